@@ -1,0 +1,88 @@
+/*
+ * What plain llama.h cannot give Python safely or cheaply. Three reasons only:
+ * C++ exceptions must not cross C; one call a step; callbacks that never enter Python.
+ *
+ * Every int result is a libllama code, or PLR_EXCEPTION with plr_last_error() set.
+ */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PLR_EXCEPTION (-1000)
+
+/* Message of the last failure on this thread; valid until the next one. */
+const char * plr_last_error(void);
+
+/* An abort flag libllama polls (CPU and Metal backends only). Any thread may set it. */
+typedef struct plr_flag plr_flag;
+plr_flag * plr_flag_new(void);
+void       plr_flag_free(plr_flag * flag);
+void       plr_flag_set(plr_flag * flag, bool value);
+bool       plr_flag_get(const plr_flag * flag);
+void       plr_flag_attach(struct llama_context_params * params, plr_flag * flag);
+
+/* Model loading whose progress can be polled and cancelled from another thread. */
+typedef struct plr_progress plr_progress;
+plr_progress * plr_progress_new(void);
+void           plr_progress_free(plr_progress * progress);
+float          plr_progress_get(const plr_progress * progress);
+void           plr_progress_cancel(plr_progress * progress);
+struct llama_model * plr_model_load(const char * path, const struct llama_model_params * params,
+                                    plr_progress * progress);
+struct llama_context * plr_context_new(struct llama_model * model,
+                                       const struct llama_context_params * params);
+
+/* How one slot's rows are sampled. chain NULL means greedy: the largest logit, lowest id. */
+typedef struct plr_sampler {
+    struct llama_sampler * chain;
+    const llama_token    * suppress;   /* ids that must not be sampled */
+    int32_t                n_suppress;
+} plr_sampler;
+
+typedef struct plr_times {
+    int64_t decode_ns;   /* llama_decode and llama_synchronize */
+    int64_t sample_ns;   /* all rows */
+} plr_times;
+
+/*
+ * Decode *batch* and sample n_rows of its output rows.
+ *   rows[i]     index of the output row in the batch
+ *   samplers[i] how to sample it
+ *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
+ *   codes[i]    out: 0, or PLR_EXCEPTION for a row whose sampler threw
+ * Nothing is sampled unless llama_decode returned 0.
+ */
+int plr_step(struct llama_context * ctx, const struct llama_batch * batch, int32_t n_rows,
+             const int32_t * rows, const plr_sampler * samplers,
+             llama_token * tokens, int32_t * codes, plr_times * times);
+
+int plr_decode(struct llama_context * ctx, const struct llama_batch * batch);
+int plr_encode(struct llama_context * ctx, const struct llama_batch * batch);
+
+/* llama_sampler_accept and _sample behind a try block. */
+int plr_sampler_accept(struct llama_sampler * sampler, llama_token token);
+
+/* State of one sequence; *n_bytes out: bytes written or read, 0 on failure. */
+int plr_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size,
+                      llama_seq_id seq_id, llama_state_seq_flags flags, size_t * n_bytes);
+int plr_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size,
+                      llama_seq_id seq_id, llama_state_seq_flags flags, size_t * n_bytes);
+
+/*
+ * Log lines of llama, ggml and mtmd go into one ring of fixed size; the oldest are dropped.
+ * plr_log_drain copies as many whole records as fit: one byte ggml_log_level, then the text,
+ * then a NUL. Returns the bytes written.
+ */
+void   plr_log_install(void);
+size_t plr_log_drain(char * buf, size_t size);
+size_t plr_log_n_dropped(void);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,74 @@
+"""What a caller asked for, and what it is told. All of it is frozen."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pyllama_raw.errors import PyllamaError
+
+
+class FinishReason(StrEnum):
+    """Why a request ended without an error."""
+
+    STOP = "stop"  # end-of-generation token, stop token or stop string
+    LENGTH = "length"  # max_tokens reached, or the slot is full
+    CANCELLED = "cancelled"  # the caller left
+    DEADLINE = "deadline"  # deadline passed; what was generated until then is kept
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One checked request; tokens are inside the vocabulary and fit a slot."""
+
+    request_id: int
+    tokens: array[int]  # prompt, array("i"), never empty, never changed
+    max_tokens: int  # >= 1
+    sampling: object = None  # read by the executor only
+    stop: tuple[bytes, ...] = ()  # stop strings, UTF-8
+    stop_token_ids: frozenset[int] = frozenset()  # end of generation included
+    priority: int = 0  # lower runs first
+    deadline: float | None = None  # on the clock of schedule(now)
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Moments on the engine clock, in seconds; None if it never came to that."""
+
+    submitted: float
+    admitted: float | None
+    first_token: float | None
+    finished: float
+    itl: tuple[float, ...] = field(repr=False)  # gaps between output tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One output token; text may be empty while a character or stop string is open."""
+
+    request_id: int
+    token: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request: a reason or an error, never both."""
+
+    request_id: int
+    reason: FinishReason | None
+    error: PyllamaError | None
+    text: str  # held back until now
+    n_prompt: int
+    n_output: int
+    n_cached: int  # prompt tokens that were not computed
+    n_preempted: int
+    timings: Timings
+
+
+Event = Delta | Finished

@@ -1,0 +1,111 @@
+"""
+The whole exception tree.
+
+Three questions decide the class: whose fault is it, does the engine go on, what can be
+done. The caller's fault is a `RequestError` or `ConfigError`, C's is a `NativeError`,
+ours is an `assert`. The constructor builds the message; numbers are attributes.
+Cancellation is no error: it is a `FinishReason`.
+"""
+
+
+class PyllamaError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(PyllamaError, ValueError):
+    """Options are wrong; nothing has been run."""
+
+
+class LibraryNotBuilt(PyllamaError, ImportError):
+    """The native extension is missing or cannot be loaded."""
+
+
+class RequestError(PyllamaError):
+    """This request cannot be served; the engine goes on."""
+
+
+class InvalidRequest(RequestError, ValueError):
+    """A parameter of the request is out of range."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        self.name, self.value, self.allowed = name, value, allowed
+        super().__init__(f"{name}={value!r} is not allowed: give {allowed}")
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for one output token."""
+
+    def __init__(self, n_prompt: int, n_ctx_slot: int) -> None:
+        self.n_prompt, self.n_ctx_slot = n_prompt, n_ctx_slot
+        super().__init__(
+            f"the prompt has {n_prompt} tokens, at most {n_ctx_slot - 1} fit a slot of "
+            f"{n_ctx_slot}: shorten it, or raise n_ctx or lower n_slots"
+        )
+
+
+class QueueFull(RequestError):
+    """The waiting queue is at its limit; nothing was queued."""
+
+    def __init__(self, knob: str, value: int, limit: int) -> None:
+        self.knob, self.value, self.limit = knob, value, limit
+        super().__init__(
+            f"the waiting queue would hold {value}, {knob} allows {limit}: "
+            f"try again later or raise {knob}"
+        )
+
+
+class Unsupported(RequestError):
+    """The model or context cannot do what was asked."""
+
+
+class NativeError(PyllamaError):
+    """libllama reported a failure."""
+
+    def __init__(self, function: str, code: int | None, message: str) -> None:
+        self.function, self.code = function, code
+        shown = "" if code is None else f" returned {code}"
+        super().__init__(f"{function}{shown}: {message}")
+
+
+class ModelLoadFailed(NativeError):
+    """The model file could not be loaded."""
+
+    def __init__(self, path: str, message: str) -> None:
+        self.path = path
+        super().__init__("llama_model_load_from_file", None, f"{path}: {message}")
+
+
+class ContextFailed(NativeError):
+    """The context could not be created, most often for lack of memory."""
+
+
+class NoKVSpace(NativeError):
+    """Code 1: no room in the KV memory; memory is unchanged."""
+
+
+class DecodeAborted(NativeError):
+    """Code 2: stopped by the abort flag; some micro-batches were applied."""
+
+
+class InvalidBatch(NativeError):
+    """Code -1: the batch broke a rule of libllama; memory is unchanged."""
+
+
+class DecodeFailed(NativeError):
+    """A code below -1 or a C++ exception; the context must be rebuilt."""
+
+
+class SamplingFailed(NativeError):
+    """A sampler failed on one output row; other rows are fine."""
+
+
+class SnapshotFailed(NativeError):
+    """The state of a slot could not be copied; compute it again."""
+
+
+class ClosedError(PyllamaError):
+    """The object was used after close()."""
+
+
+class EngineStopped(PyllamaError):
+    """The engine thread has ended; __cause__ says why."""
