@@ -1,0 +1,144 @@
+"""
+Options as users write them, checked once and then frozen.
+
+Every field reaches something: tests/test_config.py shows where. Unknown keys and values
+out of range are refused before anything native runs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pyllama_raw.errors import ConfigError
+
+KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_describe(type(self).__name__, error)) from error
+
+
+def _describe(owner: str, error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"]) or "options"
+        lines.append(f"{owner}.{name}={item['input']!r}: {item['msg']}")
+    return "; ".join(lines)
+
+
+class ModelConfig(_Frozen):
+    """How the model file is loaded (llama.h: llama_model_params)."""
+
+    n_gpu_layers: Annotated[int, Field(ge=-1)] = -1  # -1: all that fit the devices
+    devices: tuple[str, ...] | None = None  # names as `info` lists them; None: all
+    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
+    main_gpu: Annotated[int, Field(ge=0)] = 0  # with split_mode "none"
+    tensor_split: tuple[Annotated[Finite, Field(ge=0)], ...] | None = None
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"] = (
+        "auto"
+    )
+    lazy_mode: Literal["off", "auto", "on"] = "auto"
+    kv_overrides: dict[str, bool | int | Finite | str] = Field(default_factory=dict)
+    check_tensors: bool = False
+    use_extra_bufts: bool = True  # repack weights for the CPU at hand
+    no_host: bool = False
+    load_mtp: bool = False
+
+
+class ContextConfig(_Frozen):
+    """The memory and graph of the context (llama.h: llama_context_params)."""
+
+    n_ctx: Count | None = None  # KV cells of all slots; None: 2048 a slot, or less
+    n_batch: Count = 2048  # most tokens one llama_decode takes
+    n_ubatch: Count = 512  # most tokens one graph computes
+    n_threads: Count | None = None  # None: one a physical core
+    n_threads_batch: Count | None = None  # None: n_threads
+    kv_unified: bool = True  # one pool of cells for all slots
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    type_k: KVType = "f16"
+    type_v: KVType = "f16"
+    swa_full: bool = True
+    offload_kqv: bool = True
+    op_offload: bool = True
+    rope_scaling: Literal["model", "none", "linear", "yarn", "longrope"] = "model"
+    rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0  # 0: from the model
+    rope_freq_scale: Annotated[Finite, Field(ge=0)] = 0.0  # 0: from the model
+    yarn_ext_factor: Finite = -1.0  # negative: from the model
+    yarn_attn_factor: Finite = -1.0
+    yarn_beta_fast: Finite = -1.0
+    yarn_beta_slow: Finite = -1.0
+    yarn_orig_ctx: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.n_ubatch > self.n_batch:
+            raise ValueError(f"n_ubatch must be at most n_batch ({self.n_batch})")
+        if self.flash_attn == "off" and self.type_v not in ("f32", "f16", "bf16"):
+            raise ValueError(f"type_v {self.type_v} needs flash attention")
+        return self
+
+    @property
+    def threads(self) -> int:
+        """Threads for one-token batches, resolved."""
+        return self.n_threads or len(os.sched_getaffinity(0))
+
+
+class SchedulerConfig(_Frozen):
+    """Who runs, when, and how much of it in one step."""
+
+    n_slots: Annotated[int, Field(ge=1, le=256)] = 8
+    token_budget: Count | None = None  # tokens a step; None: chosen from target_step_s
+    target_step_s: Annotated[Finite, Field(gt=0)] = 0.2  # with streams running
+    prefill_quantum: Count = 256  # tokens of one prompt before the next one's turn
+    max_waiting: Annotated[int, Field(ge=0)] = 1024  # requests
+    max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20  # prompt tokens
+    max_overtakes: Annotated[int, Field(ge=0)] = 16  # of a blocked head of the queue
+    context_full: Literal["stop", "shift"] = "stop"
+    n_keep: Annotated[int, Field(ge=0)] = 4  # tokens a shift never drops
+
+
+class EngineConfig(_Frozen):
+    """Everything an engine is made from."""
+
+    model: ModelConfig = ModelConfig()
+    context: ContextConfig = ContextConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    deterministic: bool = False  # outputs do not depend on what runs beside
+
+    @property
+    def resolved_context(self) -> ContextConfig:
+        """The context with what `deterministic` pins: split KV, no flash attention."""
+        if not self.deterministic:
+            return self.context
+        pinned = {"kv_unified": False, "flash_attn": "off"}
+        return ContextConfig(**(self.context.model_dump() | pinned))
+
+
+class SamplingParams(_Frozen):
+    """How output tokens of one request are chosen, and when to stop."""
+
+    max_tokens: Count = 128
+    temperature: Annotated[Finite, Field(ge=0)] = 0.8  # 0: greedy
+    top_k: Annotated[int, Field(ge=0)] = 40  # 0: off
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95  # 1: off
+    min_p: Annotated[Finite, Field(ge=0, le=1)] = 0.05  # 0: off
+    seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None  # None: random
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop_token_ids: tuple[Token, ...] = ()
+    ignore_eos: bool = False  # end-of-generation tokens are never sampled
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
