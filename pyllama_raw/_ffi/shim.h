@@ -19,6 +19,13 @@ extern "C" {
 /* Message of the last failure on this thread; valid until the next one. */
 const char * plr_last_error(void);
 
+/*
+ * Make a failed GGML_ASSERT inside a plr_ function throw on its thread, so that it comes
+ * back as PLR_EXCEPTION instead of ending the process. A net under the checks of native/,
+ * not a replacement: what it hit (a context, never a model) must be thrown away.
+ */
+void plr_abort_install(void);
+
 /* An abort flag libllama polls (CPU and Metal backends only). Any thread may set it. */
 typedef struct plr_flag plr_flag;
 plr_flag * plr_flag_new(void);
@@ -38,11 +45,11 @@ struct llama_model * plr_model_load(const char * path, const struct llama_model_
 struct llama_context * plr_context_new(struct llama_model * model,
                                        const struct llama_context_params * params);
 
-/* How one slot's rows are sampled. chain NULL means greedy: the largest logit, lowest id. */
+/* How one row is sampled. chain NULL means greedy: the largest logit, lowest id. */
 typedef struct plr_sampler {
     struct llama_sampler * chain;
     const llama_token    * suppress;   /* ids that must not be sampled */
-    int32_t                n_suppress;
+    int32_t                n_suppress; /* below 0: the sampler was closed */
 } plr_sampler;
 
 typedef struct plr_times {
@@ -55,20 +62,26 @@ typedef struct plr_times {
  *   rows[i]     index of the output row in the batch
  *   samplers[i] how to sample it
  *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
- *   codes[i]    out: 0, or PLR_EXCEPTION for a row whose sampler threw
+ *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
+ * Suppressed ids are set to -infinity in the row's logits.
  * Nothing is sampled unless llama_decode returned 0.
  */
 int plr_step(struct llama_context * ctx, const struct llama_batch * batch, int32_t n_rows,
-             const int32_t * rows, const plr_sampler * samplers,
+             const int32_t * rows, const plr_sampler * const * samplers,
              llama_token * tokens, int32_t * codes, plr_times * times);
 
 int plr_decode(struct llama_context * ctx, const struct llama_batch * batch);
 int plr_encode(struct llama_context * ctx, const struct llama_batch * batch);
 
-/* llama_sampler_accept and _sample behind a try block. */
+/* llama_sampler_accept and llama_tokenize behind a try block. */
 int plr_sampler_accept(struct llama_sampler * sampler, llama_token token);
+int plr_tokenize(const struct llama_vocab * vocab, const char * text, int32_t text_len,
+                 llama_token * tokens, int32_t n_tokens_max, bool add_special,
+                 bool parse_special, int32_t * n_tokens);
 
-/* State of one sequence; *n_bytes out: bytes written or read, 0 on failure. */
+/* State of one sequence; *n_bytes out: bytes needed, written or read, 0 on failure. */
+int plr_state_seq_size(struct llama_context * ctx, llama_seq_id seq_id,
+                       llama_state_seq_flags flags, size_t * n_bytes);
 int plr_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size,
                       llama_seq_id seq_id, llama_state_seq_flags flags, size_t * n_bytes);
 int plr_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size,
@@ -76,6 +89,7 @@ int plr_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t si
 
 /*
  * Log lines of llama, ggml and mtmd go into one ring of fixed size; the oldest are dropped.
+ * Debug lines are not kept: some are written for every token.
  * plr_log_drain copies as many whole records as fit: one byte ggml_log_level, then the text,
  * then a NUL. Returns the bytes written.
  */
