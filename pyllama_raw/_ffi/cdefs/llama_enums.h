@@ -1,0 +1,186 @@
+/* llama.h: constants, opaque types, enums. */
+
+#define LLAMA_DEFAULT_SEED ...
+#define LLAMA_TOKEN_NULL ...
+#define LLAMA_FILE_MAGIC_GGLA ...
+#define LLAMA_FILE_MAGIC_GGSN ...
+#define LLAMA_FILE_MAGIC_GGSQ ...
+#define LLAMA_SESSION_MAGIC ...
+#define LLAMA_SESSION_VERSION ...
+#define LLAMA_STATE_SEQ_MAGIC ...
+#define LLAMA_STATE_SEQ_VERSION ...
+#define LLAMA_STATE_SEQ_FLAGS_NONE ...
+#define LLAMA_STATE_SEQ_FLAGS_SWA_ONLY ...
+#define LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY ...
+#define LLAMA_STATE_SEQ_FLAGS_ON_DEVICE ...
+
+struct llama_vocab;
+struct llama_model;
+struct llama_context;
+struct llama_sampler;
+
+typedef struct llama_memory_i * llama_memory_t;
+typedef int32_t llama_pos;
+typedef int32_t llama_token;
+typedef int32_t llama_seq_id;
+
+enum llama_vocab_type {
+    LLAMA_VOCAB_TYPE_NONE,
+    LLAMA_VOCAB_TYPE_SPM,
+    LLAMA_VOCAB_TYPE_BPE,
+    LLAMA_VOCAB_TYPE_WPM,
+    LLAMA_VOCAB_TYPE_UGM,
+    LLAMA_VOCAB_TYPE_RWKV,
+    LLAMA_VOCAB_TYPE_PLAMO2,
+    LLAMA_VOCAB_TYPE_TEST,
+    ...
+};
+
+enum llama_rope_type {
+    LLAMA_ROPE_TYPE_NONE,
+    LLAMA_ROPE_TYPE_NORM,
+    LLAMA_ROPE_TYPE_NEOX,
+    LLAMA_ROPE_TYPE_MROPE,
+    LLAMA_ROPE_TYPE_IMROPE,
+    LLAMA_ROPE_TYPE_VISION,
+    ...
+};
+
+enum llama_token_type {
+    LLAMA_TOKEN_TYPE_UNDEFINED,
+    LLAMA_TOKEN_TYPE_NORMAL,
+    LLAMA_TOKEN_TYPE_UNKNOWN,
+    LLAMA_TOKEN_TYPE_CONTROL,
+    LLAMA_TOKEN_TYPE_USER_DEFINED,
+    LLAMA_TOKEN_TYPE_UNUSED,
+    LLAMA_TOKEN_TYPE_BYTE,
+    ...
+};
+
+enum llama_token_attr {
+    LLAMA_TOKEN_ATTR_UNDEFINED,
+    LLAMA_TOKEN_ATTR_UNKNOWN,
+    LLAMA_TOKEN_ATTR_UNUSED,
+    LLAMA_TOKEN_ATTR_NORMAL,
+    LLAMA_TOKEN_ATTR_CONTROL,
+    LLAMA_TOKEN_ATTR_USER_DEFINED,
+    LLAMA_TOKEN_ATTR_BYTE,
+    LLAMA_TOKEN_ATTR_NORMALIZED,
+    LLAMA_TOKEN_ATTR_LSTRIP,
+    LLAMA_TOKEN_ATTR_RSTRIP,
+    LLAMA_TOKEN_ATTR_SINGLE_WORD,
+    ...
+};
+
+enum llama_ftype {
+    LLAMA_FTYPE_ALL_F32,
+    LLAMA_FTYPE_MOSTLY_F16,
+    LLAMA_FTYPE_MOSTLY_Q4_0,
+    LLAMA_FTYPE_MOSTLY_Q4_1,
+    LLAMA_FTYPE_MOSTLY_Q8_0,
+    LLAMA_FTYPE_MOSTLY_Q5_0,
+    LLAMA_FTYPE_MOSTLY_Q5_1,
+    LLAMA_FTYPE_MOSTLY_Q2_K,
+    LLAMA_FTYPE_MOSTLY_Q3_K_S,
+    LLAMA_FTYPE_MOSTLY_Q3_K_M,
+    LLAMA_FTYPE_MOSTLY_Q3_K_L,
+    LLAMA_FTYPE_MOSTLY_Q4_K_S,
+    LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    LLAMA_FTYPE_MOSTLY_Q5_K_S,
+    LLAMA_FTYPE_MOSTLY_Q5_K_M,
+    LLAMA_FTYPE_MOSTLY_Q6_K,
+    LLAMA_FTYPE_MOSTLY_IQ2_XXS,
+    LLAMA_FTYPE_MOSTLY_IQ2_XS,
+    LLAMA_FTYPE_MOSTLY_Q2_K_S,
+    LLAMA_FTYPE_MOSTLY_IQ3_XS,
+    LLAMA_FTYPE_MOSTLY_IQ3_XXS,
+    LLAMA_FTYPE_MOSTLY_IQ1_S,
+    LLAMA_FTYPE_MOSTLY_IQ4_NL,
+    LLAMA_FTYPE_MOSTLY_IQ3_S,
+    LLAMA_FTYPE_MOSTLY_IQ3_M,
+    LLAMA_FTYPE_MOSTLY_IQ2_S,
+    LLAMA_FTYPE_MOSTLY_IQ2_M,
+    LLAMA_FTYPE_MOSTLY_IQ4_XS,
+    LLAMA_FTYPE_MOSTLY_IQ1_M,
+    LLAMA_FTYPE_MOSTLY_BF16,
+    LLAMA_FTYPE_MOSTLY_TQ1_0,
+    LLAMA_FTYPE_MOSTLY_TQ2_0,
+    LLAMA_FTYPE_MOSTLY_MXFP4_MOE,
+    LLAMA_FTYPE_MOSTLY_NVFP4,
+    LLAMA_FTYPE_MOSTLY_Q1_0,
+    LLAMA_FTYPE_MOSTLY_Q2_0,
+    LLAMA_FTYPE_GUESSED,
+    ...
+};
+
+const char * llama_ftype_name(enum llama_ftype ftype);
+
+enum llama_rope_scaling_type {
+    LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    LLAMA_ROPE_SCALING_TYPE_NONE,
+    LLAMA_ROPE_SCALING_TYPE_LINEAR,
+    LLAMA_ROPE_SCALING_TYPE_YARN,
+    LLAMA_ROPE_SCALING_TYPE_LONGROPE,
+    LLAMA_ROPE_SCALING_TYPE_MAX_VALUE,
+    ...
+};
+
+enum llama_pooling_type {
+    LLAMA_POOLING_TYPE_UNSPECIFIED,
+    LLAMA_POOLING_TYPE_NONE,
+    LLAMA_POOLING_TYPE_MEAN,
+    LLAMA_POOLING_TYPE_CLS,
+    LLAMA_POOLING_TYPE_LAST,
+    LLAMA_POOLING_TYPE_RANK,
+    ...
+};
+
+enum llama_attention_type {
+    LLAMA_ATTENTION_TYPE_UNSPECIFIED,
+    LLAMA_ATTENTION_TYPE_CAUSAL,
+    LLAMA_ATTENTION_TYPE_NON_CAUSAL,
+    ...
+};
+
+enum llama_flash_attn_type {
+    LLAMA_FLASH_ATTN_TYPE_AUTO,
+    LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    ...
+};
+
+const char * llama_flash_attn_type_name(enum llama_flash_attn_type flash_attn_type);
+
+enum llama_split_mode {
+    LLAMA_SPLIT_MODE_NONE,
+    LLAMA_SPLIT_MODE_LAYER,
+    LLAMA_SPLIT_MODE_ROW,
+    LLAMA_SPLIT_MODE_TENSOR,
+    ...
+};
+
+enum llama_load_mode {
+    LLAMA_LOAD_MODE_AUTO,
+    LLAMA_LOAD_MODE_NONE,
+    LLAMA_LOAD_MODE_MMAP,
+    LLAMA_LOAD_MODE_MLOCK,
+    LLAMA_LOAD_MODE_MMAP_MLOCK,
+    LLAMA_LOAD_MODE_DIRECT_IO,
+    ...
+};
+
+const char * llama_load_mode_name(enum llama_load_mode load_mode);
+enum llama_load_mode llama_load_mode_from_str(const char * str);
+
+enum llama_lazy_mode {
+    LLAMA_LAZY_MODE_OFF,
+    LLAMA_LAZY_MODE_AUTO,
+    LLAMA_LAZY_MODE_ON,
+    ...
+};
+
+enum llama_context_type {
+    LLAMA_CONTEXT_TYPE_DEFAULT,
+    LLAMA_CONTEXT_TYPE_MTP,
+    ...
+};
