@@ -1,15 +1,18 @@
 """
-What Python sees of the C libraries: the text for `FFI.cdef`, from the files of `cdefs/`.
+What Python sees of the C libraries: the text for `FFI.cdef`.
 
-One file a header or a part of it, in header order, so that a diff of the header is a diff
-here. Values of enums and macros, sizes of arrays and layouts of structs are `...`: the C
-compiler fills them in, nothing is typed twice. `scripts/sync_cdef.py` compares with the
-headers. This module is also run by path while building: it imports nothing of the package.
+The files of `cdefs/` hold one header, or a part of one, in header order, so that a diff of
+the header is a diff here. Values of enums and macros, sizes of arrays and layouts of structs
+are `...`: the C compiler fills them in, nothing is typed twice. `scripts/sync_cdef.py`
+compares them with the headers. Our own shim needs no second text: its header is read.
+This module is also run by path while building: it imports nothing of the package.
 """
 
+import re
 from pathlib import Path
 
 DIRECTORY = Path(__file__).parent / "cdefs"
+SHIM = Path(__file__).parent / "shim.h"
 
 # A type is declared before it is used.
 FILES = (
@@ -27,7 +30,19 @@ FILES = (
     "llama_rest.h",
     "mtmd.h",
     "mtmd_helper.h",
-    "shim.h",
 )
 
-CDEF = "\n".join((DIRECTORY / name).read_text(encoding="utf-8") for name in FILES)
+
+def strip_header(text: str) -> str:
+    """A plain C header as cdef: constants stay as names, other preprocessor lines go."""
+    text = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", text, flags=re.DOTALL)
+    text = re.sub(r"^#define (\w+) \S.*$", r"constant \1 ...", text, flags=re.MULTILINE)
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    return text.replace("constant ", "#define ")
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+CDEF = "\n".join([read(DIRECTORY / name) for name in FILES] + [strip_header(read(SHIM))])

@@ -14,7 +14,6 @@ void ggml_numa_init(enum ggml_numa_strategy numa);
 bool ggml_is_numa(void);
 struct ggml_threadpool * ggml_threadpool_new(struct ggml_threadpool_params * params);
 void ggml_threadpool_free(struct ggml_threadpool * threadpool);
-int ggml_threadpool_get_n_threads(struct ggml_threadpool * threadpool);
 void ggml_threadpool_pause(struct ggml_threadpool * threadpool);
 void ggml_threadpool_resume(struct ggml_threadpool * threadpool);
 int ggml_cpu_has_sse3(void);
