@@ -1,0 +1,166 @@
+"""What the detokenizer promises, however the bytes are cut into pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllama_raw.core.detokenizer import Detokenizer
+
+
+def run(data: bytes, cuts: list[int], stop: tuple[bytes, ...] = ()) -> tuple[str, bool]:
+    """Push *data* cut at *cuts*; return the whole text and whether it was stopped."""
+    detokenizer = Detokenizer(stop)
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    texts = [detokenizer.push(data[a:b]) for a, b in pairwise(edges)]
+    return "".join(texts) + detokenizer.flush(), detokenizer.stopped
+
+
+def expected(data: bytes, stop: tuple[bytes, ...]) -> tuple[str, bool]:
+    """The same by looking at everything at once."""
+    for end in range(1, len(data) + 1):
+        lengths = [len(string) for string in stop if data[:end].endswith(string)]
+        if lengths:
+            return data[: end - max(lengths)].decode("utf-8", "replace"), True
+    return data.decode("utf-8", "replace"), False
+
+
+CUTS = st.lists(st.integers(0, 1000), max_size=8)
+
+
+@given(st.text(), CUTS)
+def test_text_does_not_depend_on_the_cuts(text: str, cuts: list[int]) -> None:
+    """
+    Every split of every UTF-8 string gives the string.
+    """
+    assert run(text.encode("utf-8", "replace"), cuts) == (
+        text.encode("utf-8", "replace").decode(),
+        False,
+    )
+
+
+@given(
+    st.binary(max_size=12)
+    | st.lists(st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0xFF, 65]), max_size=12).map(
+        bytes
+    ),
+    CUTS,
+)
+def test_invalid_bytes_are_replaced_as_in_the_whole(
+    data: bytes, cuts: list[int]
+) -> None:
+    """
+    Any bytes give what bytes.decode("utf-8", "replace") gives for all of them.
+    """
+    assert run(data, cuts) == (data.decode("utf-8", "replace"), False)
+
+
+@given(
+    st.lists(st.sampled_from("abé€").map(str.encode), max_size=30).map(b"".join),
+    st.lists(
+        st.lists(st.sampled_from(["a", "b", "é"]), min_size=1, max_size=4).map(
+            lambda parts: "".join(parts).encode()
+        )
+        | st.sampled_from([b"\xa9", b"\xc3", b"\x82", b"\xa9a", b"\xac\xc3"]),
+        max_size=4,
+    ).map(tuple),
+    CUTS,
+)
+def test_stop_strings_match_as_in_the_whole(
+    data: bytes, stop: tuple[bytes, ...], cuts: list[int]
+) -> None:
+    """
+    Overlapping, nested and mid-character stop strings end the text at the same byte,
+    whatever the cuts.
+    """
+    assert run(data, cuts, stop) == expected(data, stop)
+
+
+@given(
+    st.lists(st.sampled_from("abé"), max_size=20).map("".join),
+    st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
+)
+def test_no_certain_text_is_held_back(text: str, stop: list[str]) -> None:
+    """
+    After each byte, only an open character or the start of a stop string is missing.
+    """
+    strings = tuple(string.encode() for string in stop)
+    data = text.encode()
+    detokenizer = Detokenizer(strings)
+    pushed = ""
+    for end in range(1, len(data) + 1):
+        pushed += detokenizer.push(data[end - 1 : end])
+        if detokenizer.stopped:
+            break
+        n_held = max(
+            (
+                n
+                for s in strings
+                for n in range(1, len(s))
+                if data[:end].endswith(s[:n])
+            ),
+            default=0,
+        )
+        certain = data[: end - n_held].decode("utf-8", "ignore")
+
+        assert pushed == certain
+
+
+def test_open_character_is_held_back() -> None:
+    """
+    A character split over pieces comes out with its last byte.
+    """
+    detokenizer = Detokenizer()
+
+    texts = [detokenizer.push(bytes([byte])) for byte in "a€b".encode()]
+
+    assert texts == ["a", "", "", "€", "b"]
+
+
+def test_flush_gives_what_was_held_back() -> None:
+    """
+    At the end, an open character is replaced and a begun stop string is text.
+    """
+    detokenizer = Detokenizer((b"END",))
+
+    texts = [detokenizer.push(b"a EN"), detokenizer.flush(), detokenizer.flush()]
+    texts += [detokenizer.push(b"D\xe2\x82"), detokenizer.flush()]
+
+    assert texts == ["a ", "EN", "", "D", "\ufffd"]
+
+
+def test_nothing_follows_a_stop_string() -> None:
+    """
+    The text ends before the stop string; later pieces add nothing.
+    """
+    detokenizer = Detokenizer((b"\n\n",))
+
+    texts = [detokenizer.push(piece) for piece in (b"one\n", b"\ntwo", b"three")]
+    texts.append(detokenizer.flush())
+
+    assert (texts, detokenizer.stopped) == (["one", "", "", ""], True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "data", "text"),
+    [
+        ((b"ab", b"abc"), b"xabc", "x"),  # the prefix is complete first
+        ((b"abcd", b"bc"), b"xabcd", "xa"),  # so is the string inside
+        ((b"b", b"ab"), b"xab", "x"),  # both end here: the longest
+        ((b"aab",), b"aaab", "a"),
+        ((b"abac",), b"ababac", "ab"),
+        ((b"\xac",), "x€y".encode(), "x\ufffd"),  # inside a character
+        (("€".encode(),), "x€y".encode(), "x"),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 2, 3, 100])
+def test_first_complete_stop_string_wins(
+    stop: tuple[bytes, ...], data: bytes, text: str, n: int
+) -> None:
+    """
+    The stop string that is complete first ends the text, for every piece length.
+    """
+    assert run(data, list(range(n, len(data), n)), stop) == (text, True)
