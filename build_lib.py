@@ -1,0 +1,432 @@
+"""
+Find or build libllama and libmtmd, and describe the extension that links them.
+
+Looked for in this order:
+  PYLLAMA_RAW_PREFIX   an installed llama.cpp: headers in include/, libraries in lib/
+  PYLLAMA_RAW_SOURCE   a llama.cpp source tree, built with PYLLAMA_RAW_CMAKE_ARGS
+  the pinned source    the same llama.cpp this package was written against, from PyPI
+A build is kept in the user's cache under a key of all that shaped it. Packaging
+(setup.py) calls this file before the package can be imported: standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+FFI_DIR = ROOT / "pyllama_raw" / "_ffi"
+
+
+def load_by_path(path: Path) -> ModuleType:
+    """Run one file of the package without importing the package."""
+    spec = importlib.util.spec_from_file_location(f"_by_path_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+fetch = load_by_path(ROOT / "pyllama_raw" / "fetch.py")
+
+# The one place that pins llama.cpp. Raising it is its own commit.
+LLAMA_COMMIT = "0c1e57098"
+SOURCE = fetch.Artifact(
+    project="llama-cpp-python",
+    version="0.3.36",
+    url="https://files.pythonhosted.org/packages/ec/e9/"
+    "e7de2b0463ea3ffbf0ede6cb21b58c1258a8f6521aae45ca773a59fe7cf3/"
+    "llama_cpp_python-0.3.36.tar.gz",
+    sha256="832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+    n_bytes=76_589_250,
+)
+SOURCE_FOLDER = PurePosixPath("llama_cpp_python-0.3.36/vendor/llama.cpp")
+
+CMAKE_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DCMAKE_INSTALL_LIBDIR=lib",
+    f"-DCMAKE_INSTALL_RPATH={'@loader_path' if sys.platform == 'darwin' else '$ORIGIN'}",
+    "-DLLAMA_BUILD_MTMD=ON",
+    *(
+        f"-DLLAMA_BUILD_{part}=OFF"
+        for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER", "APP", "UI")
+    ),
+    "-DLLAMA_OPENSSL=OFF",
+)
+TARGETS = ("llama", "mtmd")
+HEADERS = (
+    "llama.h",
+    "ggml-backend.h",
+    "ggml-cpu.h",
+    "ggml-opt.h",
+    "gguf.h",
+    "mtmd.h",
+    "mtmd-helper.h",
+)
+LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")
+CPU_LIBRARY = "ggml-cpu"  # absent where backends are loaded at run time
+SOURCE_PARTS = ("CMakeLists.txt", "cmake", "include", "src", "ggml", "vendor", "tools/mtmd")
+RECIPE = 1  # raise it when this file builds the same inputs differently
+
+
+class BuildError(RuntimeError):
+    """The library cannot be had; the message says what to install or set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A prefix holding headers and shared libraries."""
+
+    prefix: Path
+    include: Path
+    lib: Path
+    bundled: bool  # copied next to the extension; else found where the user has it
+
+    @property
+    def files(self) -> list[Path]:
+        """The shared libraries under the names the loader asks for."""
+        found = {path.resolve(): path for path in sorted(self.lib.iterdir())}
+        return sorted(_by_soname(path) for path in found if _is_shared(path))
+
+
+def say(message: str) -> None:
+    print(f"build_lib: {message}", file=sys.stderr, flush=True)
+
+
+def find_or_build() -> Library:
+    """
+    Return the library the environment asks for, building it if the cache lacks it.
+
+    Raises:
+        BuildError: says what is missing and what to install or set.
+    """
+    if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
+        return library_at(Path(prefix).expanduser().resolve())
+    home = fetch.cache_dir() / "lib" / build_key()
+    if not (home / "done").is_file():
+        with _locked(home.with_suffix(".lock")):
+            if not (home / "done").is_file():
+                _build_into(home)
+    return Library(home, home / "include", home / "lib", bundled=True)
+
+
+def library_at(prefix: Path) -> Library:
+    """Check that *prefix* holds what the extension needs, and describe it."""
+    include = prefix / "include"
+    missing = [name for name in HEADERS if not (include / name).is_file()]
+    if missing:
+        raise BuildError(
+            f"PYLLAMA_RAW_PREFIX={prefix} has no {', '.join(missing)} in {include}: "
+            "install llama.cpp with its headers and with LLAMA_BUILD_MTMD=ON there, "
+            "or unset PYLLAMA_RAW_PREFIX to build the pinned version"
+        )
+    for lib in (prefix / "lib", prefix / "lib64"):
+        if all(_find_library(lib, name) for name in LIBRARIES):
+            return Library(prefix, include, lib, bundled=False)
+    names = ", ".join(f"lib{name}" for name in LIBRARIES)
+    raise BuildError(
+        f"PYLLAMA_RAW_PREFIX={prefix} has no shared {names} in lib or lib64: "
+        "build llama.cpp with BUILD_SHARED_LIBS=ON and install it there"
+    )
+
+
+def build_key() -> str:
+    """Name everything that shapes the binary: source, flags, compiler, machine."""
+    source = os.environ.get("PYLLAMA_RAW_SOURCE")
+    parts = (
+        str(RECIPE),
+        _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
+        *CMAKE_FLAGS,
+        *_user_flags(),
+        *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
+        _compiler("CC", "cc"),
+        _compiler("CXX", "c++"),
+        sys.platform,
+        _cpu(),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _user_flags() -> list[str]:
+    return shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
+
+
+def _compiler(variable: str, default: str) -> str:
+    """The first line a compiler says about itself."""
+    command = shlex.split(os.environ.get(variable) or default)
+    if shutil.which(command[0]) is None:
+        raise BuildError(
+            f"no compiler {command[0]!r}: install a C and C++ compiler (Debian: "
+            "apt install build-essential; Fedora: dnf install gcc-c++; macOS: "
+            f"xcode-select --install), or set {variable}"
+        )
+    done = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, check=False
+    )
+    return f"{command} {done.stdout.partition(chr(10))[0]}"
+
+
+def _cpu() -> str:
+    """The CPU, since GGML_NATIVE compiles for the one at hand."""
+    seen = {platform.machine(), platform.processor()}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name = line.split(":")[0].strip()
+            if name in ("model name", "flags", "Features", "CPU part"):
+                seen.add(line)
+    return "\n".join(sorted(seen))
+
+
+def _source_tree(named: str) -> Path:
+    tree = Path(named).expanduser().resolve()
+    if not (tree / "include" / "llama.h").is_file():
+        raise BuildError(
+            f"PYLLAMA_RAW_SOURCE={tree} is not a llama.cpp source tree: "
+            "it has no include/llama.h"
+        )
+    return tree
+
+
+def _tree_stamp(tree: Path) -> str:
+    """Hash of names, sizes and times: an edited tree is built anew."""
+    digest = hashlib.sha256(str(tree).encode())
+    for part in SOURCE_PARTS:
+        for path in sorted([tree / part, *(tree / part).rglob("*")]):
+            if path.is_file():
+                stat = path.stat()
+                digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold *path* against other processes; the system drops it if we die."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("another process is building this library, waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build_into(home: Path) -> None:
+    """Build in a temporary folder and move the finished prefix to *home*."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".build-") as scratch:
+        folder = Path(scratch)
+        named = os.environ.get("PYLLAMA_RAW_SOURCE")
+        tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
+        prefix, work = folder / "prefix", folder / "work"
+        say(f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}")
+        cmake_build(tree, work, [*CMAKE_FLAGS, *_user_flags()], TARGETS)
+        _run(find_tool("cmake"), "--install", str(work), "--prefix", str(prefix))
+        shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
+        (prefix / "done").write_text(f"{time.monotonic() - started:.0f} s\n")
+        shutil.rmtree(home, ignore_errors=True)
+        prefix.rename(home)
+    say(f"built in {time.monotonic() - started:.0f} s, kept in {home}")
+
+
+def unpack_source(target: Path) -> Path:
+    """Fetch the pinned source and unpack its llama.cpp as *target*."""
+    archive = fetch.fetch(SOURCE, fetch.cache_dir() / "download", _DownloadLines())
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = PurePosixPath(member.name)
+            if not (member.isfile() and name.is_relative_to(SOURCE_FOLDER)):
+                continue
+            path = target / name.relative_to(SOURCE_FOLDER)
+            if ".." in name.parts or path.name == ".git":
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
+    return target
+
+
+class _DownloadLines:
+    """Says a line every tenth of the pinned source."""
+
+    def __init__(self) -> None:
+        self.tenth = -1
+
+    def __call__(self, n_bytes: int) -> None:
+        tenth = n_bytes * 10 // SOURCE.n_bytes
+        if tenth != self.tenth:
+            self.tenth = tenth
+            say(f"downloaded {n_bytes >> 20} of {SOURCE.n_bytes >> 20} MiB")
+
+
+def cmake_build(
+    tree: Path, work: Path, flags: list[str], targets: tuple[str, ...]
+) -> None:
+    """Configure *tree* in *work* and build *targets*."""
+    # Assertions of llama.cpp print file names: keep this machine's folders out of them.
+    prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
+    env = dict(os.environ)
+    for variable in ("CFLAGS", "CXXFLAGS"):
+        env[variable] = f"{env.get(variable, '')} {prefix_map}".strip()
+    cmake, ninja = find_tool("cmake"), find_tool("ninja")
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    commit = [f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}", "-DLLAMA_BUILD_NUMBER=0"]
+    if "PYLLAMA_RAW_SOURCE" in os.environ:
+        commit = []
+    configure = ["-S", str(tree), "-B", str(work), *generator, *commit, *flags]
+    _run(cmake, *configure, env=env)
+    n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+    _run(cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env)
+
+
+def find_tool(name: str) -> str:
+    """Return the path of cmake or ninja: this environment's, else the one on PATH."""
+    search = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    path = shutil.which(name, path=search)
+    if path is None:
+        raise BuildError(f"no {name}: run `{sys.executable} -m pip install {name}`")
+    return path
+
+
+def _run(*command: str, env: dict[str, str] | None = None) -> None:
+    """Run *command*, saying a line every tenth of its steps; all of it on failure."""
+    lines: list[str] = []
+    tenth = 0
+    with subprocess.Popen(
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            step = re.match(r"\[(\d+)/(\d+)\]", line)
+            if step and int(step[1]) * 10 // int(step[2]) > tenth:
+                tenth = int(step[1]) * 10 // int(step[2])
+                say(f"compiled {step[1]} of {step[2]}")
+    if process.returncode:
+        shown = "".join(_worst(lines))
+        raise BuildError(
+            f"{shlex.join(command)} failed with code {process.returncode}:\n{shown}"
+            "Check PYLLAMA_RAW_CMAKE_ARGS, CC and CXX, and that there is memory and disk."
+        )
+
+
+def _worst(lines: list[str]) -> list[str]:
+    """The lines about an error, else the last ones."""
+    errors = [line for line in lines if re.search(r"error|FAILED", line, re.IGNORECASE)]
+    return [*errors[:20], *lines[-20:]]
+
+
+def _find_library(folder: Path, name: str) -> Path | None:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    path = folder / f"lib{name}.{suffix}"
+    return path if path.exists() else None
+
+
+def _is_shared(path: Path) -> bool:
+    return path.is_file() and bool(re.search(r"\.(so|dylib)\b", path.name))
+
+
+def _by_soname(path: Path) -> Path:
+    """The link a program linked against *path* loads: libx.so.0 of libx.so.0.1.2."""
+    pattern = r"lib[^.]+(\.so(\.\d+)?|(\.\d+)?\.dylib)"
+    links = [
+        link
+        for link in path.parent.iterdir()
+        if link.resolve() == path and re.fullmatch(pattern, link.name)
+    ]
+    return max(links, key=lambda link: len(link.name), default=path)
+
+
+def ffibuilder(library: Library) -> Any:
+    """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
+    from cffi import FFI  # a build requirement, absent when only building the library
+
+    ffi = FFI()
+    ffi.cdef(load_cdef())
+    ffi.set_source(
+        "pyllama_raw._ffi._llama",
+        "".join(f'#include "{name}"\n' for name in ("shim.h", *HEADERS)),
+        source_extension=".cpp",
+        sources=[str(FFI_DIR / "shim.cpp")],
+        include_dirs=[str(FFI_DIR), str(library.include)],
+        library_dirs=[str(library.lib)],
+        libraries=[*LIBRARIES, *_cpu_library(library)],
+        extra_compile_args=["-std=c++17", "-O2", "-Wno-deprecated-declarations"],
+        extra_link_args=_link_args(library),
+        define_macros=[("Py_LIMITED_API", "0x030b0000")],
+        py_limited_api=True,
+    )
+    return ffi
+
+
+def _cpu_library(library: Library) -> list[str]:
+    return [CPU_LIBRARY] if _find_library(library.lib, CPU_LIBRARY) else []
+
+
+def _link_args(library: Library) -> list[str]:
+    """Lazy binding: without the CPU library only calls of its functions fail."""
+    lazy = [] if sys.platform == "darwin" else ["-Wl,-z,lazy"]
+    return [f"-Wl,-rpath,{rpath(library)}", *lazy]
+
+
+def load_cdef() -> str:
+    """The declarations, read without importing the package."""
+    return str(load_by_path(FFI_DIR / "cdef.py").CDEF)
+
+
+def rpath(library: Library) -> str:
+    """Where the extension looks for the libraries: beside itself, or in the prefix."""
+    if not library.bundled:
+        return str(library.lib)
+    return "@loader_path/lib" if sys.platform == "darwin" else "$ORIGIN/lib"
+
+
+def main() -> None:
+    """Build the library into the cache; with --inplace, the extension as well."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--inplace", action="store_true", help="build the extension too")
+    parser.add_argument("--key", action="store_true", help="print the cache key only")
+    options = parser.parse_args()
+    try:
+        if options.key:
+            print(os.environ.get("PYLLAMA_RAW_PREFIX") or build_key())
+            return
+        print(find_or_build().prefix)
+    except (BuildError, fetch.FetchFailed) as error:
+        raise SystemExit(f"build_lib: {error}") from None
+    if options.inplace:
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()

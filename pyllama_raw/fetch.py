@@ -1,0 +1,154 @@
+"""
+Files pinned by hash, fetched from the package index into the user's cache.
+
+A file under its final name is whole and checked: it is written beside and renamed.
+`build_lib.py` loads this file by path before the package exists, so it imports nothing
+but the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import os
+import re
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OnBytes = Callable[[int], None]  # called with the bytes on disk so far
+
+BLOCK_BYTES = 1 << 20
+TIMEOUT_S = 60
+N_TRIES = 3
+
+
+class FetchFailed(OSError):
+    """A pinned file could not be had from any place; nothing was kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One file of one release on the package index."""
+
+    project: str
+    version: str
+    url: str
+    sha256: str
+    n_bytes: int
+
+    @property
+    def filename(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+def cache_dir() -> Path:
+    """Where built libraries and fetched models are kept, outside any checkout."""
+    if named := os.environ.get("PYLLAMA_RAW_CACHE"):
+        return Path(named).expanduser().resolve()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "pyllama_raw"
+    home = Path.home()
+    macos = home / "Library" / "Caches" / "pyllama_raw"
+    return macos if sys.platform == "darwin" else home / ".cache" / "pyllama_raw"
+
+
+def fetch(artifact: Artifact, folder: Path, on_bytes: OnBytes) -> Path:
+    """
+    Return the path of *artifact* in *folder*, downloading it if it is not there.
+
+    Raises:
+        FetchFailed: no place gave a file of that size and hash; says what each gave.
+    """
+    path = folder / artifact.filename
+    if path.is_file() and path.stat().st_size == artifact.n_bytes:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    failures = []
+    for place in (lambda _: artifact.url, _url_from_index):
+        for attempt in range(N_TRIES):
+            try:
+                url = place(artifact)
+                with atomic_file(path) as file:
+                    _download(url, artifact, file, on_bytes)
+            except (OSError, ValueError) as error:
+                failures.append(f"{type(error).__name__}: {error}")
+                time.sleep(attempt)
+            else:
+                return path
+    tried = "\n  ".join(dict.fromkeys(failures))
+    raise FetchFailed(
+        f"could not fetch {artifact.project} {artifact.version}:\n  {tried}\n"
+        f"Check the network, set PIP_INDEX_URL to a mirror, or put {artifact.filename} "
+        f"into {folder} yourself."
+    )
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Any]:
+    """Open a binary file that appears as *path* only if the block succeeds."""
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        unfinished = Path(file.name)
+        try:
+            yield file
+            file.close()
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> None:
+    digest, n_bytes = hashlib.sha256(), 0
+    with _open(url) as response:
+        while block := response.read(BLOCK_BYTES):
+            file.write(block)
+            digest.update(block)
+            n_bytes += len(block)
+            on_bytes(n_bytes)
+    if digest.hexdigest() != artifact.sha256:
+        raise ValueError(
+            f"{url} gave {n_bytes} bytes with sha256 {digest.hexdigest()}, "
+            f"expected {artifact.n_bytes} with {artifact.sha256}"
+        )
+
+
+def _open(url: str) -> Any:
+    """Open *url* with the certificates pip would use."""
+    if urlsplit(url).scheme not in ("https", "http", "file"):
+        raise ValueError(f"{url}: only https, http and file are fetched")
+    context = ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
+    return urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context)  # noqa: S310
+
+
+def _url_from_index(artifact: Artifact) -> str:
+    """Look *artifact* up in the simple index pip is configured with."""
+    page = f"{_index_url().rstrip('/')}/{artifact.project}/"
+    with _open(page) as response:
+        text = response.read().decode()
+    for href in re.findall(r'href="([^"]+)"', text):
+        url = urljoin(page, html.unescape(href)).split("#")[0]
+        if url.endswith("/" + artifact.filename):
+            return url
+    raise ValueError(f"{page} does not list {artifact.filename}")
+
+
+def _index_url() -> str:
+    if named := os.environ.get("PIP_INDEX_URL"):
+        return named
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or "https://pypi.org/simple"

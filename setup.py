@@ -1,0 +1,74 @@
+"""
+What pyproject.toml cannot say: the extension and the libraries that go beside it.
+
+Nothing is looked for or built until build_ext runs, so reading metadata stays quick.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import build_lib
+
+NAME = "pyllama_raw._ffi._llama"
+
+
+class BuildWithLibrary(build_ext):
+    """Compile the extension and put the libraries into lib/ next to it."""
+
+    def build_extension(self, ext: Extension) -> None:
+        library = build_lib.find_or_build()
+        builder = build_lib.ffibuilder(library)
+        described = builder.distutils_extension(self.build_temp, verbose=False)
+        for field in (
+            "sources",
+            "include_dirs",
+            "library_dirs",
+            "libraries",
+            "extra_compile_args",
+            "extra_link_args",
+            "define_macros",
+        ):
+            setattr(ext, field, getattr(described, field))
+        self.force = True  # objects of an earlier library or header must not be reused
+        try:
+            super().build_extension(ext)
+        except CompileError as error:
+            raise CompileError(
+                f"{error}\nThe headers in {library.include} do not fit the declarations "
+                f"of this version, written for llama.cpp {build_lib.LLAMA_COMMIT}."
+            ) from error
+        beside = Path(self.get_ext_fullpath(ext.name)).parent / "lib"
+        _copy_libraries(library, beside)
+
+    def copy_extensions_to_source(self) -> None:
+        """An editable install and --inplace: the source tree gets the libraries too."""
+        super().copy_extensions_to_source()
+        built = Path(self.build_lib) / "pyllama_raw" / "_ffi" / "lib"
+        target = build_lib.FFI_DIR / "lib"
+        shutil.rmtree(target, ignore_errors=True)
+        if built.is_dir():
+            shutil.copytree(built, target)
+
+
+def _copy_libraries(library: Any, beside: Path) -> None:
+    shutil.rmtree(beside, ignore_errors=True)
+    if library.bundled:
+        beside.mkdir(parents=True)
+        for path in [*library.files, library.lib / "LICENSE.llama.cpp"]:
+            shutil.copy(path, beside / path.name)
+
+
+setup(
+    ext_modules=[Extension(NAME, sources=[], py_limited_api=True)],
+    cmdclass={"build_ext": BuildWithLibrary},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
