@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from pyllama_raw.errors import PyllamaError
 
@@ -47,8 +48,7 @@ class Timings:
     itl: tuple[float, ...] = field(repr=False)  # gaps between output tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """One output token; text may be empty while a character or stop string is open."""
 
     request_id: int

@@ -1,5 +1,5 @@
 """
-A step is a small program: release, shift, decode chunks, sample.
+A step is a small program: release, trim, shift, decode chunks, sample.
 
 The scheduler writes a `StepPlan`, an executor runs it in that order and answers with a
 `StepResult`. New features are new fields here, not branches in the loop.
@@ -26,6 +26,13 @@ class Chunk(NamedTuple):
     wants_output: bool  # sample after the last token
 
 
+class Trim(NamedTuple):
+    """Forget all but the first *n_tokens* of a slot."""
+
+    slot: int
+    n_tokens: int
+
+
 class Shift(NamedTuple):
     """Forget *n_discard* positions after the first *n_keep* of a slot, close the gap."""
 
@@ -39,6 +46,7 @@ class StepPlan:
     """What one step does; chunks with one output row each come in ascending slot order."""
 
     releases: tuple[int, ...] = ()  # slots whose memory is cleared first
+    trims: tuple[Trim, ...] = ()
     shifts: tuple[Shift, ...] = ()
     chunks: tuple[Chunk, ...] = ()  # decode chunks first, then prefill
 

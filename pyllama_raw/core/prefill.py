@@ -1,0 +1,65 @@
+"""
+Deficit round-robin over the prompts that are being computed.
+
+The prompt whose turn it is takes tokens until its quantum is spent or it is done, then
+the next one's turn comes. A turn outlives the step: what is left of a quantum is the
+sequence's `deficit`. So a short prompt waits for at most one quantum of each other
+prompt, however long those are, and few prompts share a step, which keeps chunks large.
+
+Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin, 1995.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+
+from pyllama_raw.core.sequence import Sequence
+
+
+class PrefillTurns:
+    """Remembers whose turn it is between steps."""
+
+    def __init__(self, quantum: int) -> None:
+        self._quantum = quantum
+        self._turn = 0  # slot that goes first
+
+    def share(self, budget: int, prompts: Items[Sequence]) -> dict[int, int]:
+        """
+        Divide *budget* tokens among *prompts*.
+
+        Args:
+            prompts: sequences with a slot and more than one token behind, by slot.
+
+        Returns:
+            Tokens by slot; they sum up to the budget unless all prompts are done.
+        """
+        ring = self._ring(prompts)
+        given: dict[int, int] = {}
+        while ring and budget > 0:
+            sequence = ring[0]
+            slot = sequence.slot
+            assert slot is not None
+            if sequence.deficit == 0:
+                sequence.deficit = self._quantum
+            behind = sequence.n_behind - given.get(slot, 0)
+            n_tokens = min(budget, sequence.deficit, behind)
+            given[slot] = given.get(slot, 0) + n_tokens
+            budget -= n_tokens
+            sequence.deficit -= n_tokens
+            if n_tokens == behind:
+                sequence.deficit = 0
+                ring.popleft()
+            elif sequence.deficit == 0:
+                ring.rotate(-1)
+        if ring:
+            self._turn = ring[0].slot or 0
+        return given
+
+    def _ring(self, prompts: Items[Sequence]) -> deque[Sequence]:
+        ring = deque(prompts)
+        for _ in range(len(ring)):
+            if (ring[0].slot or 0) >= self._turn:
+                break
+            ring.rotate(-1)
+        return ring

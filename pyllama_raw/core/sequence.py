@@ -1,0 +1,101 @@
+"""A request in progress: its tokens so far and how many of them are computed."""
+
+from __future__ import annotations
+
+from array import array
+
+from pyllama_raw.core.detokenizer import Detokenizer
+
+from pyllama_raw.core.request import Finished, FinishReason, Request, Timings
+from pyllama_raw.errors import PyllamaError
+
+
+class Sequence:
+    """
+    What changes about one request; owned by the scheduler.
+
+    `tokens` is what the slot holds or will hold: the prompt, then the output, less what
+    a context shift dropped. The last sampled token is in `tokens`, not yet computed.
+    """
+
+    __slots__ = (
+        "admitted",
+        "deficit",
+        "detokenizer",
+        "first_token",
+        "itl",
+        "last_token",
+        "n_computed",
+        "n_output",
+        "n_overtaken",
+        "n_preempted",
+        "order",
+        "request",
+        "slot",
+        "submitted",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, order: int, now: float) -> None:
+        self.request = request
+        self.order = order  # of arrival; kept through preemption
+        self.tokens: array[int] = array("i", request.tokens)
+        self.n_computed = 0
+        self.n_output = 0
+        self.slot: int | None = None
+        self.deficit = 0  # prefill tokens left of this turn
+        self.n_overtaken = 0
+        self.n_preempted = 0
+        self.detokenizer = Detokenizer(request.stop)
+        self.submitted = now
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+        self.last_token = now
+        self.itl: list[float] = []
+
+    @property
+    def n_behind(self) -> int:
+        """Tokens not computed; 1 means decode."""
+        return len(self.tokens) - self.n_computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: low priority number, then early arrival."""
+        return (self.request.priority, self.order)
+
+    def append(self, token: int, now: float) -> None:
+        """Take the sampled *token*."""
+        self.tokens.append(token)
+        self.n_output += 1
+        if self.first_token is None:
+            self.first_token = now
+        else:
+            self.itl.append(now - self.last_token)
+        self.last_token = now
+
+    def drop(self, n_keep: int, n_discard: int) -> None:
+        """Forget *n_discard* computed tokens after the first *n_keep*."""
+        del self.tokens[n_keep : n_keep + n_discard]
+        self.n_computed -= n_discard
+
+    def finish(
+        self, reason: FinishReason | None, error: PyllamaError | None, now: float
+    ) -> Finished:
+        """Make the last event."""
+        return Finished(
+            request_id=self.request.request_id,
+            reason=reason,
+            error=error,
+            text=self.detokenizer.flush(),
+            n_prompt=self.request.n_prompt,
+            n_output=self.n_output,
+            n_cached=0,
+            n_preempted=self.n_preempted,
+            timings=Timings(
+                submitted=self.submitted,
+                admitted=self.admitted,
+                first_token=self.first_token,
+                finished=now,
+                itl=tuple(self.itl),
+            ),
+        )
