@@ -143,8 +143,10 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         if not self._waiting or not self._slots.has_free:
             return
-        room = self._slots.n_unpromised
         alone = not self._slots.running
+        if self._prefill_cap is not None and not alone:
+            return  # libllama lacks space: start nobody until a step has worked
+        room = self._slots.n_unpromised
         blocked: Sequence | None = None
         for sequence in self._waiting.first(ADMISSION_WINDOW):
             wanted = need(sequence)
@@ -282,9 +284,8 @@ class Scheduler:
     def _squeeze(self, plan: StepPlan, now: float) -> None:
         """libllama found no room: take smaller prefill chunks, then preempt."""
         n_prefill = sum(len(c.tokens) for c in plan.chunks if len(c.tokens) > 1)
-        if n_prefill > 1:
-            self._prefill_cap = n_prefill // 2
-        else:
+        self._prefill_cap = max(n_prefill // 2, 1)
+        if not n_prefill:
             self._make_room(now)
 
     def _make_room(self, now: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 
 from pyllama_raw.core.detokenizer import Detokenizer
-
 from pyllama_raw.core.request import Finished, FinishReason, Request, Timings
 from pyllama_raw.errors import PyllamaError
 

@@ -1,0 +1,68 @@
+"""Requests, schedulers and a loop for tests of the core; no thread, no model."""
+
+from array import array
+from collections.abc import Callable
+
+from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.step import StepPlan, StepResult
+
+STOP_TOKEN = 2
+
+
+class Pieces(dict[int, bytes]):
+    """Token 97 reads "a"; every token has one letter or byte."""
+
+    def __missing__(self, token: int) -> bytes:
+        return bytes([token % 256])
+
+
+def make_request(request_id=0, n_prompt=4, max_tokens=4, **fields) -> Request:
+    tokens = array("i", range(100, 100 + n_prompt))
+    fields.setdefault("stop_token_ids", frozenset({STOP_TOKEN}))
+    return Request(request_id, tokens, max_tokens, **fields)
+
+
+def make_scheduler(
+    n_slots=2, n_ctx_slot=64, n_batch=64, n_cells=None, *, unified=True, **options
+) -> Scheduler:
+    cells = n_slots * n_ctx_slot if n_cells is None else n_cells
+    limits = ContextLimits(n_slots, n_ctx_slot, n_batch, cells, unified)
+    options.setdefault("token_budget", n_batch)
+    return Scheduler(limits, Pieces(), **options)
+
+
+def answer(plan: StepPlan, token: int = 97) -> StepResult:
+    """All rows sample *token*."""
+    n_rows = sum(chunk.wants_output for chunk in plan.chunks)
+    return StepResult(tokens=(token,) * n_rows)
+
+
+def run_until_idle(
+    scheduler: Scheduler,
+    execute: Callable[[StepPlan], StepResult] = answer,
+    max_steps: int = 1000,
+) -> tuple[list[StepPlan], list[Event]]:
+    """Step until nothing is left; returns the plans with chunks and all events."""
+    plans, events = [], []
+    for now in range(max_steps):
+        plan = scheduler.schedule(float(now))
+        events += scheduler.take_events()
+        scheduler.check_integrity()
+        if not plan:
+            return plans, events
+        result = execute(plan) if plan.chunks else StepResult()
+        events += scheduler.apply(plan, result, now + 0.5)
+        scheduler.check_integrity()
+        if plan.chunks:
+            plans.append(plan)
+    raise AssertionError("not idle")
+
+
+def finished(events: list[Event]) -> dict[int, Finished]:
+    """The last event of each request; fails if one ended twice."""
+    ends = [event for event in events if isinstance(event, Finished)]
+    by_id = {end.request_id: end for end in ends}
+    assert len(by_id) == len(ends)
+    return by_id

@@ -1,0 +1,491 @@
+from array import array
+
+import pytest
+
+from pyllama_raw.core.request import Delta, FinishReason
+from pyllama_raw.core.step import DecodeStatus, Shift, StepResult, Trim
+from pyllama_raw.errors import (
+    DecodeFailed,
+    NoKVSpace,
+    PromptTooLong,
+    QueueFull,
+    SamplingFailed,
+)
+from tests.core.support import (
+    STOP_TOKEN,
+    answer,
+    finished,
+    make_request,
+    make_scheduler,
+    run_until_idle,
+)
+
+
+def step(scheduler, now=0.0, token=97):
+    plan = scheduler.schedule(now)
+    return plan, scheduler.apply(plan, answer(plan, token), now)
+
+
+def shape(plan):
+    return [(c.slot, c.pos, len(c.tokens), c.wants_output) for c in plan.chunks]
+
+
+def test_one_request_prefills_then_decodes():
+    """
+    A prompt is one chunk with one output row; then each step feeds the last token.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(n_prompt=4, max_tokens=3), 0.0)
+
+    plans, events = run_until_idle(scheduler)
+
+    assert [shape(p) for p in plans] == [
+        [(0, 0, 4, True)],
+        [(0, 4, 1, True)],
+        [(0, 5, 1, True)],
+    ]
+    assert [e.text for e in events] == ["a", "a", "a", ""]
+    assert finished(events)[0].reason is FinishReason.LENGTH
+
+
+def test_long_prompt_is_prefilled_in_chunks():
+    """
+    A prompt longer than the budget takes several steps; only the last samples.
+    """
+    scheduler = make_scheduler(token_budget=4)
+    scheduler.add(make_request(n_prompt=10, max_tokens=1), 0.0)
+
+    plans, _ = run_until_idle(scheduler)
+
+    assert [shape(p) for p in plans] == [
+        [(0, 0, 4, False)],
+        [(0, 4, 4, False)],
+        [(0, 8, 2, True)],
+    ]
+
+
+def test_decodes_come_first_and_prefill_never_starves():
+    """
+    With more streams than budget each stream advances and a prompt still gets tokens.
+    """
+    scheduler = make_scheduler(n_slots=4, token_budget=2)
+    for request_id in range(3):
+        scheduler.add(make_request(request_id, n_prompt=1, max_tokens=9), 0.0)
+    step(scheduler)
+    scheduler.add(make_request(3, n_prompt=5), 1.0)
+
+    plan, _ = step(scheduler)
+
+    assert shape(plan) == [
+        (0, 1, 1, True),
+        (1, 1, 1, True),
+        (2, 1, 1, True),
+        (3, 0, 1, False),
+    ]
+
+
+def test_prompts_take_turns_of_one_quantum():
+    """
+    A long prompt gives way after its quantum; the turn goes on where it ended.
+    """
+    scheduler = make_scheduler(n_slots=3, token_budget=4, prefill_quantum=6)
+    for request_id in range(3):
+        scheduler.add(make_request(request_id, n_prompt=12, max_tokens=1), 0.0)
+
+    plans, _ = run_until_idle(scheduler)
+
+    assert [[(c.slot, len(c.tokens)) for c in p.chunks] for p in plans[:5]] == [
+        [(0, 4)],
+        [(0, 2), (1, 2)],
+        [(1, 4)],
+        [(2, 4)],
+        [(0, 2), (2, 2)],
+    ]
+
+
+def test_waiting_requests_start_by_priority_then_arrival():
+    """
+    The lowest priority number starts first; equals in order of arrival.
+    """
+    scheduler = make_scheduler(n_slots=1)
+    for request_id, priority in enumerate([1, 0, 1, 0]):
+        scheduler.add(make_request(request_id, max_tokens=1, priority=priority), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert list(finished(events)) == [1, 3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("limits", "knob"),
+    [
+        ({"max_waiting": 1}, "max_waiting"),
+        ({"max_waiting_tokens": 6}, "max_waiting_tokens"),
+    ],
+)
+def test_a_full_queue_refuses(limits, knob):
+    """
+    The request over a limit is refused with the knob's name and nothing changes.
+    """
+    scheduler = make_scheduler(**limits)
+    scheduler.add(make_request(0), 0.0)
+
+    with pytest.raises(QueueFull) as caught:
+        scheduler.add(make_request(1), 0.0)
+
+    assert caught.value.knob == knob
+    assert scheduler.stats().waiting == 1
+
+
+def test_a_prompt_without_room_for_output_is_refused():
+    """
+    A prompt as long as the slot cannot be served.
+    """
+    scheduler = make_scheduler(n_ctx_slot=8)
+
+    with pytest.raises(PromptTooLong) as caught:
+        scheduler.add(make_request(n_prompt=8), 0.0)
+
+    assert (caught.value.n_prompt, caught.value.n_ctx_slot) == (8, 8)
+    assert not scheduler.has_work
+
+
+def test_a_blocked_head_is_overtaken_a_bounded_number_of_times():
+    """
+    Small requests pass a head that lacks cells, but only max_overtakes of them.
+    """
+    scheduler = make_scheduler(n_slots=8, n_ctx_slot=64, n_cells=64, max_overtakes=2)
+    scheduler.add(make_request(0, n_prompt=30, max_tokens=9), 0.0)
+    step(scheduler)
+    scheduler.add(make_request(1, n_prompt=40), 0.0)
+    for request_id in range(2, 6):
+        scheduler.add(make_request(request_id, n_prompt=2, max_tokens=1), 0.0)
+
+    scheduler.schedule(1.0)
+
+    assert (scheduler.stats().running, scheduler.stats().waiting) == (3, 3)
+
+
+def test_a_stop_token_ends_with_no_text():
+    """
+    The token that ends output is counted and shown as an id, never as text.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(), 0.0)
+
+    _, events = step(scheduler, token=STOP_TOKEN)
+
+    assert events[0] == Delta(0, STOP_TOKEN, "")
+    assert (events[1].reason, events[1].n_output) == (FinishReason.STOP, 1)
+
+
+def test_a_stop_string_ends_before_it():
+    """
+    The text ends before the stop string, also when tokens split it.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(stop=(b"aa",), max_tokens=9), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert "".join(e.text for e in events) == ""
+    assert (finished(events)[0].reason, finished(events)[0].n_output) == ("stop", 2)
+
+
+def test_a_full_slot_ends_the_request():
+    """
+    Prompt and output together never pass n_ctx_slot.
+    """
+    scheduler = make_scheduler(n_ctx_slot=8)
+    scheduler.add(make_request(n_prompt=4, max_tokens=99), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert finished(events)[0].n_output == 4
+    assert finished(events)[0].reason is FinishReason.LENGTH
+
+
+def test_a_full_slot_shifts_if_told_to():
+    """
+    With context_full="shift" the older half goes and the request continues.
+    """
+    scheduler = make_scheduler(n_ctx_slot=8, context_full="shift", n_keep=1)
+    scheduler.add(make_request(n_prompt=4, max_tokens=12), 0.0)
+
+    plans, events = run_until_idle(scheduler)
+
+    assert [p.shifts for p in plans if p.shifts] == [(Shift(0, 1, 3),)] * 3
+    assert finished(events)[0].n_output == 12
+    assert scheduler.stats().shifted == 3
+
+
+def test_nothing_left_to_shift_ends_the_request():
+    """
+    A slot that is all n_keep cannot shift.
+    """
+    scheduler = make_scheduler(n_ctx_slot=8, context_full="shift", n_keep=7)
+    scheduler.add(make_request(n_prompt=4, max_tokens=12), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert finished(events)[0].reason is FinishReason.LENGTH
+
+
+def test_cancel_frees_the_slot_for_the_next_step():
+    """
+    A cancelled request gives its slot to the next one, cleared, in one step.
+    """
+    scheduler = make_scheduler(n_slots=1)
+    scheduler.add(make_request(0), 0.0)
+    scheduler.add(make_request(1), 0.0)
+    step(scheduler)
+
+    assert scheduler.cancel(0, 1.0)
+    assert not scheduler.cancel(0, 1.0)
+    plan = scheduler.schedule(1.0)
+
+    assert (plan.releases, shape(plan)) == ((0,), [(0, 0, 4, True)])
+    assert finished(scheduler.take_events())[0].reason is FinishReason.CANCELLED
+
+
+def test_cancel_while_waiting():
+    """
+    A request that never had a slot ends too, with nothing to clear.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(), 0.0)
+
+    scheduler.cancel(0, 1.0)
+
+    assert not scheduler.schedule(1.0)
+    assert finished(scheduler.take_events())[0].timings.admitted is None
+
+
+def test_cancel_while_its_step_runs():
+    """
+    What a step computed for a request that ended meanwhile is dropped.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0), 0.0)
+    scheduler.add(make_request(1), 0.0)
+    plan = scheduler.schedule(0.0)
+    scheduler.cancel(0, 0.5)
+
+    events = scheduler.apply(plan, answer(plan), 1.0)
+
+    assert [e.request_id for e in events] == [0, 1]
+    assert scheduler.schedule(2.0).releases == (0,)
+
+
+def test_deadlines_end_waiting_and_running_requests():
+    """
+    A request past its deadline ends with what it has; the next deadline is known.
+    """
+    scheduler = make_scheduler(n_slots=1)
+    scheduler.add(make_request(0, deadline=5.0, max_tokens=9), 0.0)
+    scheduler.add(make_request(1, deadline=3.0), 0.0)
+    scheduler.add(make_request(2, max_tokens=1), 0.0)
+    scheduler.add(make_request(3, deadline=1.0), 0.0)
+    step(scheduler)
+    scheduler.cancel(3, 0.0)
+
+    assert scheduler.next_deadline == 3.0
+    step(scheduler, now=3.0)
+    assert scheduler.next_deadline == 5.0
+    _, events = step(scheduler, now=5.0)
+
+    assert scheduler.next_deadline is None
+    ends = finished(events)
+    assert (ends[0].reason, ends[0].n_output) == (FinishReason.DEADLINE, 2)
+
+
+def test_expired_ids_of_ended_requests_are_ignored():
+    """
+    A deadline that passes after its request ended does nothing.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0, deadline=1.0), 0.0)
+    scheduler.cancel(0, 0.5)
+
+    scheduler.schedule(2.0)
+
+    assert len(finished(scheduler.take_events())) == 1
+
+
+def test_lack_of_cells_preempts_the_worst_rank():
+    """
+    When streams outgrow the pool the last one leaves and is computed again later.
+    """
+    scheduler = make_scheduler(n_slots=2, n_ctx_slot=512, n_cells=200)
+    scheduler.add(make_request(0, n_prompt=10, max_tokens=120), 0.0)
+    scheduler.add(make_request(1, n_prompt=10, max_tokens=120), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    ends = finished(events)
+    assert [ends[i].n_output for i in (0, 1)] == [120, 120]
+    assert (ends[0].n_preempted, ends[1].n_preempted) == (0, 1)
+
+
+def test_no_space_shrinks_prefill_then_preempts_then_ends():
+    """
+    NO_SPACE halves the prefill, then preempts, and ends only a request that is alone.
+    """
+    scheduler = make_scheduler(n_slots=2)
+    scheduler.add(make_request(0, n_prompt=4), 0.0)
+    scheduler.add(make_request(1, n_prompt=4), 0.0)
+    sizes = []
+
+    def refuse(plan):
+        sizes.append([len(c.tokens) for c in plan.chunks])
+        return StepResult(DecodeStatus.NO_SPACE)
+
+    _, events = run_until_idle(scheduler, refuse)
+
+    assert sizes[:4] == [[4, 4], [4], [2], [1]]
+    ends = finished(events)
+    assert all(isinstance(end.error, NoKVSpace) for end in ends.values())
+    assert scheduler.stats().preempted >= 1
+
+
+def test_an_aborted_step_goes_on_from_what_memory_holds():
+    """
+    After ABORTED the slot continues at its true position, the last token once more.
+    """
+    scheduler = make_scheduler(n_slots=3)
+    for request_id in range(3):
+        scheduler.add(make_request(request_id, n_prompt=4), 0.0)
+    plan = scheduler.schedule(0.0)
+    scheduler.cancel(2, 0.0)
+    result = StepResult(DecodeStatus.ABORTED, n_computed={0: 3, 1: 4, 2: 4})
+
+    scheduler.apply(plan, result, 1.0)
+    plan = scheduler.schedule(2.0)
+
+    assert plan.trims == (Trim(0, 3), Trim(1, 3))
+    assert [(c.slot, c.pos) for c in plan.chunks] == [(0, 3), (1, 3)]
+
+
+def test_a_slot_that_is_left_is_not_trimmed():
+    """
+    Trims of a slot whose request ends before the next step are dropped.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0), 0.0)
+    plan = scheduler.schedule(0.0)
+    scheduler.apply(plan, StepResult(DecodeStatus.ABORTED, n_computed={0: 2}), 1.0)
+
+    scheduler.cancel(0, 1.0)
+
+    assert scheduler.schedule(2.0).trims == ()
+
+
+def test_a_failed_step_ends_its_requests_only():
+    """
+    Requests outside the failed batch are computed again in the new context.
+    """
+    scheduler = make_scheduler(n_slots=2, token_budget=4, prefill_quantum=64)
+    scheduler.add(make_request(0, n_prompt=4), 0.0)
+    scheduler.add(make_request(1, n_prompt=12, max_tokens=1), 0.0)
+    plan = scheduler.schedule(0.0)
+    scheduler.cancel(0, 0.0)
+    error = DecodeFailed("llama_decode", -3, "injected")
+    scheduler.apply(plan, StepResult(DecodeStatus.FAILED, error=error), 1.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert finished(events)[1].reason is FinishReason.LENGTH
+
+
+def test_a_failed_step_rewinds_the_others():
+    """
+    The context is new after FAILED, so sequences outside the batch start over.
+    """
+    scheduler = make_scheduler(n_slots=2, token_budget=4, prefill_quantum=4)
+    scheduler.add(make_request(0, n_prompt=8), 0.0)
+    scheduler.add(make_request(1, n_prompt=8, max_tokens=1), 0.0)
+    step(scheduler)
+    plan = scheduler.schedule(0.0)
+    error = DecodeFailed("llama_decode", -3, "injected")
+
+    events = scheduler.apply(plan, StepResult(DecodeStatus.FAILED, error=error), 1.0)
+
+    assert [(e.request_id, e.error) for e in events] == [(1, error)]
+    assert [(c.request_id, c.pos) for c in scheduler.schedule(2.0).chunks] == [(0, 0)]
+
+
+def test_a_row_that_cannot_be_sampled_ends_its_request_only():
+    """
+    A sampler's failure has its request's name on it; the other row goes on.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0), 0.0)
+    scheduler.add(make_request(1), 0.0)
+    plan = scheduler.schedule(0.0)
+    error = SamplingFailed("llama_sampler_sample", None, "injected")
+    result = StepResult(tokens=(None, 97), row_errors={0: error})
+
+    events = scheduler.apply(plan, result, 1.0)
+
+    assert events[0].error is error
+    assert events[1] == Delta(1, 97, "a")
+
+
+def test_the_budget_follows_the_measured_speed():
+    """
+    A step with streams holds what the machine computes in target_step_s.
+    """
+    scheduler = make_scheduler(
+        n_ctx_slot=4096, n_batch=2048, token_budget=None, target_step_s=0.5
+    )
+    scheduler.add(make_request(0, n_prompt=1, max_tokens=99), 0.0)
+    scheduler.add(make_request(1, n_prompt=4000, max_tokens=1, priority=1), 0.0)
+    sizes = []
+    for now in range(4):
+        plan = scheduler.schedule(float(now))
+        sizes.append(plan.n_tokens)
+        scheduler.apply(plan, answer(plan), now + plan.n_tokens / 256)
+
+    assert sizes == [64, 128, 128, 128]
+
+
+def test_split_memory_counts_no_cells():
+    """
+    In split memory a slot's own size is the only limit.
+    """
+    scheduler = make_scheduler(n_slots=2, n_ctx_slot=8, unified=False)
+    for request_id in range(2):
+        scheduler.add(make_request(request_id, n_prompt=7, max_tokens=9), 0.0)
+
+    _, events = run_until_idle(scheduler)
+
+    assert [end.n_output for end in finished(events).values()] == [1, 1]
+    assert scheduler.stats().preempted == 0
+
+
+def test_timings_are_moments_of_the_engine_clock():
+    """
+    Submitted, admitted, first token and the gaps between tokens.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(max_tokens=3), -1.0)
+
+    _, events = run_until_idle(scheduler)
+
+    timings = finished(events)[0].timings
+    assert (timings.submitted, timings.admitted) == (-1.0, 0.0)
+    assert (timings.first_token, timings.finished) == (0.5, 2.5)
+    assert timings.itl == (1.0, 1.0)
+
+
+def test_requests_do_not_share_tokens_with_their_caller():
+    """
+    The scheduler's copy grows; the request's prompt does not.
+    """
+    scheduler = make_scheduler()
+    request = make_request(n_prompt=4)
+    scheduler.add(request, 0.0)
+
+    run_until_idle(scheduler)
+
+    assert request.tokens == array("i", [100, 101, 102, 103])
