@@ -17,13 +17,11 @@ import fcntl
 import hashlib
 import importlib.util
 import os
-import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tempfile
 import time
@@ -49,6 +47,8 @@ def load_by_path(path: Path) -> ModuleType:
 
 
 fetch = load_by_path(ROOT / "pyllama_raw" / "fetch.py")
+toolchain = load_by_path(ROOT / "scripts" / "toolchain.py")
+BuildError: type[Exception] = toolchain.BuildError
 
 # The one place that pins llama.cpp. Raising it is its own commit.
 LLAMA_COMMIT = "0c1e57098"
@@ -86,13 +86,16 @@ HEADERS = (
     "mtmd-helper.h",
 )
 LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")
-CPU_LIBRARY = "ggml-cpu"  # absent where backends are loaded at run time
-SOURCE_PARTS = ("CMakeLists.txt", "cmake", "include", "src", "ggml", "vendor", "tools/mtmd")
+SOURCE_PARTS = (
+    "CMakeLists.txt",
+    "cmake",
+    "include",
+    "src",
+    "ggml",
+    "vendor",
+    "tools/mtmd",
+)
 RECIPE = 1  # raise it when this file builds the same inputs differently
-
-
-class BuildError(RuntimeError):
-    """The library cannot be had; the message says what to install or set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,6 @@ class Library:
         """The shared libraries under the names the loader asks for."""
         found = {path.resolve(): path for path in sorted(self.lib.iterdir())}
         return sorted(_by_soname(path) for path in found if _is_shared(path))
-
-
-def say(message: str) -> None:
-    print(f"build_lib: {message}", file=sys.stderr, flush=True)
 
 
 def find_or_build() -> Library:
@@ -161,42 +160,16 @@ def build_key() -> str:
         *CMAKE_FLAGS,
         *_user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
-        _compiler("CC", "cc"),
-        _compiler("CXX", "c++"),
+        toolchain.compiler("CC", "cc"),
+        toolchain.compiler("CXX", "c++"),
         sys.platform,
-        _cpu(),
+        toolchain.cpu(),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _user_flags() -> list[str]:
     return shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
-
-
-def _compiler(variable: str, default: str) -> str:
-    """The first line a compiler says about itself."""
-    command = shlex.split(os.environ.get(variable) or default)
-    if shutil.which(command[0]) is None:
-        raise BuildError(
-            f"no compiler {command[0]!r}: install a C and C++ compiler (Debian: "
-            "apt install build-essential; Fedora: dnf install gcc-c++; macOS: "
-            f"xcode-select --install), or set {variable}"
-        )
-    done = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=False
-    )
-    return f"{command} {done.stdout.partition(chr(10))[0]}"
-
-
-def _cpu() -> str:
-    """The CPU, since GGML_NATIVE compiles for the one at hand."""
-    seen = {platform.machine(), platform.processor()}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name = line.split(":")[0].strip()
-            if name in ("model name", "flags", "Features", "CPU part"):
-                seen.add(line)
-    return "\n".join(sorted(seen))
 
 
 def _source_tree(named: str) -> Path:
@@ -228,7 +201,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say("another process is building this library, waiting for it")
+            toolchain.say("another process is building this library, waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -241,14 +214,22 @@ def _build_into(home: Path) -> None:
         named = os.environ.get("PYLLAMA_RAW_SOURCE")
         tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
         prefix, work = folder / "prefix", folder / "work"
-        say(f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}")
+        toolchain.say(
+            f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}"
+        )
         cmake_build(tree, work, [*CMAKE_FLAGS, *_user_flags()], TARGETS)
-        _run(find_tool("cmake"), "--install", str(work), "--prefix", str(prefix))
+        toolchain.run(
+            toolchain.find_tool("cmake"),
+            "--install",
+            str(work),
+            "--prefix",
+            str(prefix),
+        )
         shutil.copy(tree / "LICENSE", prefix / "lib" / "LICENSE.llama.cpp")
         (prefix / "done").write_text(f"{time.monotonic() - started:.0f} s\n")
         shutil.rmtree(home, ignore_errors=True)
         prefix.rename(home)
-    say(f"built in {time.monotonic() - started:.0f} s, kept in {home}")
+    toolchain.say(f"built in {time.monotonic() - started:.0f} s, kept in {home}")
 
 
 def unpack_source(target: Path) -> Path:
@@ -280,7 +261,7 @@ class _DownloadLines:
         tenth = n_bytes * 10 // SOURCE.n_bytes
         if tenth != self.tenth:
             self.tenth = tenth
-            say(f"downloaded {n_bytes >> 20} of {SOURCE.n_bytes >> 20} MiB")
+            toolchain.say(f"downloaded {n_bytes >> 20} of {SOURCE.n_bytes >> 20} MiB")
 
 
 def cmake_build(
@@ -292,57 +273,17 @@ def cmake_build(
     env = dict(os.environ)
     for variable in ("CFLAGS", "CXXFLAGS"):
         env[variable] = f"{env.get(variable, '')} {prefix_map}".strip()
-    cmake, ninja = find_tool("cmake"), find_tool("ninja")
+    cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     commit = [f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}", "-DLLAMA_BUILD_NUMBER=0"]
     if "PYLLAMA_RAW_SOURCE" in os.environ:
         commit = []
     configure = ["-S", str(tree), "-B", str(work), *generator, *commit, *flags]
-    _run(cmake, *configure, env=env)
+    toolchain.run(cmake, *configure, env=env)
     n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
-    _run(cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env)
-
-
-def find_tool(name: str) -> str:
-    """Return the path of cmake or ninja: this environment's, else the one on PATH."""
-    search = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    path = shutil.which(name, path=search)
-    if path is None:
-        raise BuildError(f"no {name}: run `{sys.executable} -m pip install {name}`")
-    return path
-
-
-def _run(*command: str, env: dict[str, str] | None = None) -> None:
-    """Run *command*, saying a line every tenth of its steps; all of it on failure."""
-    lines: list[str] = []
-    tenth = 0
-    with subprocess.Popen(
-        command,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            step = re.match(r"\[(\d+)/(\d+)\]", line)
-            if step and int(step[1]) * 10 // int(step[2]) > tenth:
-                tenth = int(step[1]) * 10 // int(step[2])
-                say(f"compiled {step[1]} of {step[2]}")
-    if process.returncode:
-        shown = "".join(_worst(lines))
-        raise BuildError(
-            f"{shlex.join(command)} failed with code {process.returncode}:\n{shown}"
-            "Check PYLLAMA_RAW_CMAKE_ARGS, CC and CXX, and that there is memory and disk."
-        )
-
-
-def _worst(lines: list[str]) -> list[str]:
-    """The lines about an error, else the last ones."""
-    errors = [line for line in lines if re.search(r"error|FAILED", line, re.IGNORECASE)]
-    return [*errors[:20], *lines[-20:]]
+    toolchain.run(
+        cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env
+    )
 
 
 def _find_library(folder: Path, name: str) -> Path | None:
@@ -379,23 +320,13 @@ def ffibuilder(library: Library) -> Any:
         sources=[str(FFI_DIR / "shim.cpp")],
         include_dirs=[str(FFI_DIR), str(library.include)],
         library_dirs=[str(library.lib)],
-        libraries=[*LIBRARIES, *_cpu_library(library)],
-        extra_compile_args=["-std=c++17", "-O2", "-Wno-deprecated-declarations"],
-        extra_link_args=_link_args(library),
+        libraries=list(LIBRARIES),
+        extra_compile_args=["-std=c++17", "-O2", "-g0", "-Wno-deprecated-declarations"],
+        extra_link_args=[f"-Wl,-rpath,{rpath(library)}"],
         define_macros=[("Py_LIMITED_API", "0x030b0000")],
         py_limited_api=True,
     )
     return ffi
-
-
-def _cpu_library(library: Library) -> list[str]:
-    return [CPU_LIBRARY] if _find_library(library.lib, CPU_LIBRARY) else []
-
-
-def _link_args(library: Library) -> list[str]:
-    """Lazy binding: without the CPU library only calls of its functions fail."""
-    lazy = [] if sys.platform == "darwin" else ["-Wl,-z,lazy"]
-    return [f"-Wl,-rpath,{rpath(library)}", *lazy]
 
 
 def load_cdef() -> str:
@@ -413,7 +344,9 @@ def rpath(library: Library) -> str:
 def main() -> None:
     """Build the library into the cache; with --inplace, the extension as well."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--inplace", action="store_true", help="build the extension too")
+    parser.add_argument(
+        "--inplace", action="store_true", help="build the extension too"
+    )
     parser.add_argument("--key", action="store_true", help="print the cache key only")
     options = parser.parse_args()
     try:
@@ -425,7 +358,7 @@ def main() -> None:
         raise SystemExit(f"build_lib: {error}") from None
     if options.inplace:
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
+        raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""
+The tools a build needs: compilers, cmake, ninja, and the CPU they build for.
+
+What is missing is said together with what to install. `build_lib.py` loads this file by
+path: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+
+class BuildError(RuntimeError):
+    """The library cannot be had; the message says what to install or set."""
+
+
+def say(message: str) -> None:
+    print(f"build_lib: {message}", file=sys.stderr, flush=True)
+
+
+def compiler(variable: str, default: str) -> str:
+    """The first line a compiler says about itself."""
+    command = shlex.split(os.environ.get(variable) or default)
+    if shutil.which(command[0]) is None:
+        raise BuildError(
+            f"no compiler {command[0]!r}: install a C and C++ compiler (Debian: "
+            "apt install build-essential; Fedora: dnf install gcc-c++; macOS: "
+            f"xcode-select --install), or set {variable}"
+        )
+    asked = [*command, "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
+    return f"{command} {done.stdout.partition(chr(10))[0]}"
+
+
+def cpu() -> str:
+    """The CPU, since GGML_NATIVE compiles for the one at hand."""
+    seen = {platform.machine(), platform.processor()}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name = line.split(":")[0].strip()
+            if name in ("model name", "flags", "Features", "CPU part"):
+                seen.add(line)
+    return "\n".join(sorted(seen))
+
+
+def find_tool(name: str) -> str:
+    """Return the path of cmake or ninja: this environment's, else the one on PATH."""
+    search = os.pathsep.join(
+        [sysconfig.get_path("scripts"), os.environ.get("PATH", "")]
+    )
+    path = shutil.which(name, path=search)
+    if path is None:
+        raise BuildError(f"no {name}: run `{sys.executable} -m pip install {name}`")
+    return path
+
+
+def run(*command: str, env: dict[str, str] | None = None) -> None:
+    """Run *command*, saying a line every tenth of its steps; all of it on failure."""
+    lines: list[str] = []
+    tenth = 0
+    with subprocess.Popen(  # noqa: S603
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            step = re.match(r"\[(\d+)/(\d+)\]", line)
+            if step and int(step[1]) * 10 // int(step[2]) > tenth:
+                tenth = int(step[1]) * 10 // int(step[2])
+                say(f"compiled {step[1]} of {step[2]}")
+    if process.returncode:
+        shown = "".join(_worst(lines))
+        raise BuildError(
+            f"{shlex.join(command)} failed with code {process.returncode}:\n{shown}"
+            "Check PYLLAMA_RAW_CMAKE_ARGS, CC and CXX, and that there is memory and disk."
+        )
+
+
+def _worst(lines: list[str]) -> list[str]:
+    """The lines about an error, else the last ones."""
+    errors = [line for line in lines if re.search(r"error|FAILED", line, re.IGNORECASE)]
+    return [*errors[:20], *lines[-20:]]
