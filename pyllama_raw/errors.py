@@ -16,6 +16,14 @@ class ConfigError(PyllamaError, ValueError):
     """Options are wrong; nothing has been run."""
 
 
+class ModelNotFound(ConfigError):
+    """The model a name stands for is not here and cannot be fetched."""
+
+    def __init__(self, spec: str, message: str) -> None:
+        self.spec = spec
+        super().__init__(f"model {spec!r}: {message}")
+
+
 class LibraryNotBuilt(PyllamaError, ImportError):
     """The native extension is missing or cannot be loaded."""
 
