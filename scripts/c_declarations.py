@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 TOKEN = re.compile(r"\.\.\.|\w+|[^\w\s]")
 EXPORT = re.compile(r"\b(?:LLAMA|MTMD|GGML|GGML_BACKEND)_API\b|\bextern\b")
-CONSTANT = re.compile(r"#define (\w+) (\.\.\.|-?\d\w*|\(-?\d\w*\)|[A-Z]\w+)$")
+CONSTANT = re.compile(r'#define (\w+) (?:\.\.\.|\(?-?\d\w*\)?|[A-Z]\w+|"[^"]*")$')
 DEPRECATED = re.compile(r"(?:GGML_)?DEPRECATED\s*\(")
 CALLBACK = re.compile(r"\(\s*\*\s*(\w+)\s*\)\s*\(")
 FUNCTION = re.compile(r"(\w+)\s*\(")
 CPLUSPLUS = re.compile(r"__cplusplus|__CUDACC__")
 ARRAY_SIZE = re.compile(r"\[[^\]]+\]")  # the compiler fills `[...]` in
-COMPOUND = re.compile(r"(typedef\s+)?(struct|enum)\s+(\w+)?\s*\{(.*)\}\s*(\w*)$", re.DOTALL)
+COMPOUND = re.compile(
+    r"(typedef\s+)?(struct|enum)\s+(\w+)?\s*\{(.*)\}\s*(\w*)$", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Declarations:
     structs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # fields
     enums: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of values
     typedefs: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, str] = field(default_factory=dict)  # `#define` of an integer
-    deprecated: set[str] = field(default_factory=set)
+    constants: set[str] = field(default_factory=set)  # `#define` of a number or string
+    deprecated: set[str] = field(default_factory=set)  # functions
 
 
 def parse(source: str) -> Declarations:
@@ -47,7 +49,7 @@ def parse(source: str) -> Declarations:
         if not line.startswith("#"):
             body.append(line)
         elif match := CONSTANT.match(line):
-            found.constants[match[1]] = match[2]
+            found.constants.add(match[1])
     for statement in split("\n".join(body), ";"):
         add(found, statement)
     return found

@@ -45,4 +45,6 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-CDEF = "\n".join([read(DIRECTORY / name) for name in FILES] + [strip_header(read(SHIM))])
+CDEF = "\n".join(
+    [read(DIRECTORY / name) for name in FILES] + [strip_header(read(SHIM))]
+)

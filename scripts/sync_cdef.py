@@ -1,0 +1,139 @@
+"""
+Compare our C declarations with the headers of a llama.cpp, or write the type stub.
+
+    python -m scripts.sync_cdef                      the headers of the built extension
+    python -m scripts.sync_cdef --include DIR ...    other headers: before raising the pin
+    python -m scripts.sync_cdef --write-stub         after changing a cdef or the shim
+
+Exits with 1 if anything is missing, gone or changed. The whole of llama.h, mtmd.h,
+mtmd-helper.h and gguf.h is declared, deprecated functions left out; of the other headers
+only what is used is, and that is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pyllama_raw._ffi.cdef import DIRECTORY, FILES, SHIM
+from scripts.c_declarations import Declarations, parse
+from scripts.c_stub import stub
+
+INCLUDE = (
+    DIRECTORY.parent / "lib" / "include"
+)  # the build copies the headers it used here
+STUB = DIRECTORY.parent / "_llama.pyi"
+
+COMPLETE = ("llama.h", "mtmd.h", "mtmd-helper.h", "gguf.h")
+
+PARTIAL = {
+    "ggml.h": "graph building is not used: types, tensors, quantisation and logging are",
+    "ggml-backend.h": "schedulers and graphs are not used: devices and the registry are",
+    "ggml-cpu.h": "the CPU backend may be a plug-in that cannot be linked",
+    "ggml-opt.h": "only what llama_opt_init and llama_opt_epoch name",
+}
+
+EXCLUDED = {
+    "GGUF_MAGIC": "a string, and cffi constants are numbers",
+    "GGUF_KEY_GENERAL_ALIGNMENT": "a string, and cffi constants are numbers",
+}
+
+KINDS = ("functions", "structs", "enums", "typedefs")
+
+
+def declared() -> Declarations:
+    """What the cdef files declare, our own shim left out."""
+    return merge(parse((DIRECTORY / name).read_text("utf-8")) for name in FILES)
+
+
+def headers(folders: list[Path]) -> dict[str, Declarations]:
+    """
+    Read each header we know from the first of *folders* that has it.
+
+    Raises:
+        FileNotFoundError: none has it.
+    """
+    found = {}
+    for name in (*COMPLETE, *PARTIAL):
+        paths = [folder / name for folder in folders if (folder / name).is_file()]
+        if not paths:
+            raise FileNotFoundError(
+                f"{name} is in none of {', '.join(map(str, folders))}"
+            )
+        found[name] = parse(paths[0].read_text("utf-8"))
+    return found
+
+
+def merge(parts: Iterator[Declarations]) -> Declarations:
+    """All *parts* as one."""
+    whole = Declarations()
+    for part in parts:
+        for kind in KINDS:
+            getattr(whole, kind).update(getattr(part, kind))
+        whole.constants.update(part.constants)
+        whole.deprecated.update(part.deprecated)
+    return whole
+
+
+def compare(ours: Declarations, theirs: Mapping[str, Declarations]) -> list[str]:
+    """One line for each difference between the cdefs and the headers, sorted."""
+    union = merge(iter(theirs.values()))
+    complete = merge(theirs[name] for name in COMPLETE if name in theirs)
+    lines: list[str] = []
+    for kind in (*KINDS, "constants"):
+        mine, wanted, known = (getattr(d, kind) for d in (ours, complete, union))
+        one = kind.removesuffix("s")
+        lines += [
+            f"missing: {one} {n}" for n in set(wanted) - set(mine) - set(EXCLUDED)
+        ]
+        for name in set(mine) - set(known):
+            gone = "deprecated" if name in union.deprecated else "gone"
+            lines.append(f"{gone}: {one} {name}")
+        if kind != "constants":
+            lines += changes(one, mine, known)
+    return sorted(lines)
+
+
+def changes(
+    kind: str,
+    mine: Mapping[str, str | tuple[str, ...]],
+    known: Mapping[str, str | tuple[str, ...]],
+) -> Iterator[str]:
+    """Declared otherwise in the header: both texts, or what a struct or enum differs in."""
+    for name in set(mine) & set(known):
+        left, right = mine[name], known[name]
+        if left == right:
+            continue
+        if isinstance(left, str) or isinstance(right, str):
+            yield f"changed: {kind} {name}\n    cdef:   {left}\n    header: {right}"
+            continue
+        parts = [f"lacks {part}" for part in right if part not in left]
+        parts += [f"has no longer {part}" for part in left if part not in right]
+        yield f"changed: {kind} {name}: {'; '.join(parts) or 'order of its parts'}"
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description="Compare the cdefs with the C headers."
+    )
+    parser.add_argument("--include", nargs="+", type=Path, default=[INCLUDE])
+    parser.add_argument("--write-stub", action="store_true")
+    args = parser.parse_args()
+    if args.write_stub:
+        STUB.write_text(current_stub(), "utf-8")
+        return 0
+    lines = compare(declared(), headers(args.include))
+    print("\n".join(lines) or "the declarations match the headers")
+    return 1 if lines else 0
+
+
+def current_stub() -> str:
+    """The text that `_llama.pyi` should have."""
+    return stub(merge(iter((declared(), parse(SHIM.read_text("utf-8"))))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
