@@ -12,8 +12,6 @@ A build is kept in the user's cache under a key of all that shaped it. Packaging
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -25,7 +23,6 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -125,7 +122,7 @@ def find_or_build() -> Library:
         return library_at(Path(prefix).expanduser().resolve())
     home = fetch.cache_dir() / "lib" / build_key()
     if not (home / "done").is_file():
-        with _locked(home.with_suffix(".lock")):
+        with fetch.locked(home.with_suffix(".lock"), toolchain.say):
             if not (home / "done").is_file():
                 _build_into(home)
     return Library(home, home / "include", home / "lib", bundled=True)
@@ -191,19 +188,6 @@ def _tree_stamp(tree: Path) -> str:
                 stat = path.stat()
                 digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold *path* against other processes; the system drops it if we die."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            toolchain.say("another process is building this library, waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _build_into(home: Path) -> None:

