@@ -489,3 +489,30 @@ def test_requests_do_not_share_tokens_with_their_caller():
     run_until_idle(scheduler)
 
     assert request.tokens == array("i", [100, 101, 102, 103])
+
+
+def test_no_space_for_requests_that_ended_meanwhile():
+    """
+    NO_SPACE for a step whose requests were all cancelled has nobody to preempt.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(n_prompt=1), 0.0)
+    plan = scheduler.schedule(0.0)
+    scheduler.cancel(0, 0.0)
+
+    scheduler.apply(plan, StepResult(DecodeStatus.NO_SPACE), 1.0)
+
+    assert not scheduler.has_work
+
+
+def test_shifts_of_a_slot_that_is_left_are_dropped():
+    """
+    A shift that no step has done yet goes with its request.
+    """
+    scheduler = make_scheduler(n_ctx_slot=8, context_full="shift", n_keep=1)
+    scheduler.add(make_request(n_prompt=7, max_tokens=9), 0.0)
+    step(scheduler)
+
+    scheduler.cancel(0, 1.0)
+
+    assert scheduler.schedule(1.0).shifts == ()

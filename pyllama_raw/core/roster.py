@@ -1,0 +1,158 @@
+"""
+The requests that have not ended, and the four things that happen to them.
+
+enter -> start -> (preempt -> start)* -> finish. Each change of a slot leaves behind what
+the memory has to do about it; the next plan takes that along.
+"""
+
+from __future__ import annotations
+
+from pyllama_raw.core.deadlines import Deadlines
+from pyllama_raw.core.request import Delta, Event, FinishReason, Request
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.slots import ContextLimits, Slots
+from pyllama_raw.core.stats import Counters, SchedulerStats
+from pyllama_raw.core.step import Chunk, Shift, StepPlan, Trim
+from pyllama_raw.core.waiting import WaitingQueue
+from pyllama_raw.errors import NoKVSpace, PyllamaError
+
+
+class Roster:
+    """Who waits and who runs; every request in it ends exactly once, by finish()."""
+
+    def __init__(
+        self, limits: ContextLimits, max_waiting: int, max_waiting_tokens: int
+    ) -> None:
+        self.waiting = WaitingQueue(max_waiting, max_waiting_tokens)
+        self.slots = Slots(limits)
+        self.deadlines = Deadlines()
+        self.alive: dict[int, Sequence] = {}
+        self.counters = Counters()
+        self._events: list[Event] = []
+        self._releases: list[int] = []
+        self._trims: list[Trim] = []
+        self._shifts: list[Shift] = []
+
+    def enter(self, request: Request, now: float) -> None:
+        """Queue *request*. Raises QueueFull, and nothing has changed then."""
+        assert request.request_id not in self.alive
+        self.waiting.check_room(request.n_prompt)
+        sequence = Sequence(request, self.counters.submitted, now)
+        self.counters.submitted += 1
+        self.alive[request.request_id] = sequence
+        self.waiting.push(sequence)
+        if request.deadline is not None:
+            self.deadlines.add(request.deadline, request.request_id)
+
+    def start(self, sequence: Sequence, now: float) -> None:
+        """Give a waiting sequence a slot."""
+        self.waiting.remove(sequence)
+        self.slots.place(sequence)
+        if sequence.admitted is None:
+            sequence.admitted = now
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the slot of a running sequence; it waits at its old rank."""
+        self.counters.preempted += 1
+        sequence.n_preempted += 1
+        self._vacate(sequence)
+        self.waiting.push(sequence)
+
+    def finish(
+        self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
+    ) -> None:
+        """End a request, wherever it is."""
+        if sequence.slot is None:
+            self.waiting.remove(sequence)
+        else:
+            self._vacate(sequence)
+        del self.alive[sequence.request.request_id]
+        if isinstance(end, FinishReason):
+            self.counters.finished[end] += 1
+            self._events.append(sequence.finish(end, None, now))
+        else:
+            self.counters.failed += 1
+            self._events.append(sequence.finish(None, end, now))
+
+    def make_room(self, now: float) -> None:
+        """Preempt the worst ranked sequence; one that is alone ends instead."""
+        running = self.slots.running
+        if len(running) > 1:
+            self.preempt(max(running, key=lambda sequence: sequence.rank))
+        elif running:
+            message = f"{len(running[0].tokens)} tokens do not fit; raise n_ctx"
+            self.finish(running[0], NoKVSpace("llama_decode", 1, message), now)
+
+    def rewind(self, sequence: Sequence, n_computed: int) -> None:
+        """Forget all but the first *n_computed* tokens of a running sequence."""
+        assert sequence.slot is not None
+        self.slots.rewind(sequence, n_computed)
+        self._trims.append(Trim(sequence.slot, n_computed))
+
+    def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
+        """Drop tokens from the middle of a running sequence."""
+        assert sequence.slot is not None
+        self.counters.shifted += 1
+        self.slots.shift(sequence, n_keep, n_discard)
+        self._shifts.append(Shift(sequence.slot, n_keep, n_discard))
+
+    def tell(self, sequence: Sequence, token: int, text: str) -> None:
+        """Note the event of one output token."""
+        self.counters.output_tokens += 1
+        self._events.append(Delta(sequence.request.request_id, token, text))
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def take_plan(self, chunks: list[Chunk]) -> StepPlan:
+        """Make a plan of *chunks* and of all that the memory has to do first."""
+        plan = StepPlan(
+            releases=tuple(self._releases),
+            trims=tuple(self._trims),
+            shifts=tuple(self._shifts),
+            chunks=tuple(chunks),
+        )
+        self._releases.clear()
+        self._trims.clear()
+        self._shifts.clear()
+        return plan
+
+    def _vacate(self, sequence: Sequence) -> None:
+        slot = self.slots.remove(sequence)
+        self._releases.append(slot)
+        self._trims = [trim for trim in self._trims if trim.slot != slot]
+        self._shifts = [shift for shift in self._shifts if shift.slot != slot]
+
+    def stats(self) -> SchedulerStats:
+        """The state of this moment and all totals."""
+        counters, limits = self.counters, self.slots.limits
+        return SchedulerStats(
+            n_slots=limits.n_slots,
+            running=len(self.slots.running),
+            waiting=len(self.waiting),
+            waiting_tokens=self.waiting.n_tokens,
+            n_cells=limits.n_cells,
+            n_cells_used=self.slots.n_used,
+            submitted=counters.submitted,
+            finished={str(k): n for k, n in counters.finished.items()},
+            failed=counters.failed,
+            preempted=counters.preempted,
+            shifted=counters.shifted,
+            steps=counters.steps,
+            aborted_steps=counters.aborted_steps,
+            no_space_steps=counters.no_space_steps,
+            computed_tokens=counters.computed_tokens,
+            output_tokens=counters.output_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Each request is in one place, and none is missing."""
+        self.slots.check_integrity()
+        self.waiting.check_integrity()
+        here = [*self.slots.running, *self.waiting]
+        assert len(here) == len(self.alive)
+        assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
+        stats = self.stats()
+        ended = sum(stats.finished.values()) + stats.failed
+        assert ended + stats.running + stats.waiting == stats.submitted
