@@ -197,7 +197,7 @@ class Scheduler:
             case DecodeStatus.NO_SPACE:
                 self._roster.counters.no_space_steps += 1
                 self._squeeze(plan, now)
-            case DecodeStatus.INVALID | DecodeStatus.FAILED:
+            case _:  # INVALID, FAILED
                 self._fail(plan, result, now)
         return self.take_events()
 
