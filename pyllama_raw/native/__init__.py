@@ -1,0 +1,1 @@
+"""Owned C objects, one class a file, no policy. Nothing here is loaded by importing it."""

@@ -1,0 +1,181 @@
+"""A context: the memory of all slots, and the computing of batches."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest
+from pyllama_raw.native import log
+from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.arrays import INT32
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.check import check_decode
+from pyllama_raw.native.demand import check_memory
+from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.memory import SlotMemory
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.params import check_threads, context_params
+from pyllama_raw.native.sampler import RowSamplers
+
+
+class StepOutcome(NamedTuple):
+    """
+    What one step gave. With a code other than 0 nothing was sampled.
+
+    codes[i] is 0, or check.EXCEPTION for a row whose sampler failed; its token is -1.
+    """
+
+    code: int  # of llama_decode, see check.py
+    tokens: NDArray[np.int32]  # one a row; valid until the next step
+    codes: NDArray[np.int32]  # one a row; valid until the next step
+    decode_ns: int
+    sample_ns: int
+
+
+class Context(SlotMemory):
+    """
+    One llama_context. At most n_seq_max output rows a batch, one a sequence.
+
+    Args:
+        n_seq_max: number of slots.
+        abort: stops a decode while it is set; kept alive by the context.
+        fields: of ContextConfig, all optional; n_ctx and n_threads as numbers.
+
+    Raises:
+        ConfigError: a field is out of range.
+        ContextFailed: it would not fit the memory, or libllama refused the options.
+
+    Thread:
+        One at a time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_seq_max: int,
+        abort: AbortFlag | None = None,
+        **fields: Any,
+    ) -> None:
+        params = context_params(fields, n_seq_max=n_seq_max)
+        check_memory(model, params)
+        if abort is not None:
+            lib.plr_flag_attach(params, abort.ptr)
+        since = log.mark()
+        pointer = lib.plr_context_new(model.ptr, params)
+        if pointer == ffi.NULL:
+            said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
+            raise ContextFailed("llama_init_from_model", None, said)
+        # llama.h: the abort flag is read while the context lives.
+        super().__init__(pointer, lib.llama_free, parent=model, keep_alive=abort)
+        self.model = model
+        self._read_back(params)
+        self._tokens = np.zeros(self.n_seq_max, np.int32)
+        self._codes = np.zeros(self.n_seq_max, np.int32)
+        self._tokens_ptr = ffi.cast("llama_token *", self._tokens.ctypes.data)
+        self._codes_ptr = ffi.cast("int32_t *", self._codes.ctypes.data)
+        self._times = ffi.new("plr_times *")
+        self._plr_step = lib.plr_step
+
+    def _read_back(self, params: Any) -> None:
+        """What libllama made of the options: padded, capped, rounded."""
+        ptr = self.ptr
+        self.n_ctx = int(lib.llama_n_ctx(ptr))  # KV cells of all slots
+        self.n_ctx_seq = int(lib.llama_n_ctx_seq(ptr))  # most tokens of one slot
+        self.n_batch = int(lib.llama_n_batch(ptr))
+        self.n_ubatch = int(lib.llama_n_ubatch(ptr))
+        self.n_seq_max = int(lib.llama_n_seq_max(ptr))
+        self.n_outputs_max = self.n_seq_max
+        self.kv_unified = bool(params.kv_unified)
+        causal = self.has_memory and bool(lib.llama_get_causal_attn(ptr))
+        # Without causal attention a batch is computed as a whole.
+        self.max_tokens = self.n_batch if causal else self.n_ubatch
+        self._n_vocab = self.model.n_vocab
+
+    def step(
+        self, batch: Batch, rows: NDArray[np.int32], samplers: RowSamplers
+    ) -> StepOutcome:
+        """
+        Compute *batch* and sample its output rows, in one C call without the GIL.
+
+        Args:
+            rows: int32; rows[i] is the place in the batch of the i-th token to sample.
+            samplers: samplers[i] is for rows[i].
+
+        Raises:
+            InvalidBatch: more tokens or output rows than the context takes; nothing ran.
+                All else comes back as a code.
+        """
+        n_rows = len(rows)
+        if (
+            not 0 < batch.n_tokens <= self.max_tokens
+            or batch.n_outputs > self.n_outputs_max
+            or n_rows > self.n_outputs_max
+            or n_rows > samplers.capacity
+            or rows.dtype != INT32
+        ):
+            raise self._refusal(batch, rows, samplers)
+        times = self._times
+        code = self._plr_step(
+            self.ptr, batch.raw, n_rows, ffi.from_buffer("int32_t[]", rows),
+            samplers.ptr, self._tokens_ptr, self._codes_ptr, times,
+        )  # fmt: skip
+        n_done = n_rows if code == 0 else 0
+        return StepOutcome(
+            code,
+            self._tokens[:n_done],
+            self._codes[:n_done],
+            times.decode_ns,
+            times.sample_ns,
+        )
+
+    def decode(self, batch: Batch) -> None:
+        """
+        Compute *batch*.
+
+        Raises:
+            NoKVSpace, InvalidBatch: memory is unchanged.
+            DecodeAborted, DecodeFailed: some micro-batches may be applied.
+        """
+        if (
+            not 0 < batch.n_tokens <= self.max_tokens
+            or batch.n_outputs > self.n_outputs_max
+        ):
+            raise self._refusal(batch, None, None)
+        check_decode(lib.plr_decode(self.ptr, batch.raw), last_error())
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """A copy [n_vocab] of the output row at place *row* of the last batch."""
+        found = ffi.NULL
+        if 0 <= row < self.max_tokens:
+            found = lib.llama_get_logits_ith(self.ptr, row)
+        if found == ffi.NULL:
+            raise InvalidRequest("row", row, "a row of the last batch with output")
+        raw = ffi.buffer(found, 4 * self._n_vocab)
+        return np.frombuffer(raw, np.float32).copy()
+
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Threads for one-token batches, and for all others. Takes effect at once."""
+        lib.llama_set_n_threads(
+            self.ptr,
+            check_threads("n_threads", n_threads),
+            check_threads("n_threads_batch", n_threads_batch),
+        )
+
+    def _refusal(
+        self, batch: Batch, rows: NDArray[np.int32] | None, samplers: RowSamplers | None
+    ) -> InvalidBatch:
+        if not 0 < batch.n_tokens <= self.max_tokens:
+            text = f"{batch.n_tokens} tokens, 1 to {self.max_tokens} go (n_batch)"
+        elif batch.n_outputs > self.n_outputs_max:
+            limit = f"{self.n_outputs_max} go (n_seq_max)"
+            text = f"{batch.n_outputs} output rows, at most {limit}"
+        elif rows is not None and rows.dtype != INT32:
+            text = f"rows must be int32, not {rows.dtype}"
+        else:
+            limits = [self.n_outputs_max, samplers.capacity if samplers else 0]
+            text = f"{0 if rows is None else len(rows)} rows, at most {min(limits)} go"
+        return InvalidBatch("llama_decode", None, text)

@@ -1,0 +1,133 @@
+"""
+Ownership of C pointers: freed once, and never before what was made from them.
+
+A parent that is closed while children are open is unusable at once, but freed only when
+the last child is. Hence any order of close() and of garbage collection is safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from pyllama_raw.errors import ClosedError
+
+# Re-entrant: a finaliser can run wherever Python allocates, also inside the lock.
+_lock = threading.RLock()
+
+
+class _Resource:
+    """The pointer, its free function and its open children; knows no Handle."""
+
+    __slots__ = ("closed", "free", "keep_alive", "n_children", "parent", "pointer")
+
+    def __init__(
+        self,
+        pointer: Any,
+        free: Callable[[Any], object],
+        parent: _Resource | None,
+        keep_alive: object,
+    ) -> None:
+        self.pointer = pointer
+        self.free: Callable[[Any], object] | None = free
+        self.parent = parent
+        self.keep_alive = keep_alive
+        self.n_children = 0
+        self.closed = False
+
+    def close(self) -> None:
+        """Free now, or when the last child is freed."""
+        with _lock:
+            self.closed = True
+            if self.n_children or self.free is None:
+                return
+            free, self.free = self.free, None
+        free(self.pointer)
+        self.pointer = self.keep_alive = None
+        self._leave_parent()
+
+    def disown(self) -> Any:
+        """Someone else frees the pointer from now on."""
+        with _lock:
+            assert not self.n_children, "children need their parent"
+            self.closed, self.free = True, None
+        self._leave_parent()
+        return self.pointer
+
+    def _leave_parent(self) -> None:
+        parent, self.parent = self.parent, None
+        if parent is None:
+            return
+        with _lock:
+            parent.n_children -= 1
+        if parent.closed:
+            parent.close()
+
+
+class Handle:
+    """
+    One C object. Close it, leave its `with` block, or let it be collected.
+
+    Args:
+        pointer: never NULL.
+        free: called once with it.
+        parent: freed after this one, however they are closed.
+        keep_alive: what C keeps pointers into.
+    """
+
+    def __init__(
+        self,
+        pointer: Any,
+        free: Callable[[Any], object],
+        *,
+        parent: Handle | None = None,
+        keep_alive: object = None,
+    ) -> None:
+        with _lock:
+            owner = None if parent is None else parent._open_resource()
+            self._resource = _Resource(pointer, free, owner, keep_alive)
+            if owner is not None:
+                owner.n_children += 1
+        self._finalizer = weakref.finalize(self, self._resource.close)
+
+    def _open_resource(self) -> _Resource:
+        if self._resource.closed:
+            raise ClosedError(f"{type(self).__name__} is closed")
+        return self._resource
+
+    @property
+    def ptr(self) -> Any:
+        """The C pointer. Raises ClosedError after close()."""
+        resource = self._resource
+        if resource.closed:
+            raise ClosedError(f"{type(self).__name__} is closed")
+        return resource.pointer
+
+    @property
+    def closed(self) -> bool:
+        return self._resource.closed
+
+    def close(self) -> None:
+        """Free the object, at the latest when its last child is closed. Idempotent."""
+        self._finalizer()
+
+    def disown(self) -> Any:
+        """Give the pointer to C code that frees it; this handle is closed."""
+        pointer = self.ptr
+        self._finalizer.detach()
+        self._resource.disown()
+        return pointer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,120 @@
+"""
+The loaded libraries: initialised once, on first use of `lib` or `ffi`.
+
+`llama_backend_free` is never called: at the end of a process nothing is left to gain.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyllama_raw import _ffi
+
+_lock = threading.Lock()
+_loaded: tuple[Any, Any] | None = None
+
+
+def load() -> tuple[Any, Any]:
+    """
+    Load and initialise libllama once; return (lib, ffi).
+
+    Raises:
+        LibraryNotBuilt: the extension is missing; the message says what to do.
+    """
+    global _loaded  # noqa: PLW0603 -- one library a process
+    with _lock:
+        if _loaded is None:
+            lib, ffi = _ffi.lib, _ffi.ffi
+            lib.plr_log_install()
+            lib.plr_abort_install()
+            lib.ggml_backend_load_all()  # backends built as modules; none is no error
+            lib.llama_backend_init()
+            _loaded = lib, ffi
+        return _loaded
+
+
+class _Lazy:
+    """Stands for one part of load() until an attribute is asked for."""
+
+    def __init__(self, part: int) -> None:
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(load()[self._part], name)
+        setattr(self, name, value)
+        return value
+
+
+if TYPE_CHECKING:
+    from pyllama_raw._ffi._llama import ffi as ffi
+    from pyllama_raw._ffi._llama import lib as lib
+else:
+    lib, ffi = _Lazy(0), _Lazy(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A processor ggml can compute on."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu", "igpu", "accel", "other"]
+    memory_free_bytes: int
+    memory_total_bytes: int
+
+
+def text(pointer: Any) -> str:
+    """A C string as str; damaged UTF-8 is replaced, NULL is empty."""
+    if not pointer:
+        return ""
+    raw: bytes = ffi.string(pointer)
+    return raw.decode("utf-8", "replace")
+
+
+def system_info() -> str:
+    """Instruction sets and build options, as llama.cpp prints them."""
+    return text(lib.llama_print_system_info())
+
+
+def llama_version() -> str:
+    """Version of the llama.cpp that is loaded."""
+    return text(lib.llama_version())
+
+
+def last_error() -> str:
+    """What the shim caught last on this thread."""
+    return text(lib.plr_last_error())
+
+
+def device_pointers() -> dict[str, Any]:
+    """ggml_backend_dev_t by name, in the order of ggml."""
+    found = {}
+    for index in range(lib.ggml_backend_dev_count()):
+        device = lib.ggml_backend_dev_get(index)
+        found[text(lib.ggml_backend_dev_name(device))] = device
+    return found
+
+
+def devices() -> tuple[Device, ...]:
+    """Every device ggml found, the CPU included."""
+    return tuple(_describe(name, ptr) for name, ptr in device_pointers().items())
+
+
+def _describe(name: str, device: Any) -> Device:
+    kinds: dict[int, Literal["cpu", "gpu", "igpu", "accel"]] = {
+        lib.GGML_BACKEND_DEVICE_TYPE_CPU: "cpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_GPU: "gpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_IGPU: "igpu",
+        lib.GGML_BACKEND_DEVICE_TYPE_ACCEL: "accel",
+    }
+    memory = ffi.new("size_t[2]")
+    lib.ggml_backend_dev_memory(device, memory, memory + 1)
+    return Device(
+        name=name,
+        description=text(lib.ggml_backend_dev_description(device)),
+        kind=kinds.get(lib.ggml_backend_dev_type(device), "other"),
+        memory_free_bytes=memory[0],
+        memory_total_bytes=memory[1],
+    )

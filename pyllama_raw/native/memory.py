@@ -1,0 +1,196 @@
+"""
+The KV memory of a context by slot: trim, copy, shift, capture, restore.
+
+libllama asserts on most wrong arguments, which would end the process; each method checks
+them first and raises a typed error that names value, limit and knob.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
+from pyllama_raw.native import log
+from pyllama_raw.native.arrays import UINT8, pointer
+from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.library import ffi, last_error, lib
+
+PARTIAL_ONLY = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+
+_POS_MAX = 2**31 - 1
+
+
+class SlotMemory(Handle):
+    """
+    What a context can do with the memory of its slots; a slot is a llama_seq_id.
+
+    A range is [p0, p1); -1 stands for the start and for the end.
+
+    Thread:
+        The one that decodes, and not while it does.
+    """
+
+    n_seq_max: int
+    kv_unified: bool
+
+    @property
+    def _memory(self) -> Any:
+        memory = lib.llama_get_memory(self.ptr)
+        if memory == ffi.NULL:
+            raise Unsupported("this model keeps no memory of its sequences")
+        return memory
+
+    @property
+    def has_memory(self) -> bool:
+        """False for pure encoders: nothing is kept between two calls."""
+        return bool(lib.llama_get_memory(self.ptr) != ffi.NULL)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether seq_add() is possible."""
+        return self.has_memory and bool(lib.llama_memory_can_shift(self._memory))
+
+    def seq_rm(self, slot: int, p0: int = -1, p1: int = -1) -> bool:
+        """
+        Forget a range of *slot*.
+
+        Returns:
+            False if this memory cannot forget a part (recurrent models); all is kept.
+        """
+        self._check_slot("slot", slot)
+        self._check_range(p0, p1)
+        return bool(lib.llama_memory_seq_rm(self._memory, slot, p0, p1))
+
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """
+        Let *dst* have a range of *src* too; free of cost with kv_unified.
+
+        Raises:
+            Unsupported: a part of a slot without kv_unified.
+        """
+        self._check_slot("src", src)
+        self._check_slot("dst", dst)
+        self._check_range(p0, p1)
+        if not self.kv_unified and src != dst and (p0 > 0 or p1 >= 0):
+            raise Unsupported(
+                f"seq_cp of positions {p0} to {p1} of slot {src}: without kv_unified only "
+                "whole slots can be copied; give kv_unified=True, or -1 and -1"
+            )
+        lib.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
+
+    def seq_add(self, slot: int, p0: int, p1: int, delta: int) -> None:
+        """
+        Move the positions of a range by *delta*; what falls below 0 is forgotten.
+
+        Raises:
+            Unsupported: the memory cannot shift (M-RoPE, some window caches).
+        """
+        self._check_slot("slot", slot)
+        self._check_range(p0, p1)
+        if not self.can_shift:
+            raise Unsupported("the memory of this model cannot shift positions")
+        highest = self.seq_pos_max(slot) or 0
+        if not -_POS_MAX <= delta <= _POS_MAX - highest:
+            limit = f"{-_POS_MAX} to {_POS_MAX - highest}"
+            raise InvalidRequest("delta", delta, limit)
+        lib.llama_memory_seq_add(self._memory, slot, p0, p1, delta)
+
+    def seq_pos_min(self, slot: int) -> int | None:
+        """The lowest position kept for *slot*; above 0 with a sliding window."""
+        self._check_slot("slot", slot)
+        pos = int(lib.llama_memory_seq_pos_min(self._memory, slot))
+        return None if pos < 0 else pos
+
+    def seq_pos_max(self, slot: int) -> int | None:
+        """The highest position kept for *slot*, None if it is empty."""
+        self._check_slot("slot", slot)
+        pos = int(lib.llama_memory_seq_pos_max(self._memory, slot))
+        return None if pos < 0 else pos
+
+    def clear(self) -> None:
+        """Forget all slots."""
+        lib.llama_memory_clear(self._memory, False)
+
+    def state_bytes(self, slot: int, flags: int = 0) -> int:
+        """
+        Bytes capture() would write now.
+
+        Thread:
+            Waits for running computations.
+        """
+        self._check_state(slot, flags)
+        n_bytes = ffi.new("size_t *")
+        code = lib.plr_state_seq_size(self.ptr, slot, flags, n_bytes)
+        self._check_copied("llama_state_seq_get_size_ext", code, n_bytes[0])
+        return int(n_bytes[0])
+
+    def capture(self, slot: int, out: NDArray[np.uint8], flags: int = 0) -> int:
+        """
+        Copy the memory of *slot* into *out*; the slot keeps it.
+
+        Args:
+            out: uint8, 1-D, C-contiguous, at least state_bytes(slot, flags) long.
+            flags: 0, or PARTIAL_ONLY: only window and recurrent state.
+
+        Returns:
+            Bytes written.
+
+        Raises:
+            SnapshotFailed: the slot is empty, or *out* too small.
+        """
+        self._check_state(slot, flags)
+        n_bytes = ffi.new("size_t *")
+        dst = pointer(out, UINT8, writable=True)
+        if self.seq_pos_max(slot) is None:
+            message = f"slot {slot} is empty"
+            raise SnapshotFailed("llama_state_seq_get_data_ext", 0, message)
+        code = lib.plr_state_seq_get(self.ptr, dst, len(out), slot, flags, n_bytes)
+        self._check_copied("llama_state_seq_get_data_ext", code, n_bytes[0])
+        return int(n_bytes[0])
+
+    def restore(self, slot: int, data: NDArray[np.uint8], flags: int = 0) -> int:
+        """
+        Replace the memory of *slot* by what capture() wrote.
+
+        Args:
+            data: of a context of the same model, layout, KV types and flash attention.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            SnapshotFailed: it does not fit, or too few cells are free; the slot is empty.
+        """
+        self._check_state(slot, flags)
+        n_bytes = ffi.new("size_t *")
+        src = pointer(data, UINT8)
+        code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, flags, n_bytes)
+        if code != 0 or n_bytes[0] == 0:
+            lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self._check_copied("llama_state_seq_set_data_ext", code, n_bytes[0])
+        return int(n_bytes[0])
+
+    def _check_slot(self, name: str, slot: int) -> None:
+        if not 0 <= slot < self.n_seq_max:
+            raise InvalidRequest(name, slot, f"0 to {self.n_seq_max - 1} (n_seq_max)")
+
+    def _check_range(self, p0: int, p1: int) -> None:
+        if not (-1 <= p0 <= _POS_MAX and -1 <= p1 <= _POS_MAX):
+            raise InvalidRequest("p0, p1", (p0, p1), f"-1 to {_POS_MAX}")
+
+    def _check_state(self, slot: int, flags: int) -> None:
+        self._check_slot("slot", slot)
+        if not self.has_memory:
+            raise Unsupported("this model keeps no memory of its sequences")
+        if flags not in (0, PARTIAL_ONLY):
+            # llama.cpp aborts on a restore that does not match a device-side state.
+            raise InvalidRequest("flags", flags, "0 or 1 (PARTIAL_ONLY)")
+
+    def _check_copied(self, function: str, code: int, n_bytes: int) -> None:
+        if code != 0:
+            raise SnapshotFailed(function, code, last_error())
+        if n_bytes == 0:
+            raise SnapshotFailed(function, 0, log.last_errors(limit=2) or "no copy")

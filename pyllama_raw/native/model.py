@@ -1,0 +1,211 @@
+"""A loaded model: weights, metadata and vocabulary; shared by its contexts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Self
+
+from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
+from pyllama_raw.native import log
+from pyllama_raw.native.gguf_header import check_gguf
+from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.library import ffi, last_error, lib, text
+from pyllama_raw.native.params import model_params
+from pyllama_raw.native.vocab import Vocab
+
+Progress = Callable[[float], bool | None]
+
+_POLL_S = 0.05  # between two calls of a progress function
+
+
+class Model(Handle):
+    """One model file. Make it with load(); contexts keep it alive after close()."""
+
+    def __init__(self, pointer: Any, *, path: str, vocab_only: bool) -> None:
+        super().__init__(pointer, lib.llama_model_free)
+        self.path = path
+        self.vocab_only = vocab_only
+        self.vocab = Vocab(self)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        progress: Progress | None = None,
+        vocab_only: bool = False,
+        **fields: Any,
+    ) -> Self:
+        """
+        Load a GGUF file.
+
+        Args:
+            progress: called with 0 to 1 on the calling thread, about every 50 ms, while
+                another thread loads; False cancels, an exception cancels and goes on.
+            fields: of ModelConfig, all optional.
+
+        Raises:
+            ModelLoadFailed: the file is missing or damaged, or the load was cancelled.
+            ConfigError: a field is out of range.
+        """
+        name = os.fspath(path)
+        check_gguf(name)
+        params, keep_alive = model_params(fields, vocab_only=vocab_only)
+        load = _Load(name, params)
+        since = log.mark()
+        pointer = load.run() if progress is None else load.run_with(progress)
+        del keep_alive  # llama.cpp copies what it needs of the params
+        if pointer == ffi.NULL:
+            said = log.last_errors(since)
+            raise ModelLoadFailed(
+                name, load.error or said or "llama.cpp gave no reason"
+            )
+        return cls(pointer, path=name, vocab_only=vocab_only)
+
+    @property
+    def n_vocab(self) -> int:
+        return int(lib.llama_vocab_n_tokens(self.vocab.ptr))
+
+    @property
+    def n_ctx_train(self) -> int:
+        return int(lib.llama_model_n_ctx_train(self.ptr))
+
+    @property
+    def n_embd(self) -> int:
+        return int(lib.llama_model_n_embd(self.ptr))
+
+    @property
+    def n_layer(self) -> int:
+        return int(lib.llama_model_n_layer(self.ptr))
+
+    @property
+    def n_head(self) -> int:
+        return int(lib.llama_model_n_head(self.ptr))
+
+    @property
+    def n_head_kv(self) -> int:
+        return int(lib.llama_model_n_head_kv(self.ptr))
+
+    @property
+    def n_swa(self) -> int:
+        """Width of the sliding attention window in tokens; 0: none."""
+        return int(lib.llama_model_n_swa(self.ptr))
+
+    @property
+    def n_params(self) -> int:
+        return int(lib.llama_model_n_params(self.ptr))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(lib.llama_model_size(self.ptr))
+
+    @property
+    def desc(self) -> str:
+        """Architecture, size class and file type in words."""
+        buffer = ffi.new("char[]", 256)
+        lib.llama_model_desc(self.ptr, buffer, len(buffer))
+        return text(buffer)
+
+    @property
+    def ftype(self) -> str:
+        """How most tensors are quantised, as llama.cpp names it."""
+        return text(lib.llama_ftype_name(lib.llama_model_ftype(self.ptr)))
+
+    @property
+    def rope_type(self) -> int:
+        """llama.h: enum llama_rope_type."""
+        return int(lib.llama_model_rope_type(self.ptr))
+
+    @property
+    def has_encoder(self) -> bool:
+        return bool(lib.llama_model_has_encoder(self.ptr))
+
+    @property
+    def has_decoder(self) -> bool:
+        return bool(lib.llama_model_has_decoder(self.ptr))
+
+    @property
+    def is_recurrent(self) -> bool:
+        return bool(lib.llama_model_is_recurrent(self.ptr))
+
+    @property
+    def is_hybrid(self) -> bool:
+        return bool(lib.llama_model_is_hybrid(self.ptr))
+
+    @property
+    def is_diffusion(self) -> bool:
+        return bool(lib.llama_model_is_diffusion(self.ptr))
+
+    @cached_property
+    def meta(self) -> dict[str, str]:
+        """GGUF metadata without arrays, values as text."""
+        count = lib.llama_model_meta_count(self.ptr)
+        keys, values = (
+            lib.llama_model_meta_key_by_index,
+            lib.llama_model_meta_val_str_by_index,
+        )
+        return {self._meta(keys, i): self._meta(values, i) for i in range(count)}
+
+    def _meta(self, read: Callable[..., int], index: int) -> str:
+        buffer = ffi.new("char[]", 256)
+        length = read(self.ptr, index, buffer, len(buffer))
+        if length >= len(buffer):
+            buffer = ffi.new("char[]", length + 1)
+            read(self.ptr, index, buffer, len(buffer))
+        return text(buffer)
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """The Jinja source of the default or a named chat template, if there is one."""
+        if name is not None and "\0" in name:
+            raise InvalidRequest("name", name, "a name without NUL")
+        raw = ffi.NULL if name is None else name.encode()
+        found = lib.llama_model_chat_template(self.ptr, raw)
+        return text(found) if found else None
+
+
+class _Load:
+    """One call of plr_model_load, on this thread or watched from this thread."""
+
+    def __init__(self, path: str, params: Any) -> None:
+        self._path, self._params = path, params
+        self._progress = ffi.gc(lib.plr_progress_new(), lib.plr_progress_free)
+        self._pointer = ffi.NULL
+        self.error = ""
+
+    def run(self) -> Any:
+        raw = os.fsencode(self._path)
+        self._pointer = lib.plr_model_load(raw, self._params, self._progress)
+        self.error = last_error() if self._pointer == ffi.NULL else ""
+        return self._pointer
+
+    def run_with(self, progress: Progress) -> Any:
+        thread = threading.Thread(target=self.run, name="pyllama-load")
+        thread.start()
+        try:
+            while thread.is_alive():
+                if progress(lib.plr_progress_get(self._progress)) is False:
+                    break
+                thread.join(_POLL_S)
+            else:
+                progress(1.0 if self._pointer else self.fraction)
+                return self._pointer
+        except BaseException:
+            self._cancel(thread)
+            raise
+        self._cancel(thread)
+        self.error = "cancelled by the progress function"
+        return ffi.NULL
+
+    @property
+    def fraction(self) -> float:
+        return float(lib.plr_progress_get(self._progress))
+
+    def _cancel(self, thread: threading.Thread) -> None:
+        lib.plr_progress_cancel(self._progress)
+        thread.join()
+        if self._pointer != ffi.NULL:  # it was faster than the request to stop
+            lib.llama_model_free(self._pointer)

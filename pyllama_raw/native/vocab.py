@@ -1,0 +1,164 @@
+"""The vocabulary of a model: text to tokens, token to bytes."""
+
+from __future__ import annotations
+
+from array import array
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
+from pyllama_raw.native.library import ffi, last_error, lib
+
+if TYPE_CHECKING:
+    from pyllama_raw.native.model import Model
+
+INT32_MAX = 2**31 - 1
+_MAX_TEXT_BYTES = INT32_MAX - 16
+
+Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
+
+
+class Vocab:
+    """
+    Lives in its model and is as closed as it.
+
+    Thread:
+        Any; libllama's tokenizer is thread-safe.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._ptr = lib.llama_model_get_vocab(model.ptr)
+        self.pieces = Pieces(self)
+
+    @property
+    def ptr(self) -> Any:
+        """llama_vocab *. Raises ClosedError after the model's close()."""
+        assert self._model.ptr
+        return self._ptr
+
+    @cached_property
+    def kind(self) -> Kind:
+        """The tokenizer; "none" if the file has no vocabulary."""
+        names: tuple[Kind, ...] = (
+            "none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test",
+        )  # fmt: skip
+        number = lib.llama_vocab_type(self.ptr)
+        return names[number] if number < len(names) else "other"
+
+    @cached_property
+    def n_tokens(self) -> int:
+        return int(lib.llama_vocab_n_tokens(self.ptr))
+
+    @property
+    def bos(self) -> int | None:
+        return self._special(lib.llama_vocab_bos)
+
+    @property
+    def eos(self) -> int | None:
+        return self._special(lib.llama_vocab_eos)
+
+    @property
+    def eot(self) -> int | None:
+        return self._special(lib.llama_vocab_eot)
+
+    def _special(self, read: Any) -> int | None:
+        token = int(read(self.ptr))
+        return token if 0 <= token < self.n_tokens else None
+
+    @property
+    def add_bos(self) -> bool:
+        return bool(lib.llama_vocab_get_add_bos(self.ptr))
+
+    @property
+    def add_eos(self) -> bool:
+        return bool(lib.llama_vocab_get_add_eos(self.ptr))
+
+    @cached_property
+    def eog_tokens(self) -> frozenset[int]:
+        """All tokens that end generation."""
+        if self.kind == "none":
+            return frozenset()
+        ptr, is_eog = self.ptr, lib.llama_vocab_is_eog
+        return frozenset(t for t in range(self.n_tokens) if is_eog(ptr, t))
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        """
+        Tokens of *text* as array("i").
+
+        Args:
+            add_special: put BOS and EOS around it if the model wants that.
+            parse_special: read names of special tokens as such, not as plain text.
+
+        Raises:
+            InvalidRequest: lone surrogates, or more than 2 GiB.
+            Unsupported: the model has no vocabulary.
+        """
+        if self.kind == "none":
+            raise Unsupported("the model has no vocabulary: give token ids instead")
+        raw = _encode(text)
+        tokens = array("i", bytes(4 * (len(raw) + 16)))
+        found = self._tokenize(raw, tokens, add_special, parse_special)
+        if found < 0:  # rare: more tokens than bytes
+            tokens = array("i", bytes(4 * -found))
+            found = self._tokenize(raw, tokens, add_special, parse_special)
+        del tokens[found:]
+        return tokens
+
+    def _tokenize(
+        self, raw: bytes, tokens: array[int], add_special: bool, parse_special: bool
+    ) -> int:
+        n_tokens = ffi.new("int32_t *")
+        with ffi.from_buffer("llama_token[]", tokens, require_writable=True) as out:
+            code = lib.plr_tokenize(
+                self.ptr, raw, len(raw), out, len(tokens),
+                add_special, parse_special, n_tokens,
+            )  # fmt: skip
+        if code != 0 or n_tokens[0] == -INT32_MAX - 1:
+            message = last_error() if code else "more tokens than fit a 32-bit count"
+            raise NativeError("llama_tokenize", code, message)
+        return int(n_tokens[0])
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """
+        Bytes of *token*, part of a character perhaps; b"" without a vocabulary.
+
+        Args:
+            special: write control tokens by their names; otherwise they are b"".
+        """
+        if not 0 <= token < self.n_tokens:
+            raise InvalidRequest("token", token, f"0 to {self.n_tokens - 1} (n_vocab)")
+        if self.kind == "none":
+            return b""
+        size = 64
+        while True:
+            buffer = ffi.new("char[]", size)
+            n = lib.llama_token_to_piece(self.ptr, token, buffer, size, 0, special)
+            if n >= 0:
+                return bytes(ffi.buffer(buffer, n))
+            size = -n
+
+
+class Pieces(dict[int, bytes]):
+    """token -> bytes, filled on first use. As fast as a dict where it matters."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+        self._vocab = vocab
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._vocab.piece(token)
+        return piece
+
+
+def _encode(text: str) -> bytes:
+    try:
+        raw = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        bad = text[error.start : error.start + 1]
+        raise InvalidRequest("text", bad, "text without lone surrogates") from None
+    if len(raw) > _MAX_TEXT_BYTES:
+        raise InvalidRequest("text", f"{len(raw)} bytes", f"at most {_MAX_TEXT_BYTES}")
+    return raw
