@@ -1,0 +1,69 @@
+"""
+Text generation on libllama: continuous batching behind an async API.
+
+Importing this package needs no native library; the first model does.
+"""
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.chat import Message
+from pyllama_raw.config import (
+    ContextConfig,
+    EngineConfig,
+    ModelConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.errors import (
+    ClosedError,
+    ConfigError,
+    ContextFailed,
+    EngineStopped,
+    InvalidRequest,
+    LibraryNotBuilt,
+    ModelLoadFailed,
+    ModelNotFound,
+    NativeError,
+    PromptTooLong,
+    PyllamaError,
+    QueueFull,
+    RequestError,
+    Unsupported,
+)
+from pyllama_raw.generation import Generation
+from pyllama_raw.prompt import Prompt
+from pyllama_raw.results import Delta, EngineStats, Result, Timings, Usage
+from pyllama_raw.sync import generate
+
+__all__ = [
+    "AsyncEngine",
+    "ClosedError",
+    "ConfigError",
+    "ContextConfig",
+    "ContextFailed",
+    "Delta",
+    "EngineConfig",
+    "EngineStats",
+    "EngineStopped",
+    "FinishReason",
+    "Generation",
+    "InvalidRequest",
+    "LibraryNotBuilt",
+    "Message",
+    "ModelConfig",
+    "ModelLoadFailed",
+    "ModelNotFound",
+    "NativeError",
+    "Prompt",
+    "PromptTooLong",
+    "PyllamaError",
+    "QueueFull",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "SchedulerConfig",
+    "Timings",
+    "Unsupported",
+    "Usage",
+    "generate",
+]

@@ -1,0 +1,260 @@
+"""
+The engine as asyncio and trio programs use it.
+
+All that can be checked is checked here, in the caller's task, before the engine thread
+hears of a request; errors name the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+
+from pyllama_raw.config import EngineConfig, SamplingParams
+from pyllama_raw.core.request import Request
+from pyllama_raw.engine.lifetime import close_at_exit
+from pyllama_raw.engine.loop import EngineThread
+from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.errors import InvalidRequest, PyllamaError
+from pyllama_raw.generation import Generation, Prepared
+from pyllama_raw.loading import Progress, load
+from pyllama_raw.prompt import (
+    LONG_PROMPT,
+    Prompt,
+    PromptEncoder,
+    check_text,
+    prompt_size,
+)
+from pyllama_raw.results import EngineStats, Result
+
+MAX_PRIORITY = 2**31 - 1
+MAX_SEED = 2**32 - 2
+
+
+class AsyncEngine:
+    """A loaded model that serves any number of requests at once."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        """Use open(); this is for tests and for own executors."""
+        self._parts = parts
+        self._encoder = PromptEncoder(
+            parts.vocab, parts.chat_template, parts.scheduler.limits.n_ctx_slot
+        )
+        self._request_ids = count(1)
+        self._thread = EngineThread(
+            parts.scheduler,
+            parts.executor,
+            parts.flag,
+            release=partial(_release, self._encoder, parts),
+        )
+        close_at_exit(self._thread)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        model: str | Path | None = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> AsyncIterator[Self]:
+        """
+        Load *model* in a worker thread and close it at the end of the block.
+
+        Args:
+            model: a GGUF file; None: the default model, downloaded if need be.
+            progress: called in the worker thread with the loaded fraction, 0 to 1.
+
+        Raises:
+            ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported.
+        """
+        async with cls(await load(model, config or EngineConfig(), progress)) as engine:
+            yield engine
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End every request with what it has and free the model; can be repeated."""
+        self._thread.close()
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(self._thread.join)
+        await checkpoint()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_thread"):
+            self._thread.close()
+
+    # -- requests ---------------------------------------------------------------
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """Prompt and output tokens one request may have together."""
+        return self._parts.scheduler.limits.n_ctx_slot
+
+    def stats(self) -> EngineStats:
+        """Running, waiting, slots, KV cells and totals, as of the latest step."""
+        times = self._parts.executor.times
+        return EngineStats(
+            **asdict(self._thread.stats),
+            decode_s=times.decode_s,
+            sample_s=times.sample_s,
+        )
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Generation:
+        """
+        A stream of output for *prompt*; use it as `async with`, then `async for`.
+
+        Args:
+            prompt: text, token ids, or chat messages with "role" and "content".
+            priority: lower runs first.
+            deadline_s: seconds from now; the request then ends with what it has.
+
+        Raises, on entering the block:
+            InvalidRequest, PromptTooLong, Unsupported, ClosedError, EngineStopped.
+        Raises, on reading:
+            QueueFull, NativeError, EngineStopped.
+        """
+        params = params or SamplingParams()
+        prepare = partial(self._prepare, prompt, params, priority, deadline_s)
+        return Generation(self._thread, prepare)
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Result:
+        """Like generate(), all at once."""
+        async with self.generate(
+            prompt, params, priority=priority, deadline_s=deadline_s
+        ) as generation:
+            return await generation.collect()
+
+    async def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> list[Result]:
+        """
+        Results in the order of *prompts*; the first error ends all of them.
+
+        At most twice as many as there are slots are submitted at a time, so that any
+        number fits the queue; *deadline_s* counts from there.
+        """
+        complete = partial(
+            self.complete, params=params, priority=priority, deadline_s=deadline_s
+        )
+        return await _gather(complete, prompts, 2 * self._thread.stats.n_slots)
+
+    async def _prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+        deadline_s: float | None,
+    ) -> Prepared:
+        started = self._thread.clock()
+        self._check(params, priority, deadline_s)
+        tokens = await self._encode(prompt)
+        stop_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_tokens |= self._parts.vocab.eog_tokens
+        seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        request = Request(
+            request_id=next(self._request_ids),
+            tokens=tokens,
+            max_tokens=params.max_tokens,
+            sampling=params.model_copy(update={"seed": seed}),
+            stop=tuple(stop.encode() for stop in params.stop),
+            stop_token_ids=stop_tokens,
+            priority=priority,
+            deadline=None if deadline_s is None else started + deadline_s,
+        )
+        return Prepared(request, seed)
+
+    async def _encode(self, prompt: Prompt) -> array[int]:
+        if prompt_size(prompt) > LONG_PROMPT:
+            return await to_thread.run_sync(self._encoder.encode, prompt)
+        await checkpoint()
+        return self._encoder.encode(prompt)
+
+    def _check(
+        self, params: SamplingParams, priority: int, deadline_s: float | None
+    ) -> None:
+        n_vocab = self._parts.vocab.n_tokens
+        for token in params.stop_token_ids:
+            if token >= n_vocab:
+                allowed = f"token ids below {n_vocab}"
+                raise InvalidRequest("stop_token_ids", token, allowed)
+        for stop in params.stop:
+            check_text("stop", stop)
+        if abs(priority) > MAX_PRIORITY:
+            allowed = f"whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidRequest("priority", priority, allowed)
+        if deadline_s is not None and not 0 < deadline_s < math.inf:
+            raise InvalidRequest("deadline_s", deadline_s, "seconds above 0, or None")
+
+
+async def _gather(
+    complete: Callable[[Prompt], Awaitable[Result]],
+    prompts: Iterable[Prompt],
+    n_tasks: int,
+) -> list[Result]:
+    """Complete *prompts* in order, *n_tasks* at a time; raises the first error bare."""
+    numbered = enumerate(prompts)
+    results: dict[int, Result] = {}
+    errors: list[PyllamaError] = []
+
+    async def work() -> None:
+        for index, prompt in numbered:
+            try:
+                results[index] = await complete(prompt)
+            except PyllamaError as error:
+                errors.append(error)
+                group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for _ in range(n_tasks):
+            group.start_soon(work)
+    if errors:
+        raise errors[0]
+    return [results[index] for index in sorted(results)]
+
+
+def _release(encoder: PromptEncoder, parts: EngineParts) -> None:
+    encoder.close()
+    parts.release()

@@ -1,0 +1,33 @@
+"""
+Engines that were never closed end before the interpreter does.
+
+A daemon thread inside C while Python is taken down can crash the process, and a thread
+that is joined too early can hang it; `atexit` runs between the two.
+"""
+
+from __future__ import annotations
+
+import atexit
+from weakref import WeakSet
+
+from pyllama_raw.engine.loop import EngineThread
+
+JOIN_S = 30.0  # longer than any step that cannot be aborted should take
+
+_threads: WeakSet[EngineThread] = WeakSet()
+
+
+def close_at_exit(thread: EngineThread) -> None:
+    """Close *thread* when the interpreter ends, unless that happened before."""
+    if not _threads:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _threads.add(thread)
+
+
+def _close_all() -> None:
+    threads = list(_threads)
+    for thread in threads:
+        thread.close()
+    for thread in threads:
+        thread.join(JOIN_S)

@@ -1,0 +1,71 @@
+"""Commands from any thread to the engine thread, in the order they were posted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from pyllama_raw.core.request import Request
+from pyllama_raw.engine.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Queue a request; its events go to *stream*."""
+
+    request: Request
+    stream: Stream
+    submitted: float  # on the engine clock
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request; unknown ids are ignored."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a function between two steps."""
+
+    function: Callable[[], Any]
+    answer: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End every request, free everything, end the thread."""
+
+
+Command = Submit | Cancel | Call | Close
+
+
+class Mailbox:
+    """
+    Many writers, one reader.
+
+    `SimpleQueue.put` may interrupt itself, so finalisers can post, whatever they
+    interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Command] = SimpleQueue()
+
+    def post(self, command: Command) -> None:
+        self._queue.put(command)
+
+    def take(self, timeout_s: float | None = 0.0) -> list[Command]:
+        """All commands there are; waits for the first one (None: for ever)."""
+        commands: list[Command] = []
+        try:
+            if timeout_s != 0.0:
+                commands.append(self._queue.get(timeout=timeout_s))
+            while not self._queue.empty():
+                commands.append(self._queue.get_nowait())
+        except Empty:
+            pass
+        return commands

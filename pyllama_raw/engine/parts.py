@@ -1,0 +1,73 @@
+"""What an engine is put together from; build.py makes the real ones."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.step import Executor
+from pyllama_raw.engine.abort import AbortFlag
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where the executor's time went since it was made."""
+
+    n_steps: int = 0
+    decode_s: float = 0.0  # in llama_decode and llama_synchronize
+    sample_s: float = 0.0  # choosing tokens, all rows
+
+
+class TimedExecutor(Executor, Protocol):
+    """An executor that keeps times; any thread may read them."""
+
+    @property
+    def times(self) -> StepTimes:
+        """A frozen value, replaced after every step."""
+
+
+class TextVocab(Protocol):
+    """The part of a vocabulary that turns prompts into tokens."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def bos(self) -> int | None:
+        """Token that begins a text."""
+
+    @property
+    def eos(self) -> int | None:
+        """Token that ends a text."""
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether add_special puts bos in front."""
+
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """Tokens that end generation."""
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        """Tokens of *text*; any thread may call."""
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """Bytes of *token*; control tokens have some only if *special*."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """One scheduler and one executor that fit each other, and what they stand on."""
+
+    scheduler: Scheduler
+    executor: TimedExecutor
+    flag: AbortFlag
+    vocab: TextVocab
+    chat_template: str | None
+    release: Callable[[], None]  # frees all of it; called once, after the last step

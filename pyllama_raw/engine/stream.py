@@ -1,0 +1,50 @@
+"""
+Events of one request, on their way from the engine thread to its reader.
+
+The engine thread appends and never waits; `deque.append` is atomic. The reader's event
+loop is woken once a step for all its streams. A slow reader finds everything that
+happened since in one piece; max_tokens bounds how much that is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled, current_token
+
+from pyllama_raw.core.request import Event
+from pyllama_raw.errors import PyllamaError
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The last event of a request that never reached the scheduler, or lost it."""
+
+    error: PyllamaError
+
+
+class Stream:
+    """A buffer with one writer, the engine thread, and one reader, a task of `loop`."""
+
+    __slots__ = ("_arrival", "eager", "events", "loop")
+
+    def __init__(self) -> None:
+        self.loop = current_token().native_token
+        self.eager = True  # False: the reader wants to be woken at the end only
+        self.events: deque[Event | Refused] = deque()
+        self._arrival: anyio.Event | None = None
+
+    async def wait(self) -> None:
+        """Return when there are events; a checkpoint in any case."""
+        if self.events:
+            await checkpoint_if_cancelled()
+        while not self.events:
+            self._arrival = anyio.Event()
+            await self._arrival.wait()
+
+    def notify(self) -> None:
+        """Wake the reader. Thread: the event loop's only."""
+        if self._arrival is not None:
+            self._arrival.set()

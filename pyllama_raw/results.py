@@ -1,0 +1,84 @@
+"""What a caller gets back. All of it is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from pyllama_raw.core import request as core
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """
+    What was generated since the last one.
+
+    text may be empty while a character or a stop string is incomplete, and token_ids
+    may be empty when held back text comes at the end.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens that were not computed
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Durations of one request in seconds; None if it never came to that."""
+
+    queue_s: float | None  # submitted to admitted
+    ttft_s: float | None  # submitted to first output token
+    itl_p50_s: float | None  # gap between output tokens
+    itl_p99_s: float | None
+    tpot_s: float | None  # mean gap
+    e2e_s: float  # submitted to finished
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int  # the one given, or the one that was drawn
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats(SchedulerStats):
+    """The engine after its latest step, and all totals."""
+
+    decode_s: float  # total time in llama_decode
+    sample_s: float  # total time choosing tokens
+
+
+def timings_of(moments: core.Timings) -> Timings:
+    """Durations between the *moments* the scheduler wrote down."""
+    start, gaps = moments.submitted, sorted(moments.itl)
+    return Timings(
+        queue_s=None if moments.admitted is None else moments.admitted - start,
+        ttft_s=None if moments.first_token is None else moments.first_token - start,
+        itl_p50_s=_percentile(gaps, 50),
+        itl_p99_s=_percentile(gaps, 99),
+        tpot_s=sum(gaps) / len(gaps) if gaps else None,
+        e2e_s=moments.finished - start,
+    )
+
+
+def _percentile(ordered: list[float], percent: int) -> float | None:
+    """The smallest value that *percent* of *ordered* do not exceed."""
+    if not ordered:
+        return None
+    return ordered[ceil(len(ordered) * percent / 100) - 1]

@@ -1,0 +1,69 @@
+"""One call from a program that is not async: load, generate, free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard, overload
+
+import anyio
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.chat import Message
+from pyllama_raw.config import EngineConfig, SamplingParams
+from pyllama_raw.prompt import Prompt
+from pyllama_raw.results import Result
+
+Prompts = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
+
+
+@overload
+def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
+    prompt: str | Sequence[int] | Sequence[Message],
+    params: SamplingParams | None = None,
+    *,
+    model: str | Path | None = None,
+    config: EngineConfig | None = None,
+) -> Result: ...
+
+
+@overload
+def generate(
+    prompt: Prompts,
+    params: SamplingParams | None = None,
+    *,
+    model: str | Path | None = None,
+    config: EngineConfig | None = None,
+) -> list[Result]: ...
+
+
+def generate(
+    prompt: Prompt | Prompts,
+    params: SamplingParams | None = None,
+    *,
+    model: str | Path | None = None,
+    config: EngineConfig | None = None,
+) -> Result | list[Result]:
+    """
+    Complete one prompt, or several at once, and free the model again.
+
+    Args:
+        prompt: text, token ids or chat messages, or a list of such prompts; a list gives
+            a list of results in the same order.
+        model: a GGUF file; None: the default model, downloaded if need be.
+    """
+
+    async def run() -> Result | list[Result]:
+        async with AsyncEngine.open(model, config) as engine:
+            if are_many(prompt):
+                return await engine.complete_many(prompt, params)
+            return await engine.complete(prompt, params)  # type: ignore[arg-type]
+
+    return anyio.run(run)
+
+
+def are_many(prompt: Any) -> TypeGuard[Prompts]:
+    """Whether *prompt* is a list of prompts: its items are neither ids nor messages."""
+    if isinstance(prompt, str | bytes | Mapping) or not len(prompt):
+        return False
+    return hasattr(prompt[0], "__len__") and not isinstance(prompt[0], Mapping)

@@ -1,0 +1,260 @@
+"""
+An engine without a model, for tests of programs that use one.
+
+    async with fake_engine() as engine:
+        result = await engine.complete("hello", SamplingParams(max_tokens=4))
+
+The fakes keep the contracts of what they stand for and assert that others do: a
+scheduler that writes a wrong plan fails here, not in C.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan, StepResult
+from pyllama_raw.engine.parts import EngineParts, StepTimes
+from pyllama_raw.errors import DecodeFailed, PyllamaError, SamplingFailed
+
+BOS, EOS = 256, 257
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def letters(tokens: Sequence[int]) -> int:
+    """A letter that depends on all *tokens*, whatever runs beside."""
+    return ord("a") + (sum(tokens) * 31 + len(tokens) * 7) % 26
+
+
+class FakeVocab:
+    """Tokens 0 to 255 are bytes; 256 and 257 are the control tokens <s> and </s>."""
+
+    n_tokens = 258
+    bos: int | None = BOS
+    eos: int | None = EOS
+    add_bos = True
+    eog_tokens = frozenset({EOS})
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        """One token a byte of UTF-8."""
+        tokens = array("i", [BOS] if add_special else [])
+        while parse_special and (found := _first_control(text)):
+            before, token, text = found
+            tokens.extend(before.encode())
+            tokens.append(token)
+        tokens.extend(text.encode())
+        return tokens
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The byte of *token*."""
+        if token < 256:
+            return bytes([token])
+        return _CONTROL[token].encode() if special else b""
+
+    @property
+    def pieces(self) -> Mapping[int, bytes]:
+        """All of them."""
+        return {token: self.piece(token) for token in range(self.n_tokens)}
+
+
+_CONTROL = {BOS: "<s>", EOS: "</s>"}
+
+
+def _first_control(text: str) -> tuple[str, int, str] | None:
+    """(before, token, after) of the first control token in *text*."""
+    found = [
+        (text.find(name), token) for token, name in _CONTROL.items() if name in text
+    ]
+    if not found:
+        return None
+    at, token = min(found)
+    return text[:at], token, text[at + len(_CONTROL[token]) :]
+
+
+class FakeFlag:
+    """An abort flag that can be waited for."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Stand in for a long decode that polls the flag."""
+        return self._event.wait(timeout_s)
+
+
+class FakeExecutor:
+    """
+    Runs plans on lists instead of a context.
+
+    Args:
+        next_token: the sampler; gets all tokens of the slot.
+        failures: what the decode of the n-th step ends with, instead of OK.
+        failing_rows: (step, request_id) whose sampler fails.
+        on_step: called with the step's number and plan before it is computed.
+    """
+
+    def __init__(
+        self,
+        limits: ContextLimits,
+        flag: FakeFlag | None = None,
+        *,
+        next_token: NextToken = letters,
+        failures: Mapping[int, DecodeStatus] | None = None,
+        failing_rows: frozenset[tuple[int, int]] = frozenset(),
+        on_step: Callable[[int, StepPlan], None] | None = None,
+    ) -> None:
+        self.limits = limits
+        self.flag = flag or FakeFlag()
+        self.n_steps = 0
+        self.plans: list[StepPlan] = []
+        self.opened: set[int] = set()
+        self.memory: list[list[int]] = [[] for _ in range(limits.n_slots)]
+        self.owners: list[int | None] = [None] * limits.n_slots
+        self._next_token = next_token
+        self._failures = dict(failures or {})
+        self._failing_rows = failing_rows
+        self._on_step = on_step
+
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes(self.n_steps, 0.0, 0.0)
+
+    def open(self, request: Request) -> None:
+        assert request.request_id not in self.opened
+        self.opened.add(request.request_id)
+
+    def close(self, request_id: int) -> None:
+        self.opened.discard(request_id)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Check *plan* against the memory, then compute it or fail as told."""
+        step, self.n_steps = self.n_steps, self.n_steps + 1
+        self.plans.append(plan)
+        for slot in plan.releases:
+            self._clear(slot)
+        for shift in plan.shifts:
+            self._shift(shift)
+        self._check(plan)
+        if self._on_step is not None:
+            self._on_step(step, plan)
+        status = self._failures.get(step, DecodeStatus.OK)
+        if plan.chunks and self.flag.is_set:
+            status = DecodeStatus.ABORTED
+        elif status is DecodeStatus.OK and self._is_full(plan):
+            status = DecodeStatus.NO_SPACE
+        return self._finish(step, plan, status)
+
+    def _finish(self, step: int, plan: StepPlan, status: DecodeStatus) -> StepResult:
+        match status:
+            case DecodeStatus.OK:
+                return self._compute(step, plan)
+            case DecodeStatus.NO_SPACE:
+                return StepResult(status)
+            case DecodeStatus.ABORTED:
+                for chunk in plan.chunks[: len(plan.chunks) // 2]:
+                    self._append(chunk)
+                done = {c.slot: len(self.memory[c.slot]) for c in plan.chunks}
+                return StepResult(status, n_computed=done)
+            case DecodeStatus.INVALID:
+                return StepResult(status, error=DecodeFailed("fake", -1, "as told"))
+            case DecodeStatus.FAILED:
+                for slot in range(self.limits.n_slots):
+                    self._clear(slot)
+                return StepResult(status, error=DecodeFailed("fake", -3, "as told"))
+
+    def _compute(self, step: int, plan: StepPlan) -> StepResult:
+        tokens: list[int | None] = []
+        errors: dict[int, PyllamaError] = {}
+        for chunk in plan.chunks:
+            self._append(chunk)
+            if not chunk.wants_output:
+                continue
+            if (step, chunk.request_id) in self._failing_rows:
+                errors[chunk.request_id] = SamplingFailed("fake", None, "as told")
+                tokens.append(None)
+            else:
+                tokens.append(self._next_token(self.memory[chunk.slot]))
+        return StepResult(tokens=tuple(tokens), row_errors=errors)
+
+    def _append(self, chunk: Chunk) -> None:
+        self.memory[chunk.slot].extend(chunk.tokens)
+        self.owners[chunk.slot] = chunk.request_id
+
+    def _clear(self, slot: int) -> None:
+        self.memory[slot].clear()
+        self.owners[slot] = None
+
+    def _shift(self, shift: Shift) -> None:
+        assert self.limits.can_shift
+        cells = self.memory[shift.slot]
+        assert shift.n_keep + shift.n_discard <= len(cells)
+        del cells[shift.n_keep : shift.n_keep + shift.n_discard]
+
+    def _is_full(self, plan: StepPlan) -> bool:
+        if not self.limits.unified:
+            return False
+        return sum(map(len, self.memory)) + plan.n_tokens > self.limits.n_cells
+
+    def _check(self, plan: StepPlan) -> None:
+        """The rules of core.step and of libllama."""
+        assert plan.n_tokens <= self.limits.n_batch
+        slots = [chunk.slot for chunk in plan.chunks]
+        assert len(set(slots)) == len(slots), "one chunk a slot"
+        for chunk in plan.chunks:
+            cells, owner = self.memory[chunk.slot], self.owners[chunk.slot]
+            assert len(chunk.tokens) > 0
+            assert chunk.request_id in self.opened, "open() comes first"
+            assert chunk.pos == len(cells), "positions are contiguous"
+            assert owner in (None, chunk.request_id), "cleared before another's use"
+            assert len(cells) + len(chunk.tokens) <= self.limits.n_ctx_slot
+
+
+def fake_limits(**changes: Any) -> ContextLimits:
+    """A small context: four slots of 128 positions that share 512 cells."""
+    fields: dict[str, Any] = {
+        "n_slots": 4,
+        "n_ctx_slot": 128,
+        "n_batch": 64,
+        "n_cells": 512,
+    }
+    return ContextLimits(**(fields | changes))
+
+
+def fake_parts(
+    executor: FakeExecutor | None = None,
+    *,
+    chat_template: str | None = None,
+    release: Callable[[], None] = lambda: None,
+    **scheduler_options: Any,
+) -> EngineParts:
+    """Parts of an engine that runs on *executor*."""
+    executor = executor or FakeExecutor(fake_limits())
+    vocab = FakeVocab()
+    scheduler = Scheduler(executor.limits, vocab.pieces, **scheduler_options)
+    return EngineParts(
+        scheduler, executor, executor.flag, vocab, chat_template, release
+    )
+
+
+def fake_engine(executor: FakeExecutor | None = None, **options: Any) -> AsyncEngine:
+    """An engine on *executor*, to be used as `async with`."""
+    return AsyncEngine(fake_parts(executor, **options))
