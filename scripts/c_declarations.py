@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 TOKEN = re.compile(r"\.\.\.|\w+|[^\w\s]")
 EXPORT = re.compile(r"\b(?:LLAMA|MTMD|GGML|GGML_BACKEND)_API\b|\bextern\b")
-CONSTANT = re.compile(r'#define (\w+) (?:\.\.\.|\(?-?\d\w*\)?|[A-Z]\w+|"[^"]*")$')
+CONSTANT = re.compile(
+    r'#define (\w+) (?:\.\.\.|"[^"]*"|(?!__|extern\b)[\w ()<>|~+*-]+)$'
+)
 DEPRECATED = re.compile(r"(?:GGML_)?DEPRECATED\s*\(")
 CALLBACK = re.compile(r"\(\s*\*\s*(\w+)\s*\)\s*\(")
 FUNCTION = re.compile(r"(\w+)\s*\(")

@@ -114,14 +114,14 @@ def changes(
         yield f"changed: {kind} {name}: {'; '.join(parts) or 'order of its parts'}"
 
 
-def main() -> int:
-    """Run the command line."""
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line *argv*; the exit code."""
     parser = argparse.ArgumentParser(
         description="Compare the cdefs with the C headers."
     )
     parser.add_argument("--include", nargs="+", type=Path, default=[INCLUDE])
     parser.add_argument("--write-stub", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.write_stub:
         STUB.write_text(current_stub(), "utf-8")
         return 0
