@@ -42,7 +42,7 @@ def check_memory(model: Model, params: Any) -> None:
 
 def context_bytes(model: Model, params: Any) -> int:
     """A lower bound of the host memory for a context of *params*."""
-    n_ctx = -(-max(params.n_ctx, _PAD) // _PAD) * _PAD
+    n_ctx: int = -(-max(params.n_ctx, _PAD) // _PAD) * _PAD
     if model.is_recurrent and not model.is_hybrid:
         return 0  # the state does not grow with n_ctx
     needed = n_ctx * _CELL_BYTES
@@ -51,8 +51,8 @@ def context_bytes(model: Model, params: Any) -> int:
         return needed
     if not model.is_hybrid and (params.swa_full or model.n_swa == 0):
         needed += n_ctx * model.n_layer * _row_bytes(model, params)
-    n_ctx_seq = n_ctx if params.kv_unified else n_ctx // params.n_seq_max
-    n_ubatch = min(params.n_ubatch, params.n_batch, params.n_ctx)
+    n_ctx_seq = n_ctx if params.kv_unified else n_ctx // int(params.n_seq_max)
+    n_ubatch: int = min(params.n_ubatch, params.n_batch, params.n_ctx)
     return (
         needed + n_ctx_seq * n_ubatch * 2
     )  # the attention mask, at least 2 bytes each

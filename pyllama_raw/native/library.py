@@ -12,6 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw import _ffi
 
+__all__ = [
+    "Device",
+    "device_pointers",
+    "devices",
+    "ffi",
+    "last_error",
+    "lib",
+    "llama_version",
+    "load",
+    "system_info",
+    "text",
+]
+
 _lock = threading.Lock()
 _loaded: tuple[Any, Any] | None = None
 
@@ -48,8 +61,7 @@ class _Lazy:
 
 
 if TYPE_CHECKING:
-    from pyllama_raw._ffi._llama import ffi as ffi
-    from pyllama_raw._ffi._llama import lib as lib
+    from pyllama_raw._ffi._llama import ffi, lib
 else:
     lib, ffi = _Lazy(0), _Lazy(1)
 
