@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from pyllama_raw.core import request as core
@@ -42,6 +42,7 @@ class Timings:
     itl_p99_s: float | None
     tpot_s: float | None  # mean gap
     e2e_s: float  # submitted to finished
+    itl_s: tuple[float, ...] = field(default=(), repr=False)  # every gap, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def timings_of(moments: core.Timings) -> Timings:
         itl_p99_s=_percentile(gaps, 99),
         tpot_s=sum(gaps) / len(gaps) if gaps else None,
         e2e_s=moments.finished - start,
+        itl_s=moments.itl,
     )
 
 
