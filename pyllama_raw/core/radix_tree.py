@@ -70,6 +70,11 @@ class Path(NamedTuple, Generic[T]):
         """Does the match end where a node ends?"""
         return not self.nodes or self.nodes[-1].stop == self.n_tokens
 
+    @property
+    def is_at_leaf(self) -> bool:
+        """Does the match end where a path ends, or before it began?"""
+        return not self.nodes or (self.is_at_node and not self.nodes[-1].children)
+
 
 class RadixTree(Generic[T]):
     """Token paths of one namespace."""

@@ -2,16 +2,18 @@
 The three things a snapshot can be, as the memory of the model allows.
 
 The context finds out which one holds when it starts. A layout answers what of a tree path
-can be restored, what is still to capture, and which entries need each other; it never
-touches bytes.
+can be restored, what is still to capture, and which entries need each other. It decides;
+it never touches bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from enum import Enum
+from typing import Protocol
 
-from pyllama_raw.core.cache_entry import Entry, Span
-from pyllama_raw.core.radix_tree import Node, Path
+from pyllama_raw.core.cache_entry import CapturePlan, Entry, Span
+from pyllama_raw.core.radix_tree import TOKEN_BYTES, Node, Path, n_common
 
 
 class SnapshotKind(Enum):
@@ -22,74 +24,92 @@ class SnapshotKind(Enum):
     EXACT = "exact"  # all positions from 0; of use at its last position only
 
 
+class Layout(Protocol):
+    """The rules of one kind of snapshot."""
+
+    def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
+        """What to restore for the deepest usable point of *path*."""
+
+    def plan(
+        self, namespace: Hashable, key: bytes, path: Path[Entry]
+    ) -> CapturePlan | None:
+        """What a snapshot of *key* must hold; None if *path*, its walk, has it all."""
+
+    def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
+        """Would *plan* capture again what *other* is capturing?"""
+
+    def attach(self, entry: Entry, node: Node[Entry]) -> None:
+        """Make *entry* the one that ends at *node*."""
+
+    def replaced(self, path: Path[Entry], /) -> list[Entry]:
+        """Entries made useless by a new one that *path* leads to."""
+
+    def is_needed(self, entry: Entry, /) -> bool:
+        """Do other entries build on this one?"""
+
+    def falling(self, entry: Entry) -> list[Entry]:
+        """*entry* and all that build on it, in an order to take them away in."""
+
+
 class RangeLayout:
     """Each token's bytes exist once; an entry needs those before it on its path."""
 
     def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
-        """The chain from position 0, best restore first to last."""
         spans: list[Span] = []
         for node in path.nodes:
-            entry = node.cover
-            assert entry is not None
+            assert node.cover is not None
             stop = min(node.stop, path.n_tokens)
-            if spans and spans[-1].entry is entry:
-                spans[-1] = Span(entry, spans[-1].start, stop)
+            if spans and spans[-1].entry is node.cover:
+                spans[-1] = spans[-1]._replace(stop=stop)
             else:
-                spans.append(Span(entry, node.start, stop))
+                spans.append(Span(node.cover, node.start, stop))
         return tuple(spans)
 
-    def to_capture(self, path: Path[Entry], stop: int) -> int | None:
-        """The first position a snapshot up to *stop* must hold; None: all is there."""
-        return None if path.n_tokens == stop else path.n_tokens
+    def plan(
+        self, namespace: Hashable, key: bytes, path: Path[Entry]
+    ) -> CapturePlan | None:
+        stop = len(key) // TOKEN_BYTES
+        if path.n_tokens == stop:
+            return None
+        ground = tuple(span.entry for span in self.spans(path))
+        return CapturePlan(namespace, key, path.n_tokens, stop, ground)
 
-    def ground(self, path: Path[Entry]) -> tuple[Entry, ...]:
-        """Entries without which a new one on *path* would be of no use."""
-        return tuple(span.entry for span in self.spans(path))
-
-    def repeats(self, n_shared: int, start: int, stop: int, other_stop: int) -> bool:
-        """Would capturing [start, stop) repeat one under way with *n_shared* tokens?"""
-        return n_shared > start
+    def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
+        return n_common(plan.key, other.key) > plan.start
 
     def attach(self, entry: Entry, node: Node[Entry]) -> None:
-        """Make *entry* the one that ends at *node*."""
         assert node.start == entry.start
-        node.cover = node.entry = entry
+        node.entry = node.cover = entry
         entry.node = node
 
-    def is_needed(self, entry: Entry) -> bool:
-        """Do other entries build on this one?"""
-        node = entry.node
-        assert node is not None
-        # Without branches the positions of an entry lie in one node (see radix_tree).
-        return bool(node.children) or node.start != entry.start
+    def replaced(self, _path: Path[Entry], /) -> list[Entry]:
+        return []
 
-    def falls_with(self, entry: Entry) -> list[Entry]:
-        """*entry* and all that build on it, those that are needed first."""
+    def is_needed(self, entry: Entry, /) -> bool:
+        assert entry.node is not None
+        # Without branches the tree has merged all its positions into one node.
+        return bool(entry.node.children) or entry.node.start != entry.start
+
+    def falling(self, entry: Entry) -> list[Entry]:
         node = entry.node
         assert node is not None
         while node.parent is not None and node.parent.cover is entry:
             node = node.parent
-        return [below.entry for below in node.below() if below.entry is not None]
-
-    def replaced(self, path: Path[Entry]) -> list[Entry]:
-        """Entries that a new one at the end of *path* makes useless."""
-        return []
+        # All below the first position of a range builds on it.
+        return [n.entry for n in node.below() if n.entry is not None][::-1]
 
 
-class _WholeLayout(RangeLayout):
+class _WholeLayout:
     """Every entry starts at 0 and stands alone."""
-
-    def ground(self, path: Path[Entry]) -> tuple[Entry, ...]:
-        return ()
 
     def attach(self, entry: Entry, node: Node[Entry]) -> None:
         node.entry = entry
         entry.node = node
 
-    def is_needed(self, entry: Entry) -> bool:
+    def is_needed(self, _entry: Entry, /) -> bool:
         return False
 
-    def falls_with(self, entry: Entry) -> list[Entry]:
+    def falling(self, entry: Entry) -> list[Entry]:
         return [entry]
 
 
@@ -104,27 +124,38 @@ class StateLayout(_WholeLayout):
             node = next(iter(node.children.values()))
         return (Span(node.entry, 0, path.n_tokens),)
 
-    def to_capture(self, path: Path[Entry], stop: int) -> int | None:
-        return None if path.n_tokens == stop else 0
+    def plan(
+        self, namespace: Hashable, key: bytes, path: Path[Entry]
+    ) -> CapturePlan | None:
+        stop = len(key) // TOKEN_BYTES
+        return None if path.n_tokens == stop else CapturePlan(namespace, key, 0, stop)
 
-    def repeats(self, n_shared: int, start: int, stop: int, other_stop: int) -> bool:
-        return n_shared == stop
+    def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
+        return other.key.startswith(plan.key)
 
-    def replaced(self, path: Path[Entry]) -> list[Entry]:
+    def replaced(self, path: Path[Entry], /) -> list[Entry]:
         return _entries_on(path)
 
 
 class ExactLayout(_WholeLayout):
-    """Several points of a path are kept; the deepest one reached counts."""
+    """Several points of a path are kept; the deepest one that is reached counts."""
 
     def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
         return tuple(Span(entry, 0, entry.stop) for entry in _entries_on(path)[-1:])
 
-    def to_capture(self, path: Path[Entry], stop: int) -> int | None:
-        return None if any(e.stop == stop for e in _entries_on(path)) else 0
+    def plan(
+        self, namespace: Hashable, key: bytes, path: Path[Entry]
+    ) -> CapturePlan | None:
+        stop = len(key) // TOKEN_BYTES
+        if any(entry.stop == stop for entry in _entries_on(path)[-1:]):
+            return None
+        return CapturePlan(namespace, key, 0, stop)
 
-    def repeats(self, n_shared: int, start: int, stop: int, other_stop: int) -> bool:
-        return n_shared == stop == other_stop
+    def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
+        return other.key == plan.key
+
+    def replaced(self, _path: Path[Entry], /) -> list[Entry]:
+        return []
 
 
 def _entries_on(path: Path[Entry]) -> list[Entry]:
@@ -136,7 +167,7 @@ def _entries_on(path: Path[Entry]) -> list[Entry]:
     ]
 
 
-LAYOUTS: dict[SnapshotKind, RangeLayout] = {
+LAYOUTS: dict[SnapshotKind, Layout] = {
     SnapshotKind.RANGE: RangeLayout(),
     SnapshotKind.STATE: StateLayout(),
     SnapshotKind.EXACT: ExactLayout(),

@@ -1,0 +1,143 @@
+"""
+What the prefix cache holds and has done.
+
+Rule: stored and reserved bytes together never pass the limit, nor do entries. What is
+pinned or reserved cannot be evicted, so room is promised only from the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
+
+
+class Eviction(StrEnum):
+    """Why an entry left."""
+
+    SPACE = "space"  # another one needed the bytes or the place
+    REPLACED = "replaced"  # a longer state of its lineage was stored
+    DROPPED = "dropped"  # its restore failed, or that of one it builds on
+    CLEARED = "cleared"
+
+
+class Refusal(StrEnum):
+    """Why a snapshot was not stored."""
+
+    TOO_BIG = "too big"  # more than the limits allow in an empty cache
+    NO_ROOM = "no room"  # the rest is pinned or reserved
+    STALE = "stale"  # the cache changed between plan_store() and reserve()
+    LOST = "lost"  # cleared, or its ground dropped, while it was captured
+    COVERED = "covered"  # another one stored the same meanwhile
+    ABANDONED = "abandoned"  # the capture failed
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Counts since the start, in tokens where the name says so, and what is held now."""
+
+    n_queries: int
+    n_query_tokens: int
+    n_hit_tokens_live: int  # found in the memory of a slot
+    n_hit_tokens_host: int  # found in a snapshot
+    n_sparse_tokens: int  # known to the tree, but no entry to restore them from
+    n_stores: int
+    n_stored_tokens: int
+    n_evictions: Mapping[Eviction, int]
+    n_refusals: Mapping[Refusal, int]
+    n_entries: int
+    n_pinned: int
+    n_reserved: int
+    n_bytes: int  # of entries, their tokens included
+    n_reserved_bytes: int
+    max_entries: int
+    max_bytes: int
+
+
+class Ledger:
+    """The running sums behind `CacheStats`, and the limits."""
+
+    def __init__(self, max_bytes: int, max_entries: int) -> None:
+        self.max_bytes = max_bytes
+        self.max_entries = max_entries
+        self.n_entries = self.n_bytes = 0
+        self.n_reserved = self.n_reserved_bytes = 0
+        self.n_pinned = self.n_pinned_bytes = 0
+        self.totals: Counter[str] = Counter()
+        self.evictions: Counter[Eviction] = Counter()
+        self.refusals: Counter[Refusal] = Counter()
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Does one more entry of *n_bytes* fit now?"""
+        return (
+            self.n_bytes + self.n_reserved_bytes + n_bytes <= self.max_bytes
+            and self.n_entries + self.n_reserved < self.max_entries
+        )
+
+    def why_not(self, n_bytes: int) -> Refusal | None:
+        """Why one more entry of *n_bytes* cannot fit, whatever is evicted; None: it can."""
+        if n_bytes > self.max_bytes or self.max_entries == 0:
+            return Refusal.TOO_BIG
+        n_fixed_bytes = self.n_pinned_bytes + self.n_reserved_bytes
+        n_fixed = self.n_pinned + self.n_reserved
+        if n_fixed_bytes + n_bytes > self.max_bytes or n_fixed >= self.max_entries:
+            return Refusal.NO_ROOM
+        return None
+
+    def query(self, hit: Hit, n_live: int) -> None:
+        self.totals["n_queries"] += 1
+        self.totals["n_query_tokens"] += hit.n_prompt
+        self.totals["n_hit_tokens_live"] += n_live
+        self.totals["n_hit_tokens_host"] += max(0, hit.n_tokens - n_live)
+        self.totals["n_sparse_tokens"] += hit.n_matched - hit.n_tokens
+
+    def reserve(self, reservation: Reservation) -> None:
+        self.n_reserved += 1
+        self.n_reserved_bytes += reservation.n_charged
+
+    def unreserve(self, reservation: Reservation) -> None:
+        self.n_reserved -= 1
+        self.n_reserved_bytes -= reservation.n_charged
+
+    def store(self, entry: Entry) -> None:
+        self.n_entries += 1
+        self.n_bytes += entry.n_charged
+        self.totals["n_stores"] += 1
+        self.totals["n_stored_tokens"] += entry.n_tokens
+
+    def release(self, entry: Entry) -> None:
+        self.n_entries -= 1
+        self.n_bytes -= entry.n_charged
+
+    def pin(self, entry: Entry) -> None:
+        self.n_pinned += 1
+        self.n_pinned_bytes += entry.n_charged
+
+    def unpin(self, entry: Entry) -> None:
+        self.n_pinned -= 1
+        self.n_pinned_bytes -= entry.n_charged
+
+    def stats(self) -> CacheStats:
+        totals = self.totals
+        return CacheStats(
+            n_queries=totals["n_queries"],
+            n_query_tokens=totals["n_query_tokens"],
+            n_hit_tokens_live=totals["n_hit_tokens_live"],
+            n_hit_tokens_host=totals["n_hit_tokens_host"],
+            n_sparse_tokens=totals["n_sparse_tokens"],
+            n_stores=totals["n_stores"],
+            n_stored_tokens=totals["n_stored_tokens"],
+            n_evictions=MappingProxyType(dict(self.evictions)),
+            n_refusals=MappingProxyType(dict(self.refusals)),
+            n_entries=self.n_entries,
+            n_pinned=self.n_pinned,
+            n_reserved=self.n_reserved,
+            n_bytes=self.n_bytes,
+            n_reserved_bytes=self.n_reserved_bytes,
+            max_entries=self.max_entries,
+            max_bytes=self.max_bytes,
+        )

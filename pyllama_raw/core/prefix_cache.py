@@ -1,0 +1,216 @@
+"""
+Finds the longest prefix of a prompt that need not be computed, within strict limits.
+
+One radix tree a namespace remembers host snapshots that an executor captured; this
+module decides and counts, the executor copies.
+
+A restore is match(), pin(), the copy, unpin(); drop() if the copy failed.
+A capture is plan_store(), reserve() (which evicts first), the copy, commit() or abandon().
+Payloads of entries that left wait in take_released(): the executor frees them before it
+captures anything new, so the limits hold at every moment.
+
+Namespaces (model, adapters, KV types, the caller's salt) share limits but never hits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterable
+
+from pyllama_raw.core.cache_entry import CapturePlan, Entry, Hit, Reservation
+from pyllama_raw.core.cache_stats import CacheStats, Eviction, Ledger, Refusal
+from pyllama_raw.core.cache_store import EntryStore
+from pyllama_raw.core.eviction import OrderKey, lru
+from pyllama_raw.core.snapshot_kind import LAYOUTS, SnapshotKind
+from pyllama_raw.core.snapshot_points import parting
+
+
+class PrefixCache:
+    """
+    Host snapshots found by longest common token prefix.
+
+    Args:
+        max_bytes: most bytes of snapshots and of their tokens; 0 stores nothing.
+        max_entries: most snapshots; 0 stores nothing.
+        order_key: which entry is evicted first (core/eviction.py).
+    """
+
+    def __init__(
+        self,
+        kind: SnapshotKind,
+        *,
+        max_bytes: int,
+        max_entries: int,
+        order_key: OrderKey = lru,
+    ) -> None:
+        self.kind = kind
+        self._layout = LAYOUTS[kind]
+        self._ledger = Ledger(max_bytes, max_entries)
+        self._store = EntryStore(self._layout, self._ledger, order_key)
+        self._reservations: set[Reservation] = set()
+        self._now = 0  # queries and stores so far
+
+    def match(self, namespace: Hashable, tokens: array[int], limit: int) -> Hit:
+        """
+        What may be restored for *tokens*, at most *limit* of them. Changes nothing.
+
+        The limit is len(tokens) - 1 or less: a snapshot has no logits, so at least one
+        token must be computed.
+        """
+        path = self._store.walk(namespace, tokens[:limit].tobytes())
+        spans = self._layout.spans(path)
+        n_tokens = spans[-1].stop if spans else 0
+        return Hit(n_tokens, spans, path.n_tokens, len(tokens))
+
+    def record(self, hit: Hit, n_live: int = 0) -> None:
+        """Count *hit* as one query, its first *n_live* tokens served from a slot."""
+        self._now += 1
+        self._ledger.query(hit, n_live)
+        for entry in hit.entries:
+            entry.n_hits += 1
+            entry.last_used = self._now
+
+    def pin(self, hit: Hit) -> None:
+        """Keep the entries of *hit* until unpin(); nothing may change after match()."""
+        self._store.pin(hit.entries)
+
+    def unpin(self, hit: Hit) -> None:
+        """Undo one pin() of *hit*."""
+        self._store.unpin(hit.entries)
+
+    def drop(self, entry: Entry) -> None:
+        """Forget *entry*, whose restore failed, and all that builds on it."""
+        if entry.node is not None:
+            for falling in self._layout.falling(entry):
+                self._store.forget(falling, Eviction.DROPPED)
+
+    def plan_store(
+        self, namespace: Hashable, tokens: array[int], n_tokens: int
+    ) -> CapturePlan | None:
+        """
+        What a snapshot of the first *n_tokens* of *tokens* must hold. Changes nothing.
+
+        None if all of it is stored, or if some of it is being captured right now: the
+        next snapshot point of this sequence then covers what is missing.
+        """
+        assert 0 < n_tokens <= len(tokens)
+        plan = self._missing(namespace, tokens[:n_tokens].tobytes())
+        return None if plan is None or self._is_under_way(plan) else plan
+
+    def reserve(self, plan: CapturePlan, n_bytes: int) -> Reservation | None:
+        """
+        Make room for a snapshot of at most *n_bytes*, by evicting if need be.
+
+        None if it cannot fit or *plan* is out of date; then nothing was evicted.
+        """
+        reservation = Reservation(plan, n_bytes)
+        if self._missing(plan.namespace, plan.key) != plan or self._is_under_way(plan):
+            self._ledger.refusals[Refusal.STALE] += 1
+            return None
+        self._store.pin(plan.ground)
+        if (refusal := self._ledger.why_not(reservation.n_charged)) is not None:
+            self._store.unpin(plan.ground)
+            self._ledger.refusals[refusal] += 1
+            return None
+        replaced = self._layout.replaced(self._store.walk(plan.namespace, plan.key))
+        self._store.make_room(reservation.n_charged, first=replaced)
+        self._ledger.reserve(reservation)
+        self._reservations.add(reservation)
+        return reservation
+
+    def commit(
+        self, reservation: Reservation, payload: object, n_bytes: int
+    ) -> Entry | None:
+        """
+        Store the snapshot that was captured into *reservation*.
+
+        None if it is of no use any more; *payload* is then released like an evicted one.
+        """
+        assert n_bytes <= reservation.n_bytes, "captured more than was reserved"
+        plan, entry = reservation.plan, None
+        self._end(reservation)
+        if (refusal := self._why_useless(reservation)) is None:
+            self._now += 1
+            entry = self._store.add(plan, payload, n_bytes, self._now)
+        else:
+            self._store.release(payload)
+            self._ledger.refusals[refusal] += 1
+        self._store.unpin(plan.ground)
+        return entry
+
+    def abandon(self, reservation: Reservation) -> None:
+        """Give the room of *reservation* back: nothing was captured."""
+        self._end(reservation)
+        self._store.unpin(reservation.plan.ground)
+        self._ledger.refusals[Refusal.ABANDONED] += 1
+
+    def clear(self, namespace: Hashable | None = None) -> int:
+        """
+        Forget the entries of *namespace*, or of all; returns the bytes freed at once.
+
+        Pinned entries can no longer be found and are freed when they are unpinned. What
+        is being captured will not be stored.
+        """
+        n_before = self._ledger.n_bytes
+        for reservation in self._reservations:
+            if namespace in (None, reservation.plan.namespace):
+                reservation.is_lost = True
+        names = self._store.namespaces() if namespace is None else [namespace]
+        for name in names:
+            for entry in self._store.entries_of(name):
+                self._store.forget(entry, Eviction.CLEARED)
+        return n_before - self._ledger.n_bytes
+
+    def take_released(self) -> list[object]:
+        """Payloads nobody needs any more, since the last call; the caller frees them."""
+        return self._store.take_released()
+
+    def junctions(
+        self,
+        namespace: Hashable,
+        tokens: array[int],
+        others: Iterable[array[int]] = (),
+    ) -> tuple[int, ...]:
+        """Where *tokens* part from stored paths and from *others*, rising."""
+        points = {parting(tokens, other) for other in others}
+        path = self._store.walk(namespace, tokens.tobytes())
+        if path.n_tokens < len(tokens) and not path.is_at_leaf:
+            points.add(path.n_tokens)
+        return tuple(sorted(point for point in points if point))
+
+    def stats(self) -> CacheStats:
+        """What the cache holds and has done."""
+        return self._ledger.stats()
+
+    def check_integrity(self) -> None:
+        """Conservation laws as assertions: limits, sums, pins, every entry reachable."""
+        ledger, reservations = self._ledger, self._reservations
+        self._store.check_integrity()
+        assert ledger.n_reserved == len(reservations)
+        assert ledger.n_reserved_bytes == sum(r.n_charged for r in reservations)
+        assert ledger.n_bytes + ledger.n_reserved_bytes <= ledger.max_bytes
+        assert ledger.n_entries + ledger.n_reserved <= ledger.max_entries
+        assert all(e.n_pins > 0 for r in reservations for e in r.plan.ground)
+
+    def _missing(self, namespace: Hashable, key: bytes) -> CapturePlan | None:
+        return self._layout.plan(namespace, key, self._store.walk(namespace, key))
+
+    def _is_under_way(self, plan: CapturePlan) -> bool:
+        return any(
+            other.plan.namespace == plan.namespace
+            and self._layout.overlaps(plan, other.plan)
+            for other in self._reservations
+        )
+
+    def _why_useless(self, reservation: Reservation) -> Refusal | None:
+        plan = reservation.plan
+        if reservation.is_lost or any(entry.node is None for entry in plan.ground):
+            return Refusal.LOST
+        if self._missing(plan.namespace, plan.key) is None:
+            return Refusal.COVERED
+        return None
+
+    def _end(self, reservation: Reservation) -> None:
+        assert reservation in self._reservations, "ended twice"
+        self._reservations.remove(reservation)
+        self._ledger.unreserve(reservation)

@@ -1,0 +1,39 @@
+"""Where a prompt is worth a snapshot; its prefill chunks end exactly there."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from pyllama_raw.core.radix_tree import n_common
+
+
+def snapshot_points(
+    n_prompt: int,
+    *,
+    interval: int = 0,
+    n_tail: int = 1,
+    junctions: Iterable[int] = (),
+    cache_points: Iterable[int] = (),
+) -> tuple[int, ...]:
+    """
+    Positions to capture at, rising, each at least 1 and less than *n_prompt*.
+
+    Args:
+        interval: tokens between regular points; 0: none.
+        n_tail: tokens left after the last point, to be computed on a full hit; 0: none.
+        junctions: where this prompt parts from others.
+        cache_points: what the caller marked.
+    """
+    points = {*junctions, *cache_points}
+    if interval:
+        points.update(range(interval, n_prompt, interval))
+    if n_tail:
+        points.add(n_prompt - n_tail)
+    return tuple(sorted(point for point in points if 0 < point < n_prompt))
+
+
+def parting(tokens: array[int], other: array[int]) -> int | None:
+    """Where two sequences part; None if they share nothing or one continues the other."""
+    n_shared = n_common(tokens.tobytes(), other.tobytes())
+    return n_shared if 0 < n_shared < min(len(tokens), len(other)) else None

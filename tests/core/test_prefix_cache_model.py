@@ -1,0 +1,334 @@
+"""
+The prefix cache against a list that is searched from end to end.
+
+The list knows what must be found, who may leave and what is held; only the order of
+eviction is read from the cache, and then checked against the order key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
+from pyllama_raw.core.eviction import ORDER_KEYS
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from tests.core.cache_support import toks
+
+MAX_BYTES = 400
+MAX_ENTRIES = 8
+RANGE, STATE, EXACT = SnapshotKind
+
+namespaces = st.sampled_from(["a", "b"])
+prompts = st.text("xy", min_size=1, max_size=9)
+
+
+@dataclass
+class Known:
+    """An entry as the list sees it."""
+
+    namespace: str
+    text: str  # the whole path
+    entry: Entry
+
+    @property
+    def start(self) -> int:
+        return self.entry.start
+
+    @property
+    def stop(self) -> int:
+        return len(self.text)
+
+    def n_shared(self, text: str) -> int:
+        n = 0
+        while n < min(len(text), self.stop) and text[n] == self.text[n]:
+            n += 1
+        return n
+
+
+@dataclass
+class Capture:
+    """A reservation as the list sees it."""
+
+    namespace: str
+    text: str
+    reservation: Reservation
+    is_lost: bool = False
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """One machine a kind of snapshot; see below."""
+
+    kind: SnapshotKind
+    captures = Bundle("captures")
+    hits = Bundle("hits")
+
+    @initialize(order_key=st.sampled_from(sorted(ORDER_KEYS)))
+    def start(self, order_key: str) -> None:
+        self.order_key = ORDER_KEYS[order_key]
+        self.cache = PrefixCache(
+            self.kind,
+            max_bytes=MAX_BYTES,
+            max_entries=MAX_ENTRIES,
+            order_key=self.order_key,
+        )
+        self.known: list[Known] = []  # can be found
+        self.doomed: list[Entry] = []  # dropped while pinned
+        self.open: list[Capture] = []
+        self.pins: list[Entry] = []  # one each pin
+        self.n_payloads = 0
+
+    # Finding
+
+    def best(self, namespace: str, text: str) -> int:
+        """Tokens of *text* that can be restored, by looking at every entry."""
+        mine = [k for k in self.known if k.namespace == namespace]
+        if self.kind is EXACT:
+            return max((k.stop for k in mine if text.startswith(k.text)), default=0)
+        if self.kind is STATE:
+            return max((k.n_shared(text) for k in mine), default=0)
+        n = 0
+        while any(k.start <= n < k.n_shared(text) for k in mine):
+            n += 1
+        return n
+
+    @rule(namespace=namespaces, text=prompts, n_limit=st.integers(0, 9))
+    def match(self, namespace: str, text: str, n_limit: int) -> None:
+        limit = min(n_limit, len(text) - 1)
+
+        hit = self.cache.match(namespace, toks(text), limit)
+
+        assert hit.n_tokens == self.best(namespace, text[:limit])
+        self.check_spans(hit, namespace, text)
+
+    def check_spans(self, hit: Hit, namespace: str, text: str) -> None:
+        at = 0
+        for entry, start, stop in hit.spans:
+            (known,) = [k for k in self.known if k.entry is entry]
+            assert known.namespace == namespace
+            assert known.text[:stop] == text[:stop]
+            assert entry.start <= start == at < stop <= entry.stop
+            assert self.kind is not EXACT or stop == entry.stop
+            at = stop
+        assert at == hit.n_tokens
+
+    @rule(target=hits, namespace=namespaces, text=prompts)
+    def use(self, namespace: str, text: str):
+        hit = self.cache.match(namespace, toks(text), len(text) - 1)
+        self.cache.record(hit)
+        if not hit.spans or len(self.pins) > 3:
+            return multiple()
+        self.cache.pin(hit)
+        self.pins += hit.entries
+        return hit
+
+    @rule(hit=consumes(hits))
+    def unpin(self, hit: Hit) -> None:
+        self.cache.unpin(hit)
+        for entry in hit.entries:
+            self.pins.remove(entry)
+        self.sync_doomed()
+
+    @rule(hit=consumes(hits), at=st.integers(0, 3))
+    def fail_restore(self, hit: Hit, at: int) -> None:
+        entry = hit.entries[at % len(hit.entries)]
+        falling = [k for k in self.known if self.falls_with(k, entry)]
+        self.cache.drop(entry)
+        self.leave(falling)
+        for capture in self.open:
+            ground = capture.reservation.plan.ground
+            capture.is_lost |= any(k.entry in ground for k in falling)
+        self.unpin(hit)
+
+    def falls_with(self, known: Known, entry: Entry) -> bool:
+        if known.entry is entry or self.kind is not RANGE:
+            return known.entry is entry
+        top = [k for k in self.known if k.entry is entry]
+        return any(
+            known.namespace == k.namespace and known.n_shared(k.text) > k.start
+            for k in top
+        )
+
+    # Capturing
+
+    @rule(target=captures, namespace=namespaces, text=prompts, n=st.integers(0, 120))
+    def capture(self, namespace: str, text: str, n: int):
+        plan = self.cache.plan_store(namespace, toks(text), len(text))
+        if plan is None:
+            assert self.is_covered(namespace, text)
+            return multiple()
+        in_tree = self.best(namespace, text) if self.kind is RANGE else 0
+        assert (plan.start, plan.stop) == (in_tree, len(text))
+        n_charged = n + 4 * (plan.stop - plan.start)
+        fixed = {*self.pins, *plan.ground, *self.grounds()}
+        n_fixed = sum(e.n_charged for e in fixed) + self.n_reserved_bytes()
+        fits = n_fixed + n_charged <= MAX_BYTES
+        fits &= len(fixed) + len(self.open) < MAX_ENTRIES
+        before = list(self.known)
+
+        reservation = self.cache.reserve(plan, n)
+
+        assert (reservation is not None) == fits
+        if reservation is None:
+            assert self.cache.take_released() == []
+            return multiple()
+        self.open.append(Capture(namespace, text, reservation))
+        self.check_evicted(before, text)
+        return self.open[-1]
+
+    def is_covered(self, namespace: str, text: str) -> bool:
+        """Is all of it stored, or some of it being captured?"""
+        others = [c.text for c in self.open if c.namespace == namespace]
+        if self.kind is EXACT:
+            mine = [k.text for k in self.known if k.namespace == namespace]
+            return text in mine + others
+        n_best = self.best(namespace, text)
+        if self.kind is STATE:
+            return n_best == len(text) or any(o.startswith(text) for o in others)
+        return n_best == len(text) or any(
+            other.startswith(text[: n_best + 1]) for other in others
+        )
+
+    def check_evicted(self, before: list[Known], text: str) -> None:
+        released = self.cache.take_released()
+        gone = [k for k in before if k.entry.node is None]
+        assert len(released) == len(gone)
+        assert not {k.entry for k in gone} & {*self.pins, *self.grounds()}
+        self.leave(gone)
+        if self.kind is RANGE:
+            return
+        replaced = [k for k in gone if self.kind is STATE and text.startswith(k.text)]
+        kept = [k.entry for k in self.known if k.entry not in self.pins]
+        for known in gone:
+            if known not in replaced:
+                key = self.order_key(known.entry)
+                assert all(key <= self.order_key(entry) for entry in kept)
+
+    @rule(capture=consumes(captures), spare=st.integers(0, 20))
+    def commit(self, capture: Capture, spare: int) -> None:
+        reservation, text = capture.reservation, capture.text
+        self.n_payloads += 1
+        self.open.remove(capture)
+        n_best = self.best(capture.namespace, text)
+        overtaken = self.kind is STATE and n_best == len(text)
+        n_bytes = max(0, reservation.n_bytes - spare)
+
+        entry = self.cache.commit(reservation, self.n_payloads, n_bytes)
+
+        assert (entry is None) == (capture.is_lost or overtaken)
+        released = self.cache.take_released()
+        if entry is None:
+            assert self.n_payloads in released
+            self.sync_doomed(released)
+            return
+        replaced = [
+            k
+            for k in self.known
+            if self.kind is STATE
+            and k.namespace == capture.namespace
+            and text.startswith(k.text)
+            and k.entry not in self.pins
+        ]
+        assert len(released) == len(replaced)
+        self.leave(replaced)
+        self.known.append(Known(capture.namespace, text, entry))
+
+    @rule(capture=consumes(captures))
+    def abandon(self, capture: Capture) -> None:
+        self.open.remove(capture)
+        self.cache.abandon(capture.reservation)
+        self.sync_doomed()
+
+    # Clearing and looking
+
+    @rule(namespace=st.none() | namespaces, dice=st.integers(0, 4))
+    def clear(self, namespace: str | None, dice: int) -> None:
+        if dice:  # seldom, so that something is there to clear
+            return
+        n_before = self.cache.stats().n_bytes
+        n_freed = self.cache.clear(namespace)
+        assert n_freed == n_before - self.cache.stats().n_bytes
+        self.leave([k for k in self.known if namespace in (None, k.namespace)])
+        for capture in self.open:
+            capture.is_lost |= namespace in (None, capture.namespace)
+
+    @rule(namespace=namespaces, text=prompts)
+    def junctions(self, namespace: str, text: str) -> None:
+        mine = [k for k in self.known if k.namespace == namespace]
+        n = max((k.n_shared(text) for k in mine), default=0)
+        parts = any(k.n_shared(text) == n < k.stop for k in mine)
+        expected = (n,) if 0 < n < len(text) and parts else ()
+
+        assert self.cache.junctions(namespace, toks(text)) == expected
+
+    # What is held
+
+    def grounds(self) -> list[Entry]:
+        return [e for c in self.open for e in c.reservation.plan.ground]
+
+    def n_reserved_bytes(self) -> int:
+        return sum(c.reservation.n_charged for c in self.open)
+
+    def leave(self, gone: list[Known]) -> None:
+        """Move *gone* out; those in use are doomed until they are let go."""
+        self.known = [k for k in self.known if k not in gone]
+        in_use = {*self.pins, *self.grounds()}
+        self.doomed += [k.entry for k in gone if k.entry in in_use]
+
+    def sync_doomed(self, released: list[object] | None = None) -> None:
+        in_use = {*self.pins, *self.grounds()}
+        let_go = [entry for entry in self.doomed if entry not in in_use]
+        self.doomed = [entry for entry in self.doomed if entry in in_use]
+        assert all(entry.payload is None for entry in let_go)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check_integrity()
+        self.cache.take_released()
+        stats = self.cache.stats()
+        held = [k.entry for k in self.known] + self.doomed
+        assert stats.n_entries == len(held)
+        assert stats.n_bytes == sum(entry.n_charged for entry in held)
+        assert stats.n_reserved_bytes == self.n_reserved_bytes()
+        assert stats.n_bytes + stats.n_reserved_bytes <= MAX_BYTES
+        assert stats.n_pinned == len({*self.pins, *self.grounds()})
+        assert all(entry.payload is not None for entry in held)
+
+    @invariant()
+    def each_token_is_held_once(self) -> None:
+        if not hasattr(self, "cache") or self.kind is not RANGE:
+            return
+        tokens = [
+            (k.namespace, k.text[: n + 1])
+            for k in self.known
+            for n in range(k.start, k.stop)
+        ]
+        assert len(tokens) == len(set(tokens))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SnapshotKind)
+def test_cache_agrees_with_a_list(kind):
+    """
+    No history of operations makes the cache find less, hold more or lose anything.
+    """
+    machine = type(f"{kind.name}Machine", (CacheMachine,), {"kind": kind})
+    case = machine.TestCase
+    case.settings = settings(max_examples=50, stateful_step_count=70, deadline=None)
+
+    case("runTest").runTest()
