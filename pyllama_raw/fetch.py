@@ -33,7 +33,8 @@ OnBytes = Callable[[int], None]  # called with the bytes on disk so far
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60
-N_TRIES = 3
+N_TRIES = 3  # at each place
+PAUSE_S = 1.0  # longer before each further try
 
 
 class FetchFailed(OSError):
@@ -86,7 +87,7 @@ def fetch(artifact: Artifact, folder: Path, on_bytes: OnBytes) -> Path:
                     _download(url, artifact, file, on_bytes)
             except (OSError, ValueError) as error:
                 failures.append(f"{type(error).__name__}: {error}")
-                time.sleep(attempt)
+                time.sleep(PAUSE_S * attempt)
             else:
                 return path
     tried = "\n  ".join(dict.fromkeys(failures))

@@ -1,0 +1,125 @@
+"""Imports point downwards, and only the bottom sees C."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
+
+# Each part of the package and the parts it may import. A new part needs a line here.
+CONNECTION = {"config", "core", "engine", "errors"}
+API = {"api", "chat", "generation", "loading", "models", "prompt", "results", "sync"}
+RULE: dict[str, set[str]] = {
+    "errors": set(),
+    "fetch": set(),
+    "core": {"errors"},
+    "_ffi": {"errors"},
+    "native": {"_ffi", "errors"},
+    "config": {"errors"},
+    "engine": {"config", "core", "errors", "native"},
+    "models": {"errors", "fetch"},
+    "chat": {"errors"},
+    "results": {"core", "errors"},
+    "prompt": CONNECTION | {"chat"},
+    "generation": CONNECTION | {"results"},
+    "loading": CONNECTION | {"models"},
+    "api": CONNECTION | {"chat", "generation", "loading", "prompt", "results"},
+    "sync": {"api", "config", "errors"} | {"chat", "prompt", "results"},
+    "testing": CONNECTION | {"api"},
+    "__init__": CONNECTION | API,
+    "cli": CONNECTION | API | {"__init__", "native"},
+    "__main__": {"cli"},
+}
+
+# Modules from outside that would let a part do what is not its business.
+CLOCK_THREAD_FILE = {"asyncio", "io", "os", "pathlib", "socket", "threading", "time"}
+FORBIDDEN: dict[str, set[str]] = {
+    "core": CLOCK_THREAD_FILE | {"anyio", "cffi", "ctypes", "numpy", "random", "trio"},
+    "native": {"anyio", "asyncio", "cffi", "ctypes", "trio"},
+    "fetch": {"anyio", "cffi", "numpy", "pydantic", "tqdm"},
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def absolute(node: ast.ImportFrom) -> str:
+    assert node.level == 0, "imports are absolute"
+    assert node.module is not None
+    return node.module
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Dotted names of what *path* imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{absolute(node)}.{alias.name}" for alias in node.names)
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Parts of the package that *path* imports, without its own."""
+    parts = set()
+    for name in imported_names(path):
+        package, _, rest = name.partition(".")
+        if package == "pyllama_raw":
+            first = rest.split(".")[0]
+            parts.add(first if first in RULE else "__init__")
+    return parts - {part_of(path)}
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+IDS = [str(path.relative_to(PACKAGE)) for path in FILES]
+
+
+def test_every_part_has_a_rule():
+    """
+    A new file or folder is placed before it is used, and no rule outlives its part.
+    """
+    assert {part_of(path) for path in FILES} == set(RULE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_imports_point_downwards(path: Path):
+    """
+    A file imports only what its part may see: core and native never meet.
+    """
+    allowed = RULE[part_of(path)]
+
+    assert imported_parts(path) <= allowed
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_parts_keep_to_their_business(path: Path):
+    """
+    Core has no clock, thread, file or C; native has no event loop.
+    """
+    roots = {name.split(".")[0] for name in imported_names(path)}
+
+    assert not roots & FORBIDDEN.get(part_of(path), set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_only_the_boundary_imports_cffi(path: Path):
+    """
+    Nothing but _ffi imports cffi or another way into C.
+    """
+    roots = {name.split(".")[0] for name in imported_names(path)}
+
+    assert part_of(path) == "_ffi" or not roots & {"cffi", "ctypes"}
+
+
+def test_rule_has_no_cycle():
+    """
+    The parts can be put in an order in which each imports only earlier ones.
+    """
+    left = dict(RULE)
+    while ready := {part for part, below in left.items() if not below & set(left)}:
+        for part in ready:
+            del left[part]
+
+    assert left == {}

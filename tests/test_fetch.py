@@ -1,0 +1,172 @@
+"""Pinned files: whole and checked, or absent."""
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from pyllama_raw import fetch
+from pyllama_raw.fetch import Artifact, FetchFailed
+
+CONTENT = b"the pinned content" * 1000
+
+
+def make_artifact(folder: Path, content: bytes = CONTENT) -> Artifact:
+    """A pin whose first place is a file in *folder* holding *content*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "thing-1.0.tar.gz").write_bytes(content)
+    return Artifact(
+        project="thing",
+        version="1.0",
+        url=(folder / "thing-1.0.tar.gz").as_uri(),
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        n_bytes=len(CONTENT),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch, tmp_path):
+    monkeypatch.setattr(fetch, "PAUSE_S", 0.0)
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "no-index").as_uri())
+
+
+def test_file_is_fetched_once(tmp_path):
+    """
+    The second call finds the file and asks no place for it.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    seen: list[int] = []
+    path = fetch.fetch(artifact, tmp_path / "cache", seen.append)
+    (tmp_path / "server" / artifact.filename).unlink()
+
+    assert fetch.fetch(artifact, tmp_path / "cache", seen.append) == path
+    assert path.read_bytes() == CONTENT
+    assert seen == [len(CONTENT)]
+
+
+def test_wrong_content_is_refused(tmp_path):
+    """
+    A file of another hash is not kept, and the error gives both hashes.
+    """
+    artifact = make_artifact(tmp_path / "server", b"tampered")
+
+    with pytest.raises(FetchFailed) as caught:
+        fetch.fetch(artifact, tmp_path / "cache", lambda _: None)
+
+    assert artifact.sha256 in str(caught.value)
+    assert hashlib.sha256(b"tampered").hexdigest() in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_truncated_file_in_the_cache_is_replaced(tmp_path):
+    """
+    A file of another size under the final name is fetched again.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / artifact.filename).write_bytes(CONTENT[:10])
+
+    path = fetch.fetch(artifact, cache, lambda _: None)
+
+    assert path.read_bytes() == CONTENT
+
+
+def test_index_is_asked_when_the_address_fails(tmp_path, monkeypatch):
+    """
+    Where the address is out of reach, the mirror pip is set to gives the file.
+    """
+    artifact = make_artifact(tmp_path / "mirror" / "files")
+    gone = Artifact(
+        project="thing",
+        version="1.0",
+        url="file:///nowhere/thing-1.0.tar.gz",
+        sha256=artifact.sha256,
+        n_bytes=artifact.n_bytes,
+    )
+    page = tmp_path / "mirror" / "index.html"
+    page.write_text(
+        '<a href="files/other-1.0.tar.gz">other</a>'
+        '<a href="files/thing-1.0.tar.gz#sha256=00">thing</a>'
+    )
+    open_url = fetch._open
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.invalid/simple/")
+    asked = []
+
+    def open_here(url):
+        asked.append(url)
+        base = "https://mirror.invalid/simple/thing/"
+        local = url.replace(base, page.parent.as_uri() + "/")
+        return open_url(page.as_uri() if url == base else local)
+
+    monkeypatch.setattr(fetch, "_open", open_here)
+
+    path = fetch.fetch(gone, tmp_path / "cache", lambda _: None)
+
+    assert path.read_bytes() == CONTENT
+    assert asked[-2:] == [
+        "https://mirror.invalid/simple/thing/",
+        "https://mirror.invalid/simple/thing/files/thing-1.0.tar.gz",
+    ]
+
+
+def test_other_schemes_are_refused():
+    """
+    Only https, http and file addresses are opened.
+    """
+    with pytest.raises(ValueError, match="only https, http and file"):
+        fetch._open("ftp://example.invalid/x")
+
+
+def test_failed_write_leaves_nothing(tmp_path):
+    """
+    A block that raises leaves neither the file nor a temporary one.
+    """
+    path = tmp_path / "x"
+
+    def write_half():
+        with fetch.atomic_file(path) as file:
+            file.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_makes_the_second_wait(tmp_path):
+    """
+    Whoever comes second says that it waits, and gets the lock after the first.
+    """
+    order: list[str] = []
+    waits = threading.Event()
+
+    def second():
+        with fetch.locked(tmp_path / "lock", lambda _: waits.set()):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with fetch.locked(tmp_path / "lock", pytest.fail):
+        thread.start()
+        assert waits.wait(30)
+        order.append("first")
+    thread.join(30)
+
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "tail"),
+    [("PYLLAMA_RAW_CACHE", "here"), ("XDG_CACHE_HOME", "here/pyllama_raw")],
+)
+def test_cache_folder_can_be_named(monkeypatch, tmp_path, variable, tail):
+    """
+    PYLLAMA_RAW_CACHE names the folder itself, XDG_CACHE_HOME the one above.
+    """
+    for name in ("PYLLAMA_RAW_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "here"))
+
+    assert fetch.cache_dir() == tmp_path / tail

@@ -1,0 +1,108 @@
+"""What an installed package shows before anything native is touched."""
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pyllama_raw
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A finder that refuses the extension, as on a machine where it was never built.
+HIDE_EXTENSION = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pyllama_raw._ffi._llama":
+            raise ImportError("hidden by a test")
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run_without_extension(code: str) -> str:
+    command = [sys.executable, "-c", HIDE_EXTENSION + code]
+    done = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_public_name_exists():
+    """
+    __all__ names only what can be imported, each once.
+    """
+    names = pyllama_raw.__all__
+
+    assert len(set(names)) == len(names)
+    assert all(hasattr(pyllama_raw, name) for name in names)
+
+
+def test_installed_version_is_the_declared_one():
+    """
+    The metadata of the installation carries the version of pyproject.toml.
+    """
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert importlib.metadata.version("pyllama_raw") == declared["version"]
+
+
+def test_types_are_shipped():
+    """
+    The marker that makes type checkers read the package lies in it.
+    """
+    assert (Path(pyllama_raw.__file__).parent / "py.typed").is_file()
+
+
+def test_every_folder_with_code_is_a_package():
+    """
+    A folder without __init__.py would be left out of the wheel.
+    """
+    package = Path(pyllama_raw.__file__).parent
+    folders = {path.parent for path in package.rglob("*.py")}
+
+    assert [path for path in folders if not (path / "__init__.py").is_file()] == []
+
+
+def test_import_works_without_the_extension():
+    """
+    Importing every public name needs no native library.
+    """
+    code = "from pyllama_raw import *\nprint('pyllama_raw._ffi._llama' in sys.modules)"
+
+    assert run_without_extension(code) == "False\n"
+
+
+def test_first_native_use_says_what_to_run():
+    """
+    Without the extension the first use of C names the command that builds it.
+    """
+    code = """
+from pyllama_raw import LibraryNotBuilt, _ffi
+try:
+    _ffi.lib
+except LibraryNotBuilt as error:
+    print(repr(str(error)))
+"""
+
+    message = ast.literal_eval(run_without_extension(code))
+
+    assert "hidden by a test" in message
+    assert "pip install" in message
+
+
+def test_boundary_has_no_other_lazy_names():
+    """
+    A misspelt name of the boundary is an AttributeError, not a build hint.
+    """
+    code = """
+from pyllama_raw import _ffi
+print(hasattr(_ffi, "libs"))
+"""
+
+    assert run_without_extension(code) == "False\n"
