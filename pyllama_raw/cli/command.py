@@ -1,0 +1,59 @@
+"""Parse the arguments, run one command, turn its end into an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from signal import SIGINT
+
+from pyllama_raw.cli import options
+from pyllama_raw.errors import ConfigError, PyllamaError
+
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 only if everything that was asked for succeeded."""
+    parsed = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # In JSON, the backslash form of a lone surrogate is its escape.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads: let the flush at exit go nowhere, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (PyllamaError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return WRONG_USE if isinstance(error, ConfigError) else FAILED
+    return status
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="pyllama_raw", description="Run GGUF models.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    generate = commands.add_parser("generate", help="complete prompts, many at a time")
+    options.add_generate(generate)
+    generate.set_defaults(run=_generate)
+    info = commands.add_parser("info", help="show library, devices, model and limits")
+    options.add_info(info)
+    info.set_defaults(run=_info)
+    return parser
+
+
+def _generate(parsed: Namespace) -> int:
+    from pyllama_raw.cli.generate import generate
+
+    return generate(parsed)
+
+
+def _info(parsed: Namespace) -> int:
+    from pyllama_raw.cli.info import info
+
+    return info(parsed)

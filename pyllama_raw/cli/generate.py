@@ -1,0 +1,152 @@
+"""`generate`: run many requests on one engine, show each, and sum up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import anyio
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli.inputs import (
+    BadInput,
+    Input,
+    InputRequest,
+    from_file,
+    from_prompts,
+)
+from pyllama_raw.cli.options import SAMPLING, engine_config, given
+from pyllama_raw.cli.summary import summarize
+from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View
+from pyllama_raw.errors import ConfigError, PyllamaError
+from pyllama_raw.models import resolve_model
+
+STATUS_S = 0.25  # between two looks at the engine
+
+
+@dataclass
+class Run:
+    """One call of the command."""
+
+    opening: AbstractAsyncContextManager[AsyncEngine]
+    max_waiting: int
+    inputs: list[Input]
+    view: View
+    terminal: Terminal
+    summary: Path | None
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    async def main(self) -> int:
+        """Return the exit status."""
+        started = perf_counter()
+        self.terminal.status("loading the model")
+        async with self.opening as engine:
+            loaded = perf_counter()
+            try:
+                await self._serve_all(engine)
+            finally:
+                self._sum_up(engine, loaded - started, perf_counter() - loaded)
+        return 0 if all(outcome.succeeded for outcome in self.outcomes) else 1
+
+    async def _serve_all(self, engine: AsyncEngine) -> None:
+        waiting = iter(self.inputs)
+        n_tasks = min(len(self.inputs), self.max_waiting)
+        async with anyio.create_task_group() as watch:
+            if self.terminal.has_status:
+                watch.start_soon(self._show_status, engine)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(n_tasks):
+                    tasks.start_soon(self._serve_next, engine, waiting)
+            watch.cancel_scope.cancel()
+
+    async def _serve_next(self, engine: AsyncEngine, waiting: Iterator[Input]) -> None:
+        """Serve inputs until there are none; as many tasks as the queue can hold."""
+        for item in waiting:
+            if isinstance(item, BadInput):
+                outcome = Outcome(item.index, error=item.error)
+            else:
+                outcome = await self._serve(engine, item)
+            self.outcomes.append(outcome)
+            self.view.finished(outcome)
+
+    async def _serve(self, engine: AsyncEngine, item: InputRequest) -> Outcome:
+        try:
+            async with engine.generate(
+                item.prompt,
+                item.sampling,
+                priority=item.priority,
+                deadline_s=item.deadline_s,
+            ) as generation:
+                if self.view.is_live:
+                    async for delta in generation:
+                        self.view.text(item.index, delta.text)
+                return Outcome(item.index, await generation.collect())
+        except PyllamaError as error:
+            return Outcome(item.index, error=error)
+
+    async def _show_status(self, engine: AsyncEngine) -> None:
+        started = perf_counter()
+        while True:
+            stats, elapsed_s = engine.stats(), perf_counter() - started
+            rate = stats.output_tokens / max(elapsed_s, STATUS_S)
+            self.terminal.status(
+                f"{len(self.outcomes)}/{len(self.inputs)} done, {stats.running} running, "
+                f"{stats.output_tokens} tokens, {rate:.1f}/s, {elapsed_s:.0f} s"
+            )
+            await anyio.sleep(STATUS_S)
+
+    def _sum_up(self, engine: AsyncEngine, load_s: float, wall_s: float) -> None:
+        totals = summarize(
+            self.outcomes, load_s=load_s, wall_s=wall_s, stats=engine.stats()
+        )
+        self.terminal.close()
+        if self.summary is not None:
+            self.summary.write_text(json.dumps(totals, indent=2) + "\n")
+        if self.terminal.has_status:
+            self.terminal.say(
+                f"{totals['succeeded']}/{len(self.inputs)} succeeded, "
+                f"{totals['completion_tokens']} tokens in {wall_s:.1f} s "
+                f"({totals['completion_tokens_per_s']:.1f}/s)"
+            )
+
+
+def generate(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    defaults = given(options, SAMPLING)
+    inputs = _inputs(options, defaults)
+    config = engine_config(options)
+    opening = AsyncEngine.open(resolve_model(options.model), config)
+    terminal = Terminal(sys.stdout, sys.stderr)
+    view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
+    max_waiting = config.scheduler.max_waiting
+    run = Run(opening, max_waiting, inputs, view, terminal, options.summary)
+    try:
+        return anyio.run(run.main)
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+    finally:
+        terminal.close()
+
+
+def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
+    deadline_s = options.deadline_s
+    if bool(options.prompts) == bool(options.input):
+        raise ConfigError("give prompts or --input FILE, one of them")
+    if options.input:
+        return from_file(options.input, defaults=defaults, deadline_s=deadline_s)
+    return from_prompts(
+        options.prompts, chat=options.chat, defaults=defaults, deadline_s=deadline_s
+    )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

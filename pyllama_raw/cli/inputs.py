@@ -1,0 +1,167 @@
+"""
+Requests from arguments and JSON lines.
+
+A line that is wrong becomes an error with its index; the lines beside it go on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from pyllama_raw.config import SamplingParams, Token
+from pyllama_raw.errors import InvalidRequest, PyllamaError
+from pyllama_raw.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class InputRequest:
+    """One request to make."""
+
+    index: int
+    prompt: Prompt
+    sampling: SamplingParams
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadInput:
+    """One line that cannot become a request."""
+
+    index: int
+    error: PyllamaError
+
+
+Input = InputRequest | BadInput
+
+
+def from_prompts(
+    prompts: Sequence[str],
+    *,
+    chat: bool,
+    defaults: Mapping[str, Any],
+    deadline_s: float | None,
+) -> list[Input]:
+    """Requests for prompts given as arguments; chat: each is a message of the user."""
+    sampling = SamplingParams(**defaults)
+    return [
+        InputRequest(
+            index,
+            [{"role": "user", "content": prompt}] if chat else prompt,
+            sampling,
+            deadline_s=deadline_s,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def from_file(
+    name: str, *, defaults: Mapping[str, Any], deadline_s: float | None
+) -> list[Input]:
+    """Requests of a file of JSON lines, `-` for stdin; empty lines do not count."""
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    SamplingParams(**defaults)  # wrong for every line: refused at once
+    return [
+        parse_line(index, line, defaults=defaults, deadline_s=deadline_s)
+        for index, line in enumerate(filter(bytes.strip, lines))
+    ]
+
+
+def parse_line(
+    index: int,
+    line: bytes,
+    *,
+    defaults: Mapping[str, Any],
+    deadline_s: float | None = None,
+) -> Input:
+    """Make a request of one JSON line; *defaults* are sampling parameters it may lack."""
+    try:
+        parsed = _Line.model_validate_json(line)
+        given = parsed.model_dump(include=parsed.model_fields_set & _SAMPLING.keys())
+        sampling = SamplingParams(**{**defaults, **given})
+    except ValidationError as error:
+        return BadInput(index, _refusal(error))
+    except PyllamaError as error:
+        return BadInput(index, error)
+    return InputRequest(
+        index,
+        parsed.prompt if parsed.prompt is not None else parsed.model_dump()["messages"],
+        sampling,
+        parsed.priority,
+        parsed.deadline_s or deadline_s,
+    )
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: str
+    content: str
+
+
+class _LineBase(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str | list[Token] | None = None
+    messages: Annotated[list[_Message], Field(min_length=1)] | None = None
+    priority: int = 0
+    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @field_validator("stop", mode="before", check_fields=False)
+    @classmethod
+    def _one_stop_string(cls, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> _LineBase:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("prompt", self.prompt, "either prompt or messages")
+        return self
+
+
+_SAMPLING: dict[str, Any] = {
+    name: (field.annotation, field)
+    for name, field in SamplingParams.model_fields.items()
+}
+_Line: Any = create_model("_Line", __base__=_LineBase, **_SAMPLING)
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    """The first mistake of a line, in the words of this package."""
+    mistake = error.errors()[0]
+    kind, value = mistake["type"], _short(mistake["input"])
+    name = ".".join(str(part) for part in mistake["loc"])
+    if kind == "json_invalid":
+        return InvalidRequest("line", value, f"a JSON object ({mistake['msg']})")
+    if kind == "extra_forbidden":
+        return InvalidRequest("key", name, "one of " + ", ".join(_Line.model_fields))
+    if kind == "value_error":
+        cause = mistake["ctx"]["error"]
+        if isinstance(cause, InvalidRequest):
+            return cause
+    if mistake["loc"][:1] == ("prompt",):
+        return InvalidRequest("prompt", value, "text or a list of token ids")
+    allowed = mistake["msg"].removeprefix("Input should ").removeprefix("be ")
+    return InvalidRequest(name or "line", value, allowed)
+
+
+def _short(value: object) -> object:
+    shown = repr(value)
+    return value if len(shown) <= 80 else f"{shown[:77]}..."

@@ -1,0 +1,128 @@
+"""Flags of the commands; a flag that is not given leaves the default of config.py."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from pyllama_raw.config import (
+    ContextConfig,
+    EngineConfig,
+    KVType,
+    ModelConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+
+SAMPLING = tuple(SamplingParams.model_fields)
+
+
+def add_generate(parser: ArgumentParser) -> None:
+    """Flags of `generate`."""
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="text to go on from"
+    )
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        help="JSON lines with prompt (text or token ids) or messages, and for each line "
+        "any of: " + ", ".join((*SAMPLING, "priority", "deadline_s")) + "; - is stdin",
+    )
+    parser.add_argument(
+        "--chat", action="store_true", help="a PROMPT is a message to the model"
+    )
+    parser.add_argument(
+        "--jsonl", action="store_true", help="one JSON object a request on stdout"
+    )
+    parser.add_argument(
+        "--summary",
+        type=Path,
+        metavar="FILE",
+        help="write totals and latencies as JSON",
+    )
+    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    _add_sampling(parser)
+    add_engine(parser)
+
+
+MODEL_HELP = (
+    "a GGUF file, or hf:OWNER/REPO/FILE; without it a small model is fetched once"
+)
+
+
+def _add_sampling(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling, where a line does not say otherwise")
+    group.add_argument("--max-tokens", type=int, help="most output tokens (128)")
+    group.add_argument("--temperature", type=float, help="0 is greedy (0.8)")
+    group.add_argument("--top-k", type=int, help="0 is off (40)")
+    group.add_argument("--top-p", type=float, help="1 is off (0.95)")
+    group.add_argument("--min-p", type=float, help="0 is off (0.05)")
+    group.add_argument("--seed", type=int, help="of every request (random)")
+    group.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the output; repeatable"
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_const", const=True, help="go on to --max-tokens"
+    )
+    group.add_argument("--deadline-s", type=float, metavar="S", help="of every request")
+
+
+def add_engine(parser: ArgumentParser) -> None:
+    """Flags of everything that opens a model."""
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--slots", dest="n_slots", type=int, help="requests at a time (8)"
+    )
+    group.add_argument("--n-ctx", type=int, help="cells of all slots (2048 a slot)")
+    group.add_argument("--token-budget", type=int, help="tokens a step (by time)")
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="an output does not depend on what runs beside it",
+    )
+    group.add_argument(
+        "--context-full", choices=("stop", "shift"), help="when a slot is full (stop)"
+    )
+    group.add_argument("--threads", dest="n_threads", type=int)
+    group.add_argument("--threads-batch", dest="n_threads_batch", type=int)
+    group.add_argument("--gpu-layers", dest="n_gpu_layers", type=int)
+    group.add_argument("--flash-attn", choices=("auto", "on", "off"))
+    group.add_argument(
+        "--kv-unified",
+        action=BooleanOptionalAction,
+        help="one pool of cells for all slots, or a part for each",
+    )
+    group.add_argument("--n-batch", type=int, help="most tokens a decode call (2048)")
+    group.add_argument("--n-ubatch", type=int, help="most tokens a graph (512)")
+    group.add_argument("--type-k", choices=get_args(KVType), metavar="TYPE")
+    group.add_argument("--type-v", choices=get_args(KVType), metavar="TYPE")
+
+
+def engine_config(options: Namespace) -> EngineConfig:
+    """
+    Raises:
+        ConfigError: names the flag that is out of range.
+    """
+    scheduler = given(options, SchedulerConfig.model_fields)
+    return EngineConfig(
+        model=ModelConfig(**given(options, ModelConfig.model_fields)),
+        context=ContextConfig(**given(options, ContextConfig.model_fields)),
+        # The inputs are in memory already: only their number is limited.
+        scheduler=SchedulerConfig(max_waiting_tokens=2**40, **scheduler),
+        deterministic=options.deterministic,
+    )
+
+
+def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of *names* that were given."""
+    values = vars(options)
+    return {name: values[name] for name in names if values.get(name) is not None}
+
+
+def add_info(parser: ArgumentParser) -> None:
+    """Flags of `info`."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_engine(parser)

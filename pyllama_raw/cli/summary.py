@@ -1,0 +1,55 @@
+"""Totals of a run: tokens, rates over the wall time without loading, latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from math import ceil
+from typing import Any
+
+from pyllama_raw.cli.views import Outcome
+from pyllama_raw.results import EngineStats
+
+
+def summarize(
+    outcomes: Iterable[Outcome], *, load_s: float, wall_s: float, stats: EngineStats
+) -> dict[str, Any]:
+    """
+    The object that `--summary` writes.
+
+    Args:
+        wall_s: from the first submission to the last end.
+    """
+    outcomes = list(outcomes)
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    n_prompt = sum(result.usage.prompt_tokens for result in results)
+    n_output = sum(result.usage.completion_tokens for result in results)
+    n_succeeded = sum(outcome.succeeded for outcome in outcomes)
+    first = (result.timings.ttft_s for result in results)
+    return {
+        "requests": len(outcomes),
+        "succeeded": n_succeeded,
+        "failed": len(outcomes) - n_succeeded,
+        "load_s": load_s,
+        "wall_s": wall_s,
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_output,
+        "cached_tokens": sum(result.usage.cached_tokens for result in results),
+        "total_tokens_per_s": (n_prompt + n_output) / wall_s,
+        "completion_tokens_per_s": n_output / wall_s,
+        "ttft_s": _spread(ttft_s for ttft_s in first if ttft_s is not None),
+        "itl_s": _spread(gap for result in results for gap in result.timings.itl_s),
+        "engine": asdict(stats),
+    }
+
+
+def _spread(values: Iterable[float]) -> dict[str, float | None]:
+    """Nearest-rank percentiles: the smallest value that p percent do not exceed."""
+    ordered = sorted(values)
+    ranks = {"p50": 50, "p99": 99, "max": 100}
+    if not ordered:
+        return dict.fromkeys(ranks)
+    return {
+        name: ordered[ceil(len(ordered) * percent / 100) - 1]
+        for name, percent in ranks.items()
+    }

@@ -1,0 +1,144 @@
+"""How the outputs of many requests are shown: as live text, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from pyllama_raw.cli.inputs import BadInput, Input
+from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.results import Result
+
+SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one input ended: with a result or an error."""
+
+    index: int
+    result: Result | None = None
+    error: PyllamaError | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the request ran to its own end."""
+        return self.result is not None and self.result.finish_reason in SUCCESS
+
+
+class View(Protocol):
+    """Shows outputs as they come."""
+
+    is_live: bool  # wants text() as it comes, not only finished()
+
+    def text(self, index: int, text: str) -> None:
+        """Show more text of one request."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """Show the end of one request."""
+
+
+class JsonLines:
+    """One object a request, as soon as it has ended; nothing else."""
+
+    is_live = False
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def text(self, index: int, text: str) -> None:
+        """Wait for the end."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """Write the line."""
+        line = json.dumps(record(outcome), ensure_ascii=False, allow_nan=False)
+        self._terminal.write(f"{line}\n")
+
+
+class LiveText:
+    """The text of the first request that has not ended; the others in their turn."""
+
+    is_live = True
+
+    def __init__(self, terminal: Terminal, inputs: list[Input]) -> None:
+        self._terminal = terminal
+        self._inputs = inputs
+        self._turn = 0  # index of the request that is shown
+        self._held: dict[int, list[str]] = {}  # text of later requests
+        self._ended: dict[int, Outcome] = {}
+        self._last_char = "\n"
+        self._title()
+
+    def text(self, index: int, text: str) -> None:
+        """Show *text*, or keep it until it is the turn of *index*."""
+        if index == self._turn:
+            self._write(text)
+        else:
+            self._held.setdefault(index, []).append(text)
+
+    def finished(self, outcome: Outcome) -> None:
+        """End the request; if it was shown, go on with the next ones."""
+        self._ended[outcome.index] = outcome
+        while self._turn in self._ended:
+            self._end_line(self._ended.pop(self._turn))
+            self._turn += 1
+            if self._turn < len(self._inputs):
+                self._title()
+                self._write("".join(self._held.pop(self._turn, ())))
+
+    def _title(self) -> None:
+        if len(self._inputs) > 1:
+            self._write(f"[{self._turn}] {_title_of(self._inputs[self._turn])}\n")
+
+    def _end_line(self, outcome: Outcome) -> None:
+        result = outcome.result
+        if result is not None and not result.text and result.token_ids:
+            self._write(" ".join(map(str, result.token_ids)))  # there is no vocabulary
+        if self._last_char != "\n":
+            self._write("\n")
+        if outcome.error is not None:
+            self._terminal.say(f"[{outcome.index}] error: {outcome.error}")
+        elif not outcome.succeeded and result is not None:
+            self._terminal.say(f"[{outcome.index}] ended: {result.finish_reason}")
+        if self._turn + 1 < len(self._inputs):
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._last_char = text[-1]
+            self._terminal.write(text)
+
+
+def record(outcome: Outcome) -> dict[str, Any]:
+    """The object that stands for *outcome* in a JSON line."""
+    result = outcome.result
+    if result is None:
+        assert outcome.error is not None
+        kind = type(outcome.error).__name__
+        error = {"type": kind, "message": str(outcome.error)}
+        return {"index": outcome.index, "error": error}
+    timings = asdict(result.timings)
+    timings.pop("itl_s")
+    return {
+        "index": outcome.index,
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "usage": asdict(result.usage),
+        "timings": timings,
+    }
+
+
+def _title_of(item: Input) -> str:
+    if isinstance(item, BadInput):
+        return "(no request)"
+    prompt = item.prompt
+    last = prompt[-1] if prompt and not isinstance(prompt, str) else prompt
+    shown = last if isinstance(last, str) else str(prompt)
+    if isinstance(last, dict):
+        shown = str(last.get("content"))
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
