@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -19,6 +20,14 @@ class FinishReason(StrEnum):
     DEADLINE = "deadline"  # deadline passed; what was generated until then is kept
 
 
+class CacheTier(StrEnum):
+    """Where cached tokens came from."""
+
+    LIVE = "live"  # the memory of a slot
+    HOST = "host"  # a snapshot in host memory
+    DISK = "disk"  # a snapshot in a file
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One checked request; tokens are inside the vocabulary and fit a slot."""
@@ -31,6 +40,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
+    namespace: Hashable = None  # who may share this prompt's cache
+    cache_points: tuple[int, ...] = ()  # positions worth a snapshot
 
     @property
     def n_prompt(self) -> int:
@@ -67,6 +78,7 @@ class Finished:
     n_prompt: int
     n_output: int
     n_cached: int  # prompt tokens that were not computed
+    cache_tier: CacheTier | None  # where they came from
     n_preempted: int
     timings: Timings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from pyllama_raw.core.detokenizer import Detokenizer
-from pyllama_raw.core.request import Finished, FinishReason, Request, Timings
+from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Request, Timings
 from pyllama_raw.errors import PyllamaError
 
 
@@ -19,16 +19,22 @@ class Sequence:
 
     __slots__ = (
         "admitted",
+        "cache_tier",
         "deficit",
         "detokenizer",
         "first_token",
+        "fork_at",
+        "is_shifted",
         "itl",
         "last_token",
+        "leader",
+        "n_cached",
         "n_computed",
         "n_output",
         "n_overtaken",
         "n_preempted",
         "order",
+        "points",
         "request",
         "slot",
         "submitted",
@@ -45,6 +51,12 @@ class Sequence:
         self.deficit = 0  # prefill tokens left of this turn
         self.n_overtaken = 0
         self.n_preempted = 0
+        self.n_cached = 0
+        self.cache_tier: CacheTier | None = None
+        self.leader: Sequence | None = None  # computes our prefix right now
+        self.fork_at = 0  # tokens to take over from the leader
+        self.points: list[int] = []  # where chunks end, rising; all are ahead
+        self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         self.detokenizer = Detokenizer(request.stop)
         self.submitted = now
         self.admitted: float | None = None
@@ -88,7 +100,8 @@ class Sequence:
             text=self.detokenizer.flush(),
             n_prompt=self.request.n_prompt,
             n_output=self.n_output,
-            n_cached=0,
+            n_cached=self.n_cached,
+            cache_tier=self.cache_tier,
             n_preempted=self.n_preempted,
             timings=Timings(
                 submitted=self.submitted,

@@ -1,15 +1,20 @@
 """
-Places in the context's memory, and the KV cells they use.
+Places in the context's memory: which sequence is where, and what an idle slot still holds.
 
-Unified memory is one pool of cells for all slots, so cells are counted; in split memory
-each slot has its own and the slot limit alone counts.
+A slot that a request left keeps its tokens until somebody needs the place or the cells,
+so the next turn of a chat finds them. Unified memory is one pool of cells for all slots;
+in split memory each slot has its own and the slot limit alone counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
+from pyllama_raw.core.cells import CellPool
 from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.snapshot_kind import SnapshotKind
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
 
@@ -18,30 +23,77 @@ HEADROOM = 64  # output tokens a running sequence is promised cells for
 class ContextLimits:
     """What the context can hold, as it reported it."""
 
-    n_slots: int
+    n_slots: int  # sequences that run at once
     n_ctx_slot: int  # positions one slot may hold
     n_batch: int  # tokens of one step
     n_cells: int  # cells of all slots together
+    n_parked: int = 0  # slots beyond n_slots, for what idle ones hold
     unified: bool = True
     can_shift: bool = True
+    kind: SnapshotKind = SnapshotKind.RANGE
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a slot can forget its last tokens only."""
+        return self.kind is not SnapshotKind.EXACT
 
 
+@dataclass(eq=False, slots=True)
+class Slot:
+    """One place: held by a running sequence, or idle with what the last one left."""
+
+    index: int
+    sequence: Sequence | None = None
+    left: bytes = b""  # tokens an idle slot still holds, one C int each
+    namespace: Hashable = None  # of left
+    last_used: int = 0  # counts departures
+
+    @property
+    def held(self) -> bytes:
+        """The tokens whose KV is in memory."""
+        sequence = self.sequence
+        if sequence is None:
+            return self.left
+        return sequence.tokens[: sequence.n_computed].tobytes()
+
+    @property
+    def n_left(self) -> int:
+        return len(self.left) // array("i").itemsize
+
+
+@dataclass(eq=False, slots=True)
 class Slots:
-    """Which sequence is where; the sum of computed tokens is the number of used cells."""
+    """The slots by index; used cells are those of running and of idle slots."""
 
-    def __init__(self, limits: ContextLimits) -> None:
-        self.limits = limits
-        self.n_used = 0
-        self._at: list[Sequence | None] = [None] * limits.n_slots
+    limits: ContextLimits
+    all: list[Slot] = field(init=False)
+    cells: CellPool = field(init=False)
+    _n_departures: int = 0
+
+    def __post_init__(self) -> None:
+        n_slots = self.limits.n_slots + self.limits.n_parked
+        self.all = [Slot(index) for index in range(n_slots)]
+        self.cells = CellPool(n_slots)
 
     @property
     def running(self) -> list[Sequence]:
         """Sequences that hold a slot, by slot."""
-        return [sequence for sequence in self._at if sequence is not None]
+        return [slot.sequence for slot in self.all if slot.sequence is not None]
 
     @property
     def has_free(self) -> bool:
-        return None in self._at
+        return len(self.running) < self.limits.n_slots
+
+    @property
+    def idle(self) -> list[Slot]:
+        """Slots without a sequence: empty ones first, then the longest unused."""
+        free = [slot for slot in self.all if slot.sequence is None]
+        return sorted(free, key=lambda slot: (slot.left != b"", slot.last_used))
+
+    @property
+    def n_used_by_running(self) -> int:
+        running = {slot.index for slot in self.all if slot.sequence is not None}
+        return self.cells.n_used_by(running)
 
     @property
     def n_free_cells(self) -> int:
@@ -49,61 +101,95 @@ class Slots:
         limits = self.limits
         if not limits.unified:
             return limits.n_slots * limits.n_ctx_slot
-        return limits.n_cells - self.n_used
+        return limits.n_cells - self.cells.n_used
 
     @property
     def n_unpromised(self) -> int:
-        """Cells that no running sequence needs; a lone sequence may have them all."""
+        """Cells that no running sequence needs; idle slots have to give theirs."""
         if not self.limits.unified:
             return self.limits.n_slots * self.limits.n_ctx_slot
-        return self.limits.n_cells - sum(need(s) for s in self.running)
+        wanted = sum(growth(sequence) for sequence in self.running)
+        return self.limits.n_cells - self.n_used_by_running - wanted
 
-    def place(self, sequence: Sequence) -> None:
-        """Give *sequence* the lowest free slot; low slots keep libllama's rows dense."""
+    def place(self, sequence: Sequence, slot: Slot) -> None:
+        """Give *sequence* an idle slot, with the tokens that are in it."""
         assert sequence.slot is None
-        assert sequence.n_computed == 0
-        slot = self._at.index(None)
-        self._at[slot] = sequence
-        sequence.slot = slot
+        assert slot.sequence is None
+        slot.sequence = sequence
+        sequence.slot = slot.index
+        sequence.n_computed = slot.n_left
+        slot.left = b""
 
     def compute(self, sequence: Sequence, n_tokens: int) -> None:
         sequence.n_computed += n_tokens
-        self.n_used += n_tokens
+        self.cells.grow(sequence.slot or 0, n_tokens)
+
+    def share(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:
+        """*sequence*, whose slot is empty, gets the first tokens of *src* too."""
+        assert sequence.n_computed == 0
+        sequence.n_computed = n_tokens
+        dst = sequence.slot or 0
+        if self.limits.unified:
+            self.cells.share(src.index, dst, n_tokens)
+        else:
+            self.cells.grow(dst, n_tokens)
 
     def rewind(self, sequence: Sequence, n_computed: int) -> None:
         """Only the first *n_computed* tokens of *sequence* are in memory."""
-        self.n_used += n_computed - sequence.n_computed
+        slot = sequence.slot or 0
+        if n_computed > sequence.n_computed:
+            self.cells.grow(slot, n_computed - sequence.n_computed)
+        self.cells.cut(slot, n_computed)
         sequence.n_computed = n_computed
 
     def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
+        """Drop tokens from the middle; what is left is no prefix of anything."""
         sequence.drop(n_keep, n_discard)
-        self.n_used -= n_discard
+        sequence.is_shifted = True
+        self.cells.cut(sequence.slot or 0, sequence.n_computed)
 
-    def remove(self, sequence: Sequence) -> int:
-        """Take the slot and cells of *sequence*; returns the slot."""
-        slot = sequence.slot
-        assert slot is not None
-        self.rewind(sequence, 0)
-        self._at[slot] = None
+    def depart(self, sequence: Sequence, *, keep: bool) -> Slot:
+        """Take the slot of *sequence*; with *keep* the slot still holds its tokens."""
+        slot = self.all[sequence.slot or 0]
+        held = slot.held
+        slot.sequence = None
         sequence.slot = None
         sequence.deficit = 0
+        sequence.n_computed = 0
+        self._n_departures += 1
+        slot.last_used = self._n_departures
+        slot.left, slot.namespace = held, sequence.request.namespace
+        if not keep:
+            self.empty(slot)
         return slot
 
+    def trim(self, slot: Slot, n_tokens: int) -> None:
+        """An idle slot keeps its first *n_tokens* only."""
+        slot.left = slot.left[: n_tokens * array("i").itemsize]
+        self.cells.cut(slot.index, n_tokens)
+
+    def empty(self, slot: Slot) -> None:
+        """An idle slot holds nothing any more."""
+        self.trim(slot, 0)
+
     def check_integrity(self) -> None:
-        """Each sequence is where it says; used cells are the sum of computed tokens."""
-        used = 0
-        for slot, sequence in enumerate(self._at):
+        """Each sequence is where it says; a slot's cells are its computed tokens."""
+        self.cells.check_integrity()
+        for slot in self.all:
+            sequence = slot.sequence
             if sequence is None:
+                assert self.cells.length(slot.index) == slot.n_left
                 continue
-            assert sequence.slot == slot
+            assert slot.left == b""
+            assert sequence.slot == slot.index
             assert 0 <= sequence.n_computed < len(sequence.tokens)
+            assert self.cells.length(slot.index) == sequence.n_computed
             assert len(sequence.tokens) <= self.limits.n_ctx_slot
-            used += sequence.n_computed
-        assert used == self.n_used
+        assert len(self.running) <= self.limits.n_slots
         assert self.n_free_cells >= 0
 
 
-def need(sequence: Sequence) -> int:
-    """Cells to promise *sequence* when it starts: its tokens and some output."""
+def growth(sequence: Sequence) -> int:
+    """Cells to promise *sequence*: its tokens behind and some output."""
     left = sequence.request.max_tokens - sequence.n_output
-    return len(sequence.tokens) + min(left, HEADROOM)
+    return sequence.n_behind + min(left, HEADROOM)

@@ -1,13 +1,14 @@
 """
-A step is a small program: release, trim, shift, decode chunks, sample.
+A step is a small program: memory operations in order, then one decode that samples.
 
 The scheduler writes a `StepPlan`, an executor runs it in that order and answers with a
-`StepResult`. New features are new fields here, not branches in the loop.
+`StepResult`. A new feature is a new operation here, not a branch in the loop.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -16,14 +17,10 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.errors import PyllamaError
 
 
-class Chunk(NamedTuple):
-    """A run of one sequence's tokens. (A tuple: one is made per row and step.)"""
+class Release(NamedTuple):
+    """Forget all of a slot."""
 
-    request_id: int
     slot: int
-    pos: int  # position of tokens[0] in the sequence
-    tokens: array[int]  # array("i")
-    wants_output: bool  # sample after the last token
 
 
 class Trim(NamedTuple):
@@ -41,31 +38,82 @@ class Shift(NamedTuple):
     n_discard: int
 
 
+class Copy(NamedTuple):
+    """Give *dst*, which is empty, the first *n_tokens* of *src* too."""
+
+    src: int
+    dst: int
+    n_tokens: int
+
+
+class Capture(NamedTuple):
+    """Copy positions [start, stop) of a slot to host memory."""
+
+    capture_id: int
+    slot: int
+    start: int
+    stop: int
+    max_bytes: int  # a larger snapshot is not taken
+
+
+class Piece(NamedTuple):
+    """A captured payload, of which [start, stop) is wanted."""
+
+    payload: object
+    start: int
+    stop: int
+
+
+class Restore(NamedTuple):
+    """Fill a slot, which is empty, from captured pieces that join at their ends."""
+
+    slot: int
+    pieces: tuple[Piece, ...]
+
+
+Operation = Release | Trim | Shift | Copy | Capture | Restore
+
+
+class Chunk(NamedTuple):
+    """A run of one sequence's tokens in one step."""
+
+    request_id: int
+    slot: int
+    pos: int  # position of tokens[0] in the sequence
+    tokens: array[int]  # array("i")
+    wants_output: bool  # sample after the last token
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does; chunks with one output row each come in ascending slot order."""
+    """What one step does; at most one chunk a slot, each with at most one output row."""
 
-    releases: tuple[int, ...] = ()  # slots whose memory is cleared first
-    trims: tuple[Trim, ...] = ()
-    shifts: tuple[Shift, ...] = ()
-    chunks: tuple[Chunk, ...] = ()  # decode chunks first, then prefill
+    operations: tuple[Operation, ...] = ()
+    chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
 
     @property
     def n_tokens(self) -> int:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.releases)
+        return bool(self.chunks or self.operations)
 
 
 class DecodeStatus(Enum):
     """How the one decode call of a step ended."""
 
     OK = "ok"
-    NO_SPACE = "no space"  # memory unchanged
+    NO_SPACE = "no space"  # memory is as the operations left it
     ABORTED = "aborted"  # some chunks may be computed in part
-    INVALID = "invalid"  # memory unchanged; the batch broke a rule
+    INVALID = "invalid"  # memory as after NO_SPACE; the batch broke a rule
     FAILED = "failed"  # the executor has rebuilt an empty context
+
+
+class Captured(NamedTuple):
+    """A snapshot the executor took."""
+
+    payload: object
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +121,21 @@ class StepResult:
     """
     What came of a plan.
 
-    tokens[i] belongs to the i-th chunk with wants_output; None where its sampler failed.
+    tokens[i] belongs to the i-th chunk with wants_output; None where its sampler failed
+    or its slot could not be restored.
     """
 
     status: DecodeStatus = DecodeStatus.OK
     tokens: tuple[int | None, ...] = ()
-    row_errors: dict[int, PyllamaError] = field(default_factory=dict)  # by request_id
-    n_computed: dict[int, int] = field(default_factory=dict)  # by slot, after ABORTED
+    row_errors: Mapping[int, PyllamaError] = field(default_factory=dict)  # by request_id
+    n_computed: Mapping[int, int] = field(default_factory=dict)  # by slot, ABORTED
     error: PyllamaError | None = None  # after INVALID and FAILED
+    captured: Mapping[int, Captured] = field(default_factory=dict)  # by capture_id
+    not_restored: frozenset[int] = frozenset()  # slots left empty, chunks not computed
 
 
 class Executor(Protocol):
-    """Does what a plan says. One thread calls it; open() may come from that thread only."""
+    """Does what a plan says. One thread makes all calls."""
 
     def open(self, request: Request) -> None:
         """Prepare the sampler of *request*. Raises RequestError; the request then ends."""

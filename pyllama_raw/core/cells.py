@@ -1,0 +1,93 @@
+"""
+KV cells of unified memory, counted once however many slots share them.
+
+A slot's cells are a path of segments. A copy shares the segments of its source; whoever
+grows beyond a shared segment gets one of its own. A segment has as many cells as the
+holder that uses most of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+
+class Segment:
+    """A run of cells and how many of them each slot uses."""
+
+    __slots__ = ("holds",)
+
+    def __init__(self) -> None:
+        self.holds: dict[int, int] = {}  # cells from the start of the segment, by slot
+
+    @property
+    def n_cells(self) -> int:
+        return max(self.holds.values(), default=0)
+
+
+class CellPool:
+    """How many cells are in use, by all and by some slots."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_used = 0
+        self._paths: list[list[Segment]] = [[] for _ in range(n_slots)]
+
+    def grow(self, slot: int, n_cells: int) -> None:
+        """*slot* fills *n_cells* new cells."""
+        path = self._paths[slot]
+        last = path[-1] if path else None
+        if last is None or last.holds[slot] < last.n_cells:
+            last = Segment()
+            last.holds[slot] = 0
+            path.append(last)
+        last.holds[slot] += n_cells
+        self.n_used += n_cells
+
+    def cut(self, slot: int, n_kept: int) -> None:
+        """*slot* keeps its first *n_kept* cells; others keep what they share."""
+        path = self._paths[slot]
+        excess = self.length(slot) - n_kept
+        while excess > 0:
+            segment = path[-1]
+            before = segment.n_cells
+            n_cut = min(excess, segment.holds[slot])
+            segment.holds[slot] -= n_cut
+            excess -= n_cut
+            if not segment.holds[slot]:
+                del segment.holds[slot]
+                path.pop()
+            self.n_used -= before - segment.n_cells
+
+    def share(self, src: int, dst: int, n_cells: int) -> None:
+        """*dst*, which is empty, gets the first *n_cells* of *src* too."""
+        assert not self._paths[dst]
+        for segment in self._paths[src]:
+            if n_cells <= 0:
+                return
+            segment.holds[dst] = min(segment.holds[src], n_cells)
+            self._paths[dst].append(segment)
+            n_cells -= segment.holds[dst]
+
+    def length(self, slot: int) -> int:
+        """Cells *slot* uses, shared or not."""
+        return sum(segment.holds[slot] for segment in self._paths[slot])
+
+    def is_shared(self, slot: int) -> bool:
+        return any(len(segment.holds) > 1 for segment in self._paths[slot])
+
+    def n_used_by(self, slots: Container[int]) -> int:
+        """Distinct cells that at least one of *slots* uses."""
+        return sum(
+            max((n for slot, n in segment.holds.items() if slot in slots), default=0)
+            for segment in self._segments()
+        )
+
+    def check_integrity(self) -> None:
+        """The sum of the segments is the number of used cells."""
+        segments = self._segments()
+        assert self.n_used == sum(segment.n_cells for segment in segments)
+        for segment in segments:
+            assert all(n > 0 for n in segment.holds.values())
+            assert all(segment in self._paths[slot] for slot in segment.holds)
+
+    def _segments(self) -> set[Segment]:
+        return {segment for path in self._paths for segment in path}
