@@ -342,7 +342,7 @@ def main() -> None:
         raise SystemExit(f"build_lib: {error}") from None
     if options.inplace:
         command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)  # noqa: S603
+        raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class BuildWithLibrary(build_ext):
                 f"{error}\nThe headers in {library.include} do not fit the declarations "
                 f"of this version, written for llama.cpp {build_lib.LLAMA_COMMIT}."
             ) from error
+        finally:
+            ext.sources = []  # the manifest of sources takes no absolute paths
         beside = Path(self.get_ext_fullpath(ext.name)).parent / "lib"
         _copy_libraries(library, beside)
 

@@ -13,17 +13,17 @@ only what is used is, and that is compared.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import build_lib
 from pyllama_raw._ffi.cdef import DIRECTORY, FILES, SHIM
 from scripts.c_declarations import Declarations, parse
 from scripts.c_stub import stub
 
-INCLUDE = (
-    DIRECTORY.parent / "lib" / "include"
-)  # the build copies the headers it used here
+INCLUDE = DIRECTORY.parent / "lib" / "include"
 STUB = DIRECTORY.parent / "_llama.pyi"
 
 COMPLETE = ("llama.h", "mtmd.h", "mtmd-helper.h", "gguf.h")
@@ -46,6 +46,14 @@ KINDS = ("functions", "structs", "enums", "typedefs")
 def declared() -> Declarations:
     """What the cdef files declare, our own shim left out."""
     return merge(parse((DIRECTORY / name).read_text("utf-8")) for name in FILES)
+
+
+def built_include() -> Path | None:
+    """Where the headers that the extension was built from are; None if none was built."""
+    if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
+        return Path(prefix).expanduser() / "include"
+    home = build_lib.fetch.cache_dir() / "lib" / build_lib.build_key()
+    return home / "include" if (home / "done").is_file() else None
 
 
 def headers(folders: list[Path]) -> dict[str, Declarations]:
@@ -119,13 +127,19 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Compare the cdefs with the C headers."
     )
-    parser.add_argument("--include", nargs="+", type=Path, default=[INCLUDE])
+    parser.add_argument("--include", nargs="+", type=Path, default=[])
     parser.add_argument("--write-stub", action="store_true")
     args = parser.parse_args(argv)
     if args.write_stub:
         STUB.write_text(current_stub(), "utf-8")
         return 0
-    lines = compare(declared(), headers(args.include))
+    built = built_include()
+    if not args.include and built is None:
+        parser.error("nothing is built here: name the headers with --include")
+    try:
+        lines = compare(declared(), headers(args.include or [built]))
+    except FileNotFoundError as error:
+        parser.error(str(error))
     print("\n".join(lines) or "the declarations match the headers")
     return 1 if lines else 0
 

@@ -37,7 +37,7 @@ def compiler(variable: str, default: str) -> str:
             f"xcode-select --install), or set {variable}"
         )
     asked = [*command, "--version"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
     return f"{command} {done.stdout.partition(chr(10))[0]}"
 
 
@@ -67,7 +67,7 @@ def run(*command: str, env: dict[str, str] | None = None) -> None:
     """Run *command*, saying a line every tenth of its steps; all of it on failure."""
     lines: list[str] = []
     tenth = 0
-    with subprocess.Popen(  # noqa: S603
+    with subprocess.Popen(
         command,
         env=env,
         stdout=subprocess.PIPE,

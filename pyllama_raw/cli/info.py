@@ -1,7 +1,129 @@
 """`info`: the library, its devices, a model and the limits its engine would have."""
 
+from __future__ import annotations
+
+import json
+import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pyllama_raw.cli.options import engine_config
+from pyllama_raw.config import EngineConfig
+from pyllama_raw.engine.build import context_fields, limits_of
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.models import resolve_model
+from pyllama_raw.native import library
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Model
+
+MODEL_FACTS = (
+    "desc",
+    "ftype",
+    "size_bytes",
+    "n_params",
+    "n_layer",
+    "n_embd",
+    "n_head",
+    "n_head_kv",
+    "n_vocab",
+    "n_ctx_train",
+    "n_swa",
+    "has_encoder",
+    "has_decoder",
+    "is_recurrent",
+    "is_hybrid",
+)
+VOCAB_FACTS = ("kind", "bos", "eos", "add_bos", "add_eos")
 
 
 def info(options: Namespace) -> int:
-    return 0
+    """Run the command; return its exit status."""
+    config = engine_config(options)
+    facts: dict[str, Any] = {}
+    error: PyllamaError | None = None
+    try:
+        for name, part in _facts(options.model, config):
+            facts[name] = part
+            if not options.json:
+                sys.stdout.write("\n".join(_lines(name, part)))
+                sys.stdout.flush()
+    except PyllamaError as raised:
+        error = raised
+        facts["error"] = {"type": type(raised).__name__, "message": str(raised)}
+    if options.json:
+        sys.stdout.write(f"{json.dumps(facts, indent=2)}\n")
+    if error is not None:
+        sys.stderr.write(f"error: {error}\n")
+    return 0 if error is None else 1
+
+
+def _facts(name: str | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
+    yield (
+        "library",
+        {
+            "pyllama_raw": _version(),
+            "llama_cpp": library.llama_version(),
+            "system": library.system_info(),
+        },
+    )
+    yield "devices", {device.name: asdict(device) for device in library.devices()}
+    path = resolve_model(name)
+    with Model.load(path, **config.model.model_dump()) as model:
+        yield "model", {"path": str(path), **_model(model)}
+        n_slots = config.scheduler.n_slots
+        fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
+        with Context(model, n_seq_max=n_slots, **fields) as context:
+            yield "limits", _limits(context, config)
+
+
+def _version() -> str:
+    try:
+        return version("pyllama_raw")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _model(model: Model) -> dict[str, Any]:
+    vocab = {f"vocab_{name}": getattr(model.vocab, name) for name in VOCAB_FACTS}
+    return {
+        **{name: getattr(model, name) for name in MODEL_FACTS},
+        **vocab,
+        "has_chat_template": model.chat_template() is not None,
+    }
+
+
+def _limits(context: Context, config: EngineConfig) -> dict[str, Any]:
+    return {
+        **asdict(limits_of(context, config)),
+        "n_ctx": context.n_ctx,
+        "n_ubatch": context.n_ubatch,
+        "n_threads": config.resolved_context.threads,
+        "flash_attn": config.resolved_context.flash_attn,
+        "token_budget": config.scheduler.token_budget,
+        "max_waiting": config.scheduler.max_waiting,
+    }
+
+
+def _lines(name: str, part: dict[str, Any]) -> Iterator[str]:
+    """A heading and one line for each fact."""
+    yield name
+    for key, value in part.items():
+        yield f"  {key:<18} {_device(value) if name == 'devices' else _shown(value)}"
+    yield "\n"
+
+
+def _device(device: dict[str, Any]) -> str:
+    free, total = device["memory_free_bytes"], device["memory_total_bytes"]
+    memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    return f"{device['description']} ({device['kind']}, {memory})"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,180 @@
+"""
+Does what a plan says, on a context.
+
+Rules:
+1. Failures of libllama come back as a status; only a context that cannot be built again
+   is an exception, and ends the engine.
+2. After an abort the memory tells how far it got. Recurrent memory cannot: it is cleared.
+3. One C call a step; the batch is filled by slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from pyllama_raw.config import SamplingParams
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan, StepResult
+from pyllama_raw.engine.parts import StepTimes
+from pyllama_raw.errors import InvalidBatch, PyllamaError, SamplingFailed
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.check import decode_error
+from pyllama_raw.native.context import Context, StepOutcome
+from pyllama_raw.native.library import last_error
+from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+
+
+class NativeExecutor:
+    """
+    One context, and a sampler for each open request.
+
+    Args:
+        make_context: makes an empty context; called again when one has failed.
+        eog_tokens: what ignore_eos forbids.
+    """
+
+    def __init__(
+        self, make_context: Callable[[], Context], eog_tokens: Iterable[int]
+    ) -> None:
+        self._make_context = make_context
+        self._eog_tokens = sorted(eog_tokens)
+        self.context = make_context()
+        model = self.context.model
+        self._keeps_state = model.is_recurrent or model.is_hybrid
+        self._batch = Batch(self.context.max_tokens)
+        self._rows = np.zeros(self.context.n_seq_max, np.int32)
+        self._row_samplers = RowSamplers(self.context.n_seq_max)
+        self._samplers: dict[int, RowSampler] = {}  # by request_id
+        self._n_steps = self._decode_ns = self._sample_ns = 0
+
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes(self._n_steps, self._decode_ns / 1e9, self._sample_ns / 1e9)
+
+    def open(self, request: Request) -> None:
+        """Build the sampler chain of *request*; `sampling` has its seed resolved."""
+        params = request.sampling
+        assert isinstance(params, SamplingParams)
+        assert params.seed is not None
+        chain = SamplerChain.build(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+        )
+        suppress = self._eog_tokens if params.ignore_eos else ()
+        self._samplers[request.request_id] = RowSampler(chain, suppress)
+
+    def close(self, request_id: int) -> None:
+        """Free the sampler chain."""
+        sampler = self._samplers.pop(request_id, None)
+        if sampler is not None:
+            sampler.close()
+
+    def shutdown(self) -> None:
+        """Free the context and all samplers; no call may follow."""
+        self.context.close()
+        for request_id in list(self._samplers):
+            self.close(request_id)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Release, shift, decode and sample, in this order."""
+        for slot in plan.releases:
+            self.context.seq_rm(slot)
+        for shift in plan.shifts:
+            self._shift(shift)
+        if not plan.chunks:
+            return StepResult()
+        try:
+            outcome = self._compute(plan.chunks)
+        except InvalidBatch as error:
+            return StepResult(DecodeStatus.INVALID, error=error)
+        self._n_steps += 1
+        self._decode_ns += outcome.decode_ns
+        self._sample_ns += outcome.sample_ns
+        if outcome.code == 0:
+            return _sampled(plan, outcome)
+        return self._failed(plan, outcome.code)
+
+    def _shift(self, shift: Shift) -> None:
+        end = shift.n_keep + shift.n_discard
+        self.context.seq_rm(shift.slot, shift.n_keep, end)
+        self.context.seq_add(shift.slot, end, -1, -shift.n_discard)
+
+    def _compute(self, chunks: tuple[Chunk, ...]) -> StepOutcome:
+        batch = self._batch
+        batch.clear()
+        n_rows = _count_rows(chunks)
+        decodes = chunks[:n_rows]
+        batch.add_rows(
+            [chunk.tokens[0] for chunk in decodes],
+            [chunk.pos for chunk in decodes],
+            [chunk.slot for chunk in decodes],
+        )
+        rows = list(range(n_rows))
+        samplers = [self._samplers[chunk.request_id] for chunk in decodes]
+        for request_id, slot, pos, tokens, wants_output in chunks[n_rows:]:
+            batch.add(tokens, pos, slot, wants_output)
+            if wants_output:
+                rows.append(batch.n_tokens - 1)
+                samplers.append(self._samplers[request_id])
+        if len(rows) > len(self._rows):
+            text = f"{len(rows)} output rows, {len(self._rows)} slots"
+            raise InvalidBatch("llama_decode", None, text)
+        self._rows[: len(rows)] = rows
+        self._row_samplers.set_all(samplers)
+        return self.context.step(batch, self._rows[: len(rows)], self._row_samplers)
+
+    def _failed(self, plan: StepPlan, code: int) -> StepResult:
+        match code:
+            case 1:
+                return StepResult(DecodeStatus.NO_SPACE)
+            case 2:
+                known = {chunk.slot: self._n_known(chunk.slot) for chunk in plan.chunks}
+                return StepResult(DecodeStatus.ABORTED, n_computed=known)
+            case -1:
+                error = decode_error(code, last_error())
+                return StepResult(DecodeStatus.INVALID, error=error)
+            case _:
+                error = decode_error(code, last_error())
+                self._rebuild()
+                return StepResult(DecodeStatus.FAILED, error=error)
+
+    def _n_known(self, slot: int) -> int:
+        """How many positions of *slot* an aborted decode left usable."""
+        if self._keeps_state:
+            self.context.seq_rm(slot)
+            return 0
+        highest = self.context.seq_pos_max(slot)
+        return 0 if highest is None else highest + 1
+
+    def _rebuild(self) -> None:
+        self.context.close()  # first, so that there is memory for the new one
+        self.context = self._make_context()
+
+
+def _count_rows(chunks: tuple[Chunk, ...]) -> int:
+    """How many chunks at the front are one token with an output row."""
+    for index, chunk in enumerate(chunks):
+        if len(chunk.tokens) != 1 or not chunk.wants_output:
+            return index
+    return len(chunks)
+
+
+def _sampled(plan: StepPlan, outcome: StepOutcome) -> StepResult:
+    tokens: list[int | None] = outcome.tokens.tolist()
+    if not outcome.codes.any():
+        return StepResult(tokens=tuple(tokens))
+    errors: dict[int, PyllamaError] = {}
+    outputs = [chunk for chunk in plan.chunks if chunk.wants_output]
+    for row, (chunk, code) in enumerate(zip(outputs, outcome.codes, strict=True)):
+        if code:
+            message = last_error() or "the sampler failed"
+            errors[chunk.request_id] = SamplingFailed(
+                "llama_sampler_sample", int(code), message
+            )
+            tokens[row] = None
+    return StepResult(tokens=tuple(tokens), row_errors=errors)

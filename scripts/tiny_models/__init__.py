@@ -1,0 +1,1 @@
+"""Tiny random models: one file for each memory class libllama has."""

@@ -1,0 +1,134 @@
+"""The tiny models there are: at least one of every memory class libllama has."""
+
+from __future__ import annotations
+
+from scripts.tiny_models import vocab
+from scripts.tiny_models.recipe import N_EMBD, Recipe, experts, sizes, state_space
+
+N_SWA = 32  # small, so that a test leaves the window after a few tokens
+
+# Head size 64 in llama and qwen2: every backend has flash attention for it.
+LLAMA = sizes(2, 2, n_embd=128)
+WINDOW = {"attention.sliding_window": N_SWA}
+GROUPED = state_space(group_count=2)  # mamba-2 and its hybrids
+DELTA_NET = state_space(state_size=32, group_count=2)  # the linear attention of Qwen
+HEADS = [0, 2]  # layer 0 is recurrent, layer 1 has attention
+
+ATTENTION = (
+    Recipe("llama", "llama", LLAMA),
+    Recipe("llama-bytes", "llama", LLAMA, output="bytes"),
+    Recipe("llama-ends", "llama", LLAMA, output="ends"),
+    Recipe("llama-no-vocab", "llama", LLAMA, has_vocab=False),
+    Recipe("qwen2", "qwen2", sizes(2, 1, n_embd=128)),
+    Recipe("llama-moe", "llama", sizes(2, 1) | experts()),
+    Recipe("qwen3moe", "qwen3moe", sizes(2, 1) | experts()),
+    Recipe(
+        "qwen2vl",
+        "qwen2vl",
+        sizes(2, 1, rope__dimension_sections=[4, 6, 6, 0]),
+        mrope=True,
+    ),
+)
+SWA = (
+    Recipe(
+        "gemma3",
+        "gemma3",
+        sizes(2, 1, attention__sliding_window_pattern=2) | WINDOW,
+        memory="swa",
+        n_swa=N_SWA,
+        embedding_scale=N_EMBD**0.5,
+    ),
+    Recipe(
+        "gpt-oss",
+        "gpt-oss",
+        sizes(2, 1, attention__sliding_window_pattern=2) | WINDOW | experts(),
+        memory="swa",
+        n_swa=N_SWA,
+    ),
+)
+RECURRENT = (
+    Recipe("mamba", "mamba", sizes(0, 0) | state_space(), memory="recurrent"),
+    Recipe("mamba2", "mamba2", sizes(0, 0) | GROUPED, memory="recurrent"),
+    Recipe(
+        "rwkv7",
+        "rwkv7",
+        sizes(
+            0,
+            0,
+            attention__layer_norm_epsilon=1e-5,
+            attention__decay_lora_rank=8,
+            attention__iclr_lora_rank=8,
+            attention__value_residual_mix_lora_rank=8,
+            attention__gate_lora_rank=8,
+            wkv__head_size=64,  # the vector code of the CPU computes nothing smaller
+        ),
+        memory="recurrent",
+    ),
+)
+HYBRID = (
+    Recipe("jamba", "jamba", sizes(2, HEADS) | state_space(), memory="hybrid"),
+    Recipe("falcon-h1", "falcon-h1", sizes(2, 1) | GROUPED, memory="hybrid"),
+    Recipe(
+        "granitehybrid", "granitehybrid", sizes(2, HEADS) | GROUPED, memory="hybrid"
+    ),
+    Recipe(
+        "nemotron_h",  # one of each: mixer, attention, feed-forward
+        "nemotron_h",
+        sizes(
+            2,
+            [0, 2, 0],
+            n_layer=3,
+            n_ff=[0, 0, 2 * N_EMBD],
+            attention__layer_norm_epsilon=1e-5,
+        )
+        | GROUPED,
+        memory="hybrid",
+    ),
+    Recipe("lfm2", "lfm2", sizes(2, HEADS, shortconv__l_cache=3), memory="hybrid"),
+    Recipe(
+        "lfm2-swa",
+        "lfm2",
+        sizes(2, HEADS, shortconv__l_cache=3) | WINDOW,
+        memory="hybrid",
+        n_swa=N_SWA,
+    ),
+    Recipe(
+        "qwen3next",
+        "qwen3next",
+        sizes(2, 1, full_attention_interval=2) | DELTA_NET | experts(),
+        memory="hybrid",
+    ),
+    Recipe(
+        "qwen35",
+        "qwen35",
+        sizes(2, 1, full_attention_interval=2, rope__dimension_sections=[4, 6, 6, 0])
+        | DELTA_NET,
+        memory="hybrid",
+        mrope=True,
+    ),
+)
+OTHER = (
+    Recipe(
+        "bert",
+        "bert",
+        sizes(2, 2, attention__layer_norm_epsilon=1e-5, attention__causal=False)
+        | {"pooling_type": 1},  # mean
+        memory="none",
+    ),
+    Recipe(
+        "t5",
+        "t5",
+        sizes(
+            2,
+            2,
+            attention__relative_buckets_count=8,
+            decoder_start_token_id=vocab.PAD,
+        ),
+        encoder=True,
+    ),
+    Recipe("llada", "llada", LLAMA, memory="none", diffusion=True),
+)
+
+RECIPES = {
+    recipe.name: recipe for recipe in (*ATTENTION, *SWA, *RECURRENT, *HYBRID, *OTHER)
+}

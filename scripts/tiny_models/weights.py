@@ -1,0 +1,103 @@
+"""
+Random weights that make a small model talk: varied, finite, the same on every machine.
+
+A weight depends only on the names of model and tensor. Matrices keep the variance of what
+goes through them; what a formula needs negative, positive or between 0 and 1 is so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from fnmatch import fnmatch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scripts.tiny_models import vocab
+from scripts.tiny_models.recipe import Recipe
+
+Array = NDArray[np.float32]
+Rng = np.random.Generator
+Shape = tuple[int, ...]  # the last axis is the one a product sums over
+
+HISTORY_GAIN = 2.0  # what is remembered weighs more than the last token: fewer loops
+OUTPUT_GAIN = 3.0  # logits of this standard deviation
+
+
+def normal(mean: float, deviation: float) -> Callable[[Rng, Shape], Array]:
+    return lambda rng, shape: rng.normal(mean, deviation, shape).astype(np.float32)
+
+
+def uniform(low: float, high: float) -> Callable[[Rng, Shape], Array]:
+    return lambda rng, shape: rng.uniform(low, high, shape).astype(np.float32)
+
+
+def product(gain: float) -> Callable[[Rng, Shape], Array]:
+    """A matrix whose product with a vector of variance 1 has variance gain squared."""
+    return lambda rng, shape: normal(0, gain * shape[-1] ** -0.5)(rng, shape)
+
+
+def decay(rng: Rng, shape: Shape) -> Array:
+    """Rates of forgetting: negative, from a few tokens to a few hundred."""
+    return -np.exp(uniform(-3.0, 1.0)(rng, shape))
+
+
+RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
+    ("*.ssm_a", decay),
+    ("*.ssm_d", normal(1.0, 0.1)),
+    ("*.ssm_dt.bias", normal(-2.0, 0.5)),
+    ("*norm*.bias", normal(0.0, 0.1)),
+    ("*norm*", normal(1.0, 0.1)),
+    ("*time_mix_ln.weight", normal(1.0, 0.1)),
+    ("*lerp*", uniform(0.0, 1.0)),
+    ("*time_mix_k_[ka].weight", normal(1.0, 0.1)),
+    ("*time_mix_r_k.weight", normal(0.0, 0.3)),
+    ("*time_mix_[wav]0.weight", normal(0.0, 1.0)),
+    ("*attn_rel_b*", normal(0.0, 1.0)),
+    ("*sinks*", normal(0.0, 1.0)),
+    ("*.bias", normal(0.0, 0.1)),
+    ("token_embd.weight", normal(0.0, 1.0)),
+    ("token_types.weight", normal(0.0, 0.1)),
+    ("position_embd.weight", normal(0.0, 0.5)),
+    ("output.weight", product(OUTPUT_GAIN)),
+    ("*attn_[qk].weight", product(2.2)),
+    ("*attn_output.weight", product(HISTORY_GAIN)),
+    ("*ssm_out.weight", product(HISTORY_GAIN)),
+    ("*shortconv.out_proj.weight", product(HISTORY_GAIN)),
+    ("*time_mix_output.weight", product(HISTORY_GAIN)),
+    ("*ffn_gate_inp.weight", product(2.0)),
+    ("*", product(1.0)),
+)
+
+
+def make(recipe: Recipe, name: str, shape: Shape) -> Array:
+    """The tensor *name* of the model *recipe*."""
+    weight = draw(recipe, name, shape)
+    if name == "token_embd.weight":
+        weight /= recipe.embedding_scale
+    elif name == "output.weight":
+        # A token makes itself unlikely: fewer repetitions.
+        weight -= draw(recipe, "token_embd.weight", shape) * shape[-1] ** -0.5
+        if recipe.has_vocab:
+            mute(weight, recipe)
+    return weight
+
+
+def draw(recipe: Recipe, name: str, shape: Shape) -> Array:
+    """Random numbers by the first rule that fits *name*."""
+    digest = hashlib.sha256(f"{recipe.name}/{name}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    rule = next(rule for pattern, rule in RULES if fnmatch(name, pattern))
+    return rule(rng, shape)
+
+
+def mute(output: Array, recipe: Recipe) -> None:
+    """A token whose row is 0 has logit 0: with hundreds of others it is never the largest."""
+    output[len(output) - len(vocab.SPECIAL) :] = 0
+    if recipe.output != "bytes":
+        output[list(vocab.UNPRINTABLE)] = 0
+    if recipe.output == "ends":
+        rng = np.random.default_rng(0)
+        rows = list(vocab.END_OF_GENERATION)
+        output[rows] = product(OUTPUT_GAIN)(rng, output[rows].shape)
