@@ -32,7 +32,7 @@ class PrefillTurns:
             prompts: sequences with a slot and more than one token behind, by slot.
 
         Returns:
-            Tokens by slot; they sum up to the budget unless all prompts are done.
+            Tokens by slot; they sum up to the budget unless no prompt can take more.
         """
         ring = self._ring(prompts)
         given: dict[int, int] = {}
@@ -42,12 +42,12 @@ class PrefillTurns:
             assert slot is not None
             if sequence.deficit == 0:
                 sequence.deficit = self._quantum
-            behind = sequence.n_behind - given.get(slot, 0)
-            n_tokens = min(budget, sequence.deficit, behind)
+            wanted = n_ready(sequence) - given.get(slot, 0)
+            n_tokens = min(budget, sequence.deficit, wanted)
             given[slot] = given.get(slot, 0) + n_tokens
             budget -= n_tokens
             sequence.deficit -= n_tokens
-            if n_tokens == behind:
+            if n_tokens == wanted:
                 sequence.deficit = 0
                 ring.popleft()
             elif sequence.deficit == 0:
@@ -63,3 +63,10 @@ class PrefillTurns:
                 break
             ring.rotate(-1)
         return ring
+
+
+def n_ready(sequence: Sequence) -> int:
+    """Tokens *sequence* may compute in one step: chunks end at its points."""
+    if sequence.points:
+        return sequence.points[0] - sequence.n_computed
+    return sequence.n_behind

@@ -44,6 +44,7 @@ class PrefixCache:
         order_key: OrderKey = lru,
     ) -> None:
         self.kind = kind
+        self.max_bytes = max_bytes
         self._layout = LAYOUTS[kind]
         self._ledger = Ledger(max_bytes, max_entries)
         self._store = EntryStore(self._layout, self._ledger, order_key)

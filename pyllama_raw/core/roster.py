@@ -2,17 +2,18 @@
 The requests that have not ended, and the four things that happen to them.
 
 enter -> start -> (preempt -> start)* -> finish. Each change of a slot leaves behind what
-the memory has to do about it; the next plan takes that along.
+the memory has to do about it, in order; the next plan takes that along.
 """
 
 from __future__ import annotations
 
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.request import Delta, Event, FinishReason, Request
+from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits, Slots
 from pyllama_raw.core.stats import Counters, SchedulerStats
-from pyllama_raw.core.step import Chunk, Shift, StepPlan, Trim
+from pyllama_raw.core.step import Chunk, Operation, Release, Shift, StepPlan, Trim
 from pyllama_raw.core.waiting import WaitingQueue
 from pyllama_raw.errors import NoKVSpace, PyllamaError
 
@@ -21,17 +22,22 @@ class Roster:
     """Who waits and who runs; every request in it ends exactly once, by finish()."""
 
     def __init__(
-        self, limits: ContextLimits, max_waiting: int, max_waiting_tokens: int
+        self,
+        limits: ContextLimits,
+        max_waiting: int,
+        max_waiting_tokens: int,
+        *,
+        keeps: bool,
     ) -> None:
+        self.keeps = keeps  # whether idle slots hold on to their tokens
         self.waiting = WaitingQueue(max_waiting, max_waiting_tokens)
         self.slots = Slots(limits)
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
         self.counters = Counters()
         self._events: list[Event] = []
-        self._releases: list[int] = []
-        self._trims: list[Trim] = []
-        self._shifts: list[Shift] = []
+        self.operations: list[Operation] = []
+        self.in_flight = False  # a step runs that was planned and not applied
 
     def enter(self, request: Request, now: float) -> None:
         """Queue *request*. Raises QueueFull, and nothing has changed then."""
@@ -44,10 +50,10 @@ class Roster:
         if request.deadline is not None:
             self.deadlines.add(request.deadline, request.request_id)
 
-    def start(self, sequence: Sequence, now: float) -> None:
+    def start(self, sequence: Sequence, reuse: PrefixReuse, now: float) -> None:
         """Give a waiting sequence a slot."""
         self.waiting.remove(sequence)
-        self.slots.place(sequence)
+        reuse.place(sequence)
         if sequence.admitted is None:
             sequence.admitted = now
 
@@ -87,14 +93,14 @@ class Roster:
         """Forget all but the first *n_computed* tokens of a running sequence."""
         assert sequence.slot is not None
         self.slots.rewind(sequence, n_computed)
-        self._trims.append(Trim(sequence.slot, n_computed))
+        self.operations.append(Trim(sequence.slot, n_computed))
 
     def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
         """Drop tokens from the middle of a running sequence."""
         assert sequence.slot is not None
         self.counters.shifted += 1
         self.slots.shift(sequence, n_keep, n_discard)
-        self._shifts.append(Shift(sequence.slot, n_keep, n_discard))
+        self.operations.append(Shift(sequence.slot, n_keep, n_discard))
 
     def tell(self, sequence: Sequence, token: int, text: str) -> None:
         """Note the event of one output token."""
@@ -107,22 +113,18 @@ class Roster:
 
     def take_plan(self, chunks: list[Chunk]) -> StepPlan:
         """Make a plan of *chunks* and of all that the memory has to do first."""
-        plan = StepPlan(
-            releases=tuple(self._releases),
-            trims=tuple(self._trims),
-            shifts=tuple(self._shifts),
-            chunks=tuple(chunks),
-        )
-        self._releases.clear()
-        self._trims.clear()
-        self._shifts.clear()
+        plan = StepPlan(tuple(self.operations), tuple(chunks))
+        self.operations.clear()
         return plan
 
     def _vacate(self, sequence: Sequence) -> None:
-        slot = self.slots.remove(sequence)
-        self._releases.append(slot)
-        self._trims = [trim for trim in self._trims if trim.slot != slot]
-        self._shifts = [shift for shift in self._shifts if shift.slot != slot]
+        # What a running step still changes is not kept.
+        keep = self.keeps and not (self.in_flight or sequence.is_shifted)
+        slot = self.slots.depart(sequence, keep=keep)
+        sequence.leader = None
+        sequence.points.clear()
+        if not keep:
+            self.operations.append(Release(slot.index))
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
@@ -133,7 +135,7 @@ class Roster:
             waiting=len(self.waiting),
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
-            n_cells_used=self.slots.n_used,
+            n_cells_used=self.slots.cells.n_used,
             submitted=counters.submitted,
             finished={str(k): n for k, n in counters.finished.items()},
             failed=counters.failed,

@@ -15,15 +15,18 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
+from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.prefill import PrefillTurns
+from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Event, FinishReason, Request
+from pyllama_raw.core.reuse import PrefixReuse, SnapshotCost
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits, need
+from pyllama_raw.core.slots import ContextLimits, growth
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import PromptTooLong
@@ -47,7 +50,14 @@ class Scheduler:
         max_overtakes: int = 16,
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
+        cache: PrefixCache | None = None,
+        snapshot_cost: SnapshotCost = SnapshotCost(),
+        snapshot_interval_tokens: int = 0,
     ) -> None:
+        """
+        Args:
+            cache: None: slots forget what they held as soon as a request ends.
+        """
         assert limits.n_batch >= limits.n_slots
         self.limits = limits
         self._pieces = pieces
@@ -56,8 +66,17 @@ class Scheduler:
         self._n_keep = n_keep
         self._budget = StepBudget(token_budget, target_step_s, limits.n_batch)
         self._turns = PrefillTurns(prefill_quantum)
-        self._roster = Roster(limits, max_waiting, max_waiting_tokens)
+        keeps = cache is not None
+        self._roster = Roster(limits, max_waiting, max_waiting_tokens, keeps=keeps)
         self._slots = self._roster.slots
+        self._reuse = PrefixReuse(
+            self._slots,
+            cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0),
+            self._roster.operations,
+            cost=snapshot_cost,
+            interval=snapshot_interval_tokens,
+            keeps=keeps,
+        )
         self._prefill_cap: int | None = None  # after a step that found no space
         self._started = 0.0  # when the last plan was made
 
@@ -101,9 +120,19 @@ class Scheduler:
         """The state of this moment and all totals."""
         return self._roster.stats()
 
+    def cache_stats(self) -> CacheStats:
+        """What was reused and what is stored."""
+        return self._reuse.cache.stats()
+
+    def clear_cache(self, namespace: Hashable | None = None) -> int:
+        """Forget snapshots and what idle slots hold; returns the host bytes freed."""
+        self._reuse.forget_idle(namespace)
+        return self._reuse.cache.clear(namespace)
+
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self._roster.check_integrity()
+        self._reuse.cache.check_integrity()
 
     # -- plan -------------------------------------------------------------------
 
@@ -114,9 +143,13 @@ class Scheduler:
             if sequence is not None:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         self._admit(now)
+        self._reuse.advance()
         chunks = self._chunks(now)
+        self._reuse.cache.take_released()  # before new captures need the room
         self._started = now
-        return self._roster.take_plan(chunks)
+        plan = self._roster.take_plan(chunks)
+        self._roster.in_flight = bool(plan)
+        return plan
 
     def _admit(self, now: float) -> None:
         waiting = self._roster.waiting
@@ -128,13 +161,13 @@ class Scheduler:
         room = self._slots.n_unpromised
         blocked: Sequence | None = None
         for sequence in waiting.first(ADMISSION_WINDOW):
-            wanted = need(sequence)
+            wanted = growth(sequence)
             if wanted > room and not alone:
                 blocked = blocked or sequence
             else:
                 room -= wanted
                 alone = False
-                self._roster.start(sequence, now)
+                self._roster.start(sequence, self._reuse, now)
                 if blocked is not None:
                     blocked.n_overtaken += 1
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
@@ -150,7 +183,8 @@ class Scheduler:
         ]
         if not prompts:
             return chunks
-        shares = self._turns.share(self._prefill_budget(n_decodes), prompts)
+        budget = self._prefill_budget(n_decodes, sum(s.n_behind for s in prompts))
+        shares = self._turns.share(budget, prompts)
         for s in prompts:
             slot = s.slot or 0
             n_tokens = shares.get(slot, 0)
@@ -164,17 +198,21 @@ class Scheduler:
     def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Sequences that decode and that prefill; preempts until all decodes fit."""
         while True:
-            running = self._slots.running
+            running = [s for s in self._slots.running if s.leader is None]
+            for sequence in running:
+                self._reuse.reach(sequence)
             decodes = [s for s in running if s.n_behind == 1]
+            self._reuse.reclaim(len(decodes))
             if len(decodes) <= self._slots.n_free_cells:
                 return decodes, [s for s in running if s.n_behind > 1]
             self._roster.make_room(now)
 
-    def _prefill_budget(self, n_decodes: int) -> int:
+    def _prefill_budget(self, n_decodes: int, n_behind: int) -> int:
         budget = self._budget.limit(streams=n_decodes > 0)
-        left = max(budget - n_decodes, budget // 8, 1)
+        left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
         if self._prefill_cap is not None:
             left = min(left, self._prefill_cap)
+        self._reuse.reclaim(n_decodes + left)
         return min(
             left,
             self.limits.n_batch - n_decodes,
@@ -186,6 +224,8 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
+        self._roster.in_flight = False
+        self._reuse.settle(result)
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None
@@ -206,8 +246,8 @@ class Scheduler:
         for chunk in plan.chunks:
             token = next(tokens) if chunk.wants_output else None
             sequence = self._roster.alive.get(chunk.request_id)
-            if sequence is None:  # ended while the step ran
-                continue
+            if sequence is None or chunk.slot in result.not_restored:
+                continue  # ended while the step ran, or was not computed
             self._slots.compute(sequence, len(chunk.tokens))
             self._roster.counters.computed_tokens += len(chunk.tokens)
             if token is not None:
@@ -238,18 +278,24 @@ class Scheduler:
         if not self._shifts_when_full or n_discard < 1:
             self._roster.finish(sequence, FinishReason.LENGTH, now)
             return
-        self._roster.shift(sequence, self._n_keep, n_discard)
+        if self._slots.cells.is_shared(sequence.slot or 0):
+            # Cells have one position for all who share them: compute again instead.
+            sequence.drop(self._n_keep, n_discard)
+            self._roster.rewind(sequence, 0)
+        else:
+            self._roster.shift(sequence, self._n_keep, n_discard)
 
     def _rewind(self, plan: StepPlan, n_computed: Mapping[int, int]) -> None:
         for chunk in plan.chunks:
             sequence = self._roster.alive.get(chunk.request_id)
             if sequence is not None:
                 # The last token is computed again: its output row was not sampled.
-                kept = min(n_computed.get(chunk.slot, 0), len(sequence.tokens) - 1)
-                self._roster.rewind(sequence, kept)
+                known = n_computed.get(chunk.slot, 0)
+                self._roster.rewind(sequence, min(known, len(sequence.tokens) - 1))
 
     def _squeeze(self, plan: StepPlan, now: float) -> None:
         """libllama found no room: take smaller prefill chunks, then preempt."""
+        self._reuse.reclaim(self.limits.n_cells)
         n_prefill = sum(len(c.tokens) for c in plan.chunks if len(c.tokens) > 1)
         self._prefill_cap = max(n_prefill // 2, 1)
         if not n_prefill:
@@ -262,5 +308,4 @@ class Scheduler:
             if sequence is not None:
                 self._roster.finish(sequence, result.error, now)
         if result.status is DecodeStatus.FAILED:  # the new context is empty
-            for sequence in self._slots.running:
-                self._slots.rewind(sequence, 0)
+            self._reuse.forget_slots()

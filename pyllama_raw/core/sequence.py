@@ -86,6 +86,7 @@ class Sequence:
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* computed tokens after the first *n_keep*."""
+        self.is_shifted = True
         del self.tokens[n_keep : n_keep + n_discard]
         self.n_computed -= n_discard
 

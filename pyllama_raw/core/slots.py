@@ -88,7 +88,7 @@ class Slots:
     def idle(self) -> list[Slot]:
         """Slots without a sequence: empty ones first, then the longest unused."""
         free = [slot for slot in self.all if slot.sequence is None]
-        return sorted(free, key=lambda slot: (slot.left != b"", slot.last_used))
+        return sorted(free, key=lambda slot: slot.last_used if slot.left else 0)
 
     @property
     def n_used_by_running(self) -> int:
@@ -145,7 +145,6 @@ class Slots:
     def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
         """Drop tokens from the middle; what is left is no prefix of anything."""
         sequence.drop(n_keep, n_discard)
-        sequence.is_shifted = True
         self.cells.cut(sequence.slot or 0, sequence.n_computed)
 
     def depart(self, sequence: Sequence, *, keep: bool) -> Slot:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import StepPlan, StepResult
 
 STOP_TOKEN = 2
@@ -25,10 +26,25 @@ def make_request(request_id=0, n_prompt=4, max_tokens=4, **fields) -> Request:
 
 
 def make_scheduler(
-    n_slots=2, n_ctx_slot=64, n_batch=64, n_cells=None, *, unified=True, **options
+    n_slots=2,
+    n_ctx_slot=64,
+    n_batch=64,
+    n_cells=None,
+    *,
+    unified=True,
+    n_parked=0,
+    kind=SnapshotKind.RANGE,
+    **options,
 ) -> Scheduler:
-    cells = n_slots * n_ctx_slot if n_cells is None else n_cells
-    limits = ContextLimits(n_slots, n_ctx_slot, n_batch, cells, unified)
+    limits = ContextLimits(
+        n_slots,
+        n_ctx_slot,
+        n_batch,
+        n_slots * n_ctx_slot if n_cells is None else n_cells,
+        n_parked=n_parked,
+        unified=unified,
+        kind=kind,
+    )
     options.setdefault("token_budget", n_batch)
     return Scheduler(limits, Pieces(), **options)
 

@@ -3,7 +3,7 @@ from array import array
 import pytest
 
 from pyllama_raw.core.request import Delta, FinishReason
-from pyllama_raw.core.step import DecodeStatus, Shift, StepResult, Trim
+from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
 from pyllama_raw.errors import (
     DecodeFailed,
     NoKVSpace,
@@ -214,7 +214,7 @@ def test_a_full_slot_shifts_if_told_to():
 
     plans, events = run_until_idle(scheduler)
 
-    assert [p.shifts for p in plans if p.shifts] == [(Shift(0, 1, 3),)] * 3
+    assert [p.operations for p in plans if p.operations] == [(Shift(0, 1, 3),)] * 3
     assert finished(events)[0].n_output == 12
     assert scheduler.stats().shifted == 3
 
@@ -244,7 +244,8 @@ def test_cancel_frees_the_slot_for_the_next_step():
     assert not scheduler.cancel(0, 1.0)
     plan = scheduler.schedule(1.0)
 
-    assert (plan.releases, shape(plan)) == ((0,), [(0, 0, 4, True)])
+    assert plan.operations == (Release(0),)
+    assert shape(plan) == [(0, 0, 4, True)]
     assert finished(scheduler.take_events())[0].reason is FinishReason.CANCELLED
 
 
@@ -274,7 +275,7 @@ def test_cancel_while_its_step_runs():
     events = scheduler.apply(plan, answer(plan), 1.0)
 
     assert [e.request_id for e in events] == [0, 1]
-    assert scheduler.schedule(2.0).releases == (0,)
+    assert scheduler.schedule(2.0).operations == (Release(0),)
 
 
 def test_deadlines_end_waiting_and_running_requests():
@@ -362,22 +363,8 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
     scheduler.apply(plan, result, 1.0)
     plan = scheduler.schedule(2.0)
 
-    assert plan.trims == (Trim(0, 3), Trim(1, 3))
+    assert plan.operations == (Release(2), Trim(0, 3), Trim(1, 3))
     assert [(c.slot, c.pos) for c in plan.chunks] == [(0, 3), (1, 3)]
-
-
-def test_a_slot_that_is_left_is_not_trimmed():
-    """
-    Trims of a slot whose request ends before the next step are dropped.
-    """
-    scheduler = make_scheduler()
-    scheduler.add(make_request(0), 0.0)
-    plan = scheduler.schedule(0.0)
-    scheduler.apply(plan, StepResult(DecodeStatus.ABORTED, n_computed={0: 2}), 1.0)
-
-    scheduler.cancel(0, 1.0)
-
-    assert scheduler.schedule(2.0).trims == ()
 
 
 def test_a_failed_step_ends_its_requests_only():
@@ -503,16 +490,3 @@ def test_no_space_for_requests_that_ended_meanwhile():
     scheduler.apply(plan, StepResult(DecodeStatus.NO_SPACE), 1.0)
 
     assert not scheduler.has_work
-
-
-def test_shifts_of_a_slot_that_is_left_are_dropped():
-    """
-    A shift that no step has done yet goes with its request.
-    """
-    scheduler = make_scheduler(n_ctx_slot=8, context_full="shift", n_keep=1)
-    scheduler.add(make_request(n_prompt=7, max_tokens=9), 0.0)
-    step(scheduler)
-
-    scheduler.cancel(0, 1.0)
-
-    assert scheduler.schedule(1.0).shifts == ()

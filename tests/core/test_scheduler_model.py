@@ -1,5 +1,8 @@
 """Random histories of the scheduler against a model of the context's memory."""
 
+from array import array
+from itertools import count
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -10,8 +13,22 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.request import Delta
-from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.reuse import SnapshotCost
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import (
+    Capture,
+    Captured,
+    Copy,
+    DecodeStatus,
+    Release,
+    Restore,
+    Shift,
+    StepPlan,
+    StepResult,
+    Trim,
+)
 from pyllama_raw.errors import (
     DecodeFailed,
     InvalidBatch,
@@ -19,15 +36,91 @@ from pyllama_raw.errors import (
     QueueFull,
     SamplingFailed,
 )
-from tests.core.support import (
-    STOP_TOKEN,
-    answer,
-    finished,
-    make_request,
-    make_scheduler,
-)
+from tests.core.support import STOP_TOKEN, finished, make_scheduler
 
-N_SLOTS, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 24, 16, 40
+N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40
+MAX_BYTES, MAX_ENTRIES, TOKEN_BYTES = 900, 6, 10
+
+
+class Memory:
+    """Cells by slot: (cell, position, token). Copies share cells, as unified KV does."""
+
+    def __init__(self, kind, unified):
+        self.kind, self.unified = kind, unified
+        self.slots = [[] for _ in range(N_SLOTS + N_PARKED)]
+        self.cells = count()
+        self.shifted = set()
+
+    def run(self, operations, data):
+        """Do all; returns what was captured and which slots were not restored."""
+        captured, lost = {}, set()
+        for operation in operations:
+            match operation:
+                case Release(slot):
+                    self.slots[slot] = []
+                    self.shifted.discard(slot)
+                    lost.discard(slot)
+                case Trim(slot, n_tokens):
+                    assert len(self.slots[slot]) >= n_tokens or slot in lost
+                    self.check_cut(slot, n_tokens)
+                    del self.slots[slot][n_tokens:]
+                case Shift(slot, n_keep, n_discard):
+                    mine = {cell for cell, _, _ in self.slots[slot]}
+                    for other, cells in enumerate(self.slots):
+                        assert other == slot or not mine & {c for c, _, _ in cells}
+                    del self.slots[slot][n_keep : n_keep + n_discard]
+                    self.shifted.add(slot)
+                case Copy(src, dst, n_tokens):
+                    assert not self.slots[dst]
+                    assert src not in self.shifted
+                    if src in lost:
+                        lost.add(dst)
+                        continue
+                    assert len(self.slots[src]) >= n_tokens
+                    self.check_cut(src, n_tokens)
+                    self.slots[dst] = self.slots[src][:n_tokens]
+                    if not self.unified:
+                        self.slots[dst] = [
+                            (next(self.cells), *rest) for _, *rest in self.slots[dst]
+                        ]
+                case Capture(capture_id, slot, start, stop, max_bytes):
+                    if slot in lost or data.draw(st.integers(0, 9)) == 0:
+                        continue
+                    if self.kind is SnapshotKind.EXACT:
+                        assert stop == len(self.slots[slot])
+                    tokens = [token for _, _, token in self.slots[slot][start:stop]]
+                    assert len(tokens) == stop - start
+                    assert max_bytes >= 4 + TOKEN_BYTES * len(tokens)
+                    captured[capture_id] = Captured(
+                        (start, tokens), 4 + TOKEN_BYTES * len(tokens)
+                    )
+                case Restore(slot, pieces):
+                    assert not self.slots[slot]
+                    if data.draw(st.integers(0, 4)) == 0:
+                        lost.add(slot)
+                        continue
+                    for (first, tokens), start, stop in pieces:
+                        assert start == len(self.slots[slot])
+                        if self.kind is SnapshotKind.EXACT:
+                            assert (start, stop) == (0, len(tokens))
+                        for token in tokens[start - first : stop - first]:
+                            self.fill(slot, token)
+                        assert len(self.slots[slot]) == stop
+        return captured, frozenset(lost)
+
+    def check_cut(self, slot, n_tokens):
+        if self.kind is SnapshotKind.EXACT:
+            assert n_tokens in (0, len(self.slots[slot]))
+
+    def fill(self, slot, token):
+        self.slots[slot].append((next(self.cells), len(self.slots[slot]), token))
+
+    def tokens(self, slot):
+        return [token for _, _, token in self.slots[slot]]
+
+    @property
+    def n_used(self):
+        return len({cell for cells in self.slots for cell, _, _ in cells})
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -38,57 +131,78 @@ class SchedulerModel(RuleBasedStateMachine):
         budget=st.sampled_from([None, 1, 5, 16]),
         shift=st.booleans(),
         quantum=st.integers(1, 8),
+        kind=st.sampled_from(SnapshotKind),
+        mode=st.sampled_from(["off", "live", "snapshots", "snapshots"]),
+        interval=st.sampled_from([0, 3, 8]),
     )
-    def start(self, unified, budget, shift, quantum):
+    def start(self, unified, budget, shift, quantum, kind, mode, interval):
         self.unified = unified
+        self.max_bytes = MAX_BYTES if mode == "snapshots" else 0
+        cache = PrefixCache(kind, max_bytes=self.max_bytes, max_entries=MAX_ENTRIES)
         self.scheduler = make_scheduler(
             N_SLOTS,
             N_CTX_SLOT,
             N_BATCH,
             N_CELLS if unified else N_SLOTS * N_CTX_SLOT,
             unified=unified,
+            n_parked=N_PARKED,
+            kind=kind,
             token_budget=budget,
             prefill_quantum=quantum,
             context_full="shift" if shift else "stop",
             n_keep=1,
             max_waiting=6,
             max_overtakes=2,
+            cache=None if mode == "off" else cache,
+            snapshot_cost=SnapshotCost(4, TOKEN_BYTES),
+            snapshot_interval_tokens=interval,
         )
+        self.scheduler._reuse.min_wait = 2
         self.now = 0.0
-        self.memory = [[] for _ in range(N_SLOTS)]
-        self.added = set()
+        self.memory = Memory(kind, unified)
+        self.texts = {}  # tokens each request should have in its slot, by id
         self.events = []
         self.plan = None
 
     @rule(
-        n_prompt=st.integers(1, N_CTX_SLOT + 1),
+        prefix=st.sampled_from([(), (10,) * 6, (10,) * 6 + (11,) * 8, (12,) * 20]),
+        tail=st.lists(st.integers(20, 22), max_size=8),
         max_tokens=st.integers(1, 40),
         priority=st.integers(-1, 1),
         patience=st.none() | st.integers(0, 30),
+        namespace=st.sampled_from([None, None, None, "salt"]),
+        points=st.lists(st.integers(0, 30), max_size=2),
     )
-    def add(self, n_prompt, max_tokens, priority, patience):
-        request = make_request(
-            len(self.added) + 1000,
-            n_prompt,
+    def add(self, prefix, tail, max_tokens, priority, patience, namespace, points):
+        tokens = array("i", [*prefix, *tail] or [10])
+        request = Request(
+            len(self.texts),
+            tokens,
             max_tokens,
+            stop_token_ids=frozenset({STOP_TOKEN}),
             priority=priority,
             deadline=None if patience is None else self.now + patience,
+            namespace=namespace,
+            cache_points=tuple(points),
         )
         try:
             self.scheduler.add(request, self.now)
         except (PromptTooLong, QueueFull):
             return
-        self.added.add(request.request_id)
+        self.texts[request.request_id] = list(tokens)
 
-    @precondition(lambda self: self.added)
+    @precondition(lambda self: self.texts)
     @rule(data=st.data())
     def cancel(self, data):
-        request_id = data.draw(st.sampled_from(sorted(self.added)))
-        ended = request_id in finished(self.events)
+        request_id = data.draw(st.sampled_from(sorted(self.texts)))
         self.events += self.scheduler.take_events()
         ended = request_id in finished(self.events)
 
         assert self.scheduler.cancel(request_id, self.now) is not ended
+
+    @rule(namespace=st.sampled_from([None, "salt"]))
+    def clear(self, namespace):
+        self.scheduler.clear_cache(namespace)
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -96,119 +210,157 @@ class SchedulerModel(RuleBasedStateMachine):
         self.now += 1.0
         self.plan = self.scheduler.schedule(self.now)
         self.events += self.scheduler.take_events()
-        self.check_plan(self.plan)
-
-    def check_plan(self, plan: StepPlan):
-        assert plan.n_tokens <= N_BATCH
-        slots = [chunk.slot for chunk in plan.chunks]
+        assert self.plan.n_tokens <= N_BATCH
+        slots = [chunk.slot for chunk in self.plan.chunks]
         assert len(set(slots)) == len(slots)
-        sizes = [len(chunk.tokens) for chunk in plan.chunks]
-        n_decodes = sum(c.wants_output and len(c.tokens) == 1 for c in plan.chunks)
-        assert min(sizes, default=1) >= 1
-        assert all(size == 1 for size in sizes[:n_decodes]) or n_decodes == 0
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
-            assert plan.chunks
+            assert self.plan
 
-    def prepare(self, plan: StepPlan):
-        for slot in plan.releases:
-            self.memory[slot] = []
-        for trim in plan.trims:
-            assert len(self.memory[trim.slot]) >= trim.n_tokens
-            del self.memory[trim.slot][trim.n_tokens :]
-        for shift in plan.shifts:
-            cells = self.memory[shift.slot]
-            assert len(cells) >= shift.n_keep + shift.n_discard
-            del cells[shift.n_keep : shift.n_keep + shift.n_discard]
-        for chunk in plan.chunks:
-            assert chunk.pos == len(self.memory[chunk.slot])
+    def prepare(self, data):
+        """Run the operations; returns the chunks that can be computed."""
+        captured, lost = self.memory.run(self.plan.operations, data)
+        chunks = [chunk for chunk in self.plan.chunks if chunk.slot not in lost]
+        for chunk in chunks:
+            assert chunk.pos == len(self.memory.slots[chunk.slot])
+            if chunk.slot not in self.memory.shifted:
+                text = self.texts[chunk.request_id]
+                held = self.memory.tokens(chunk.slot) + list(chunk.tokens)
+                assert self.is_shifted(chunk) or held == text[: len(held)]
+        return chunks, captured, lost
 
-    def write(self, plan: StepPlan, n_tokens: int | None = None):
-        left = plan.n_tokens if n_tokens is None else n_tokens
-        for chunk in plan.chunks:
-            taken = list(chunk.tokens)[:left]
-            left -= len(taken)
-            self.memory[chunk.slot] += taken
-        used = sum(map(len, self.memory))
-        assert used <= (N_CELLS if self.unified else N_SLOTS * N_CTX_SLOT)
-        assert all(len(cells) <= N_CTX_SLOT for cells in self.memory)
+    def is_shifted(self, chunk):
+        """Whether a shift made the text of the request another one."""
+        sequence = self.scheduler._roster.alive.get(chunk.request_id)
+        return sequence is None or sequence.is_shifted
 
-    def finish_step(self, result: StepResult):
+    def write(self, chunks, n_tokens=10**9):
+        for chunk in chunks:
+            for token in list(chunk.tokens)[:n_tokens]:
+                self.memory.fill(chunk.slot, token)
+            n_tokens = max(0, n_tokens - len(chunk.tokens))
+        if self.unified:
+            assert self.memory.n_used <= N_CELLS
+        assert all(len(cells) <= N_CTX_SLOT for cells in self.memory.slots)
+
+    def finish_step(self, **fields):
         plan, self.plan = self.plan, None
         self.now += 0.5
-        self.events += self.scheduler.apply(plan, result, self.now)
+        events = self.scheduler.apply(plan, StepResult(**fields), self.now)
+        for event in events:
+            if isinstance(event, Delta):
+                self.texts[event.request_id].append(event.token)
+        self.events += events
+        assert not self.unified or (
+            self.scheduler.stats().n_cells_used == self.memory.n_used
+            or any(isinstance(e, Release | Trim | Shift) for e in self.pending())
+        )
+
+    def pending(self):
+        return self.scheduler._roster.operations
+
+    def sample(self, chunks, token, bad=None):
+        done = {chunk.request_id for chunk in chunks} - {bad}
+        return tuple(
+            (token if chunk.request_id in done else None)
+            for chunk in self.plan.chunks
+            if chunk.wants_output
+        )
 
     @precondition(lambda self: self.plan is not None)
-    @rule(token=st.sampled_from([97, 97, 97, STOP_TOKEN]))
-    def succeed(self, token):
-        self.prepare(self.plan)
-        self.write(self.plan)
-        self.finish_step(answer(self.plan, token))
+    @rule(token=st.sampled_from([21, 22, 97, STOP_TOKEN]), data=st.data())
+    def succeed(self, token, data):
+        chunks, captured, lost = self.prepare(data)
+        self.write(chunks)
+        self.finish_step(
+            tokens=self.sample(chunks, token), captured=captured, not_restored=lost
+        )
 
     @precondition(lambda self: self.plan)
     @rule(data=st.data())
     def fail_one_row(self, data):
-        self.prepare(self.plan)
-        self.write(self.plan)
-        rows = [c.request_id for c in self.plan.chunks if c.wants_output]
+        chunks, captured, lost = self.prepare(data)
+        self.write(chunks)
+        rows = [c.request_id for c in chunks if c.wants_output]
         bad = data.draw(st.sampled_from(rows)) if rows else None
-        tokens = tuple(None if row == bad else 97 for row in rows)
-        errors = {bad: SamplingFailed("llama_sampler_sample", None, "injected")}
-        self.finish_step(StepResult(tokens=tokens, row_errors=errors))
+        self.finish_step(
+            tokens=self.sample(chunks, 97, bad),
+            row_errors={bad: SamplingFailed("llama_sampler_sample", None, "injected")},
+            captured=captured,
+            not_restored=lost,
+        )
 
     @precondition(lambda self: self.plan and self.plan.chunks)
-    @rule()
-    def find_no_space(self):
-        self.prepare(self.plan)
-        self.finish_step(StepResult(DecodeStatus.NO_SPACE))
+    @rule(data=st.data())
+    def find_no_space(self, data):
+        _, captured, lost = self.prepare(data)
+        self.finish_step(
+            status=DecodeStatus.NO_SPACE, captured=captured, not_restored=lost
+        )
 
     @precondition(lambda self: self.plan and self.plan.chunks)
-    @rule(data=st.data(), recurrent=st.booleans())
-    def abort(self, data, recurrent):
-        self.prepare(self.plan)
-        self.write(self.plan, data.draw(st.integers(0, self.plan.n_tokens)))
-        if recurrent:
-            for chunk in self.plan.chunks:
-                self.memory[chunk.slot] = []
-        kept = {c.slot: len(self.memory[c.slot]) for c in self.plan.chunks}
-        self.finish_step(StepResult(DecodeStatus.ABORTED, n_computed=kept))
+    @rule(data=st.data())
+    def abort(self, data):
+        chunks, captured, lost = self.prepare(data)
+        self.write(chunks, data.draw(st.integers(0, self.plan.n_tokens)))
+        if self.memory.kind is SnapshotKind.EXACT:
+            for chunk in chunks:
+                self.memory.slots[chunk.slot] = []
+        kept = {c.slot: len(self.memory.slots[c.slot]) for c in self.plan.chunks}
+        self.finish_step(
+            status=DecodeStatus.ABORTED,
+            n_computed=kept,
+            captured=captured,
+            not_restored=lost,
+        )
 
     @precondition(lambda self: self.plan and self.plan.chunks)
-    @rule(fatal=st.booleans())
-    def fail(self, fatal):
-        self.prepare(self.plan)
+    @rule(fatal=st.booleans(), data=st.data())
+    def fail(self, fatal, data):
+        _, captured, lost = self.prepare(data)
+        status = DecodeStatus.INVALID
+        error = InvalidBatch("llama_decode", -1, "injected")
         if fatal:
-            self.memory = [[] for _ in range(N_SLOTS)]
-            error = DecodeFailed("llama_decode", -3, "injected")
-            self.finish_step(StepResult(DecodeStatus.FAILED, error=error))
-        else:
-            error = InvalidBatch("llama_decode", -1, "injected")
-            self.finish_step(StepResult(DecodeStatus.INVALID, error=error))
+            self.memory = Memory(self.memory.kind, self.unified)
+            status, error = (
+                DecodeStatus.FAILED,
+                DecodeFailed("llama_decode", -3, "injected"),
+            )
+        self.finish_step(
+            status=status, error=error, captured=captured, not_restored=lost
+        )
 
     @invariant()
     def laws_hold(self):
-        if not hasattr(self, "scheduler"):
-            return
-        self.scheduler.check_integrity()
-        assert set(finished(self.events)) <= self.added
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+            assert set(finished(self.events)) <= set(self.texts)
+            assert self.scheduler.cache_stats().n_bytes <= self.max_bytes
 
     def teardown(self):
         """Left alone, everything that was added comes to its end."""
         if not hasattr(self, "scheduler"):
             return
-        if self.plan is not None:
-            self.succeed(97)
         for _ in range(5000):
+            if self.plan is not None:
+                self.succeed(97, NoFailure())
             if not self.scheduler.has_work:
                 break
             self.schedule()
-            self.succeed(97)
         self.events += self.scheduler.take_events()
-        assert set(finished(self.events)) == self.added
-        counts = dict.fromkeys(self.added, 0)
+        ends = finished(self.events)
+        assert set(ends) == set(self.texts)
+        counts = dict.fromkeys(self.texts, 0)
         for event in self.events:
             if isinstance(event, Delta):
                 counts[event.request_id] += 1
-        assert counts == {i: e.n_output for i, e in finished(self.events).items()}
+        assert counts == {i: end.n_output for i, end in ends.items()}
+
+
+class NoFailure:
+    """Stands for st.data() where nothing may fail any more."""
+
+    def draw(self, strategy):
+        return 5
 
 
 SchedulerModel.TestCase.settings = settings(
