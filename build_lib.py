@@ -166,7 +166,9 @@ def build_key() -> str:
 
 
 def _user_flags() -> list[str]:
-    return shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
+    """What the user adds for cmake; a GPU toolkit then stays findable at run time."""
+    flags = shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
+    return ["-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON", *flags] if flags else []
 
 
 def _source_tree(named: str) -> Path:
