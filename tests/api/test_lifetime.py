@@ -46,7 +46,6 @@ def test_an_engine_outlives_the_loop_that_used_it():
 
     with pytest.warns(ResourceWarning, match="dropped"):
         anyio.run(leave_running)
-        gc.collect()
     result = anyio.run(use_and_close)
 
     assert result.usage.completion_tokens == 3
@@ -175,9 +174,7 @@ async def test_open_tells_progress_and_errors_bare(monkeypatch, tmp_path):
     monkeypatch.setattr(build_module, "build", build)
     (tmp_path / "model.gguf").touch()
     with pytest.raises(PyllamaError, match="no luck"):
-        async with AsyncEngine.open(
-            tmp_path / "model.gguf", progress=fractions.append
-        ):
+        async with AsyncEngine.open(tmp_path / "model.gguf", progress=fractions.append):
             pass
 
     assert fractions == [0.25, 1.0]
