@@ -266,7 +266,7 @@ def cmake_build(
         commit = []
     configure = ["-S", str(tree), "-B", str(work), *generator, *commit, *flags]
     toolchain.run(cmake, *configure, env=env)
-    n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+    n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
     toolchain.run(
         cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env
     )
@@ -297,6 +297,7 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
+    toolchain.check_python_headers()
     ffi = FFI()
     ffi.cdef(load_cdef())
     ffi.set_source(
