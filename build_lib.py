@@ -166,7 +166,9 @@ def build_key() -> str:
 
 
 def _user_flags() -> list[str]:
-    return shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
+    """What the user adds for cmake; a GPU toolkit then stays findable at run time."""
+    flags = shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
+    return ["-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON", *flags] if flags else []
 
 
 def _source_tree(named: str) -> Path:
@@ -264,7 +266,7 @@ def cmake_build(
         commit = []
     configure = ["-S", str(tree), "-B", str(work), *generator, *commit, *flags]
     toolchain.run(cmake, *configure, env=env)
-    n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+    n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
     toolchain.run(
         cmake, "--build", str(work), "-j", n_jobs, "--target", *targets, env=env
     )
@@ -295,6 +297,7 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
+    toolchain.check_python_headers()
     ffi = FFI()
     ffi.cdef(load_cdef())
     ffi.set_source(

@@ -35,7 +35,6 @@ from pyllama_raw.prompt import (
     LONG_PROMPT,
     Prompt,
     PromptEncoder,
-    check_text,
     prompt_size,
 )
 from pyllama_raw.results import EngineStats, Result
@@ -220,8 +219,6 @@ class AsyncEngine:
             if token >= n_vocab:
                 allowed = f"token ids below {n_vocab}"
                 raise InvalidRequest("stop_token_ids", token, allowed)
-        for stop in params.stop:
-            check_text("stop", stop)
         if abs(priority) > MAX_PRIORITY:
             allowed = f"whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             raise InvalidRequest("priority", priority, allowed)

@@ -26,11 +26,11 @@ async def load(
         PyllamaError: whatever building failed with.
     """
     loading = _Loading(model, config, progress)
-    async with anyio.create_task_group() as group:
-        group.start_soon(loading.stop_if_cancelled)
-        await to_thread.run_sync(loading.run)  # shielded: returns when it has stopped
-        group.cancel_scope.cancel()
     try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(loading.stop_if_cancelled)
+            await to_thread.run_sync(loading.run)  # returns when loading has stopped
+            group.cancel_scope.cancel()
         await checkpoint()
     except BaseException:
         loading.give_up()

@@ -72,7 +72,7 @@ def default_model(*, progress: bool = True) -> Path:
     """
     folder = cache_dir() / "models"
     path = folder / DEFAULT_MODEL
-    with locked(folder / f"{DEFAULT_MODEL}.lock", sys.stderr.write):
+    with locked(folder / f"{DEFAULT_MODEL}.lock", _say):
         if path.is_file() and path.stat().st_size == DEFAULT_BYTES:
             return path  # it got this name only after its hash was checked
         try:
@@ -120,6 +120,10 @@ def _from_hugging_face(spec: str) -> Path:
         raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
 
 
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
 class _Bar:
     """A bar on a terminal, a line every fifth elsewhere, nothing if not asked for."""
 
@@ -137,19 +141,18 @@ class _Bar:
 
     def update(self, n_bytes: int) -> None:
         if not sys.stderr.isatty():
-            self._say(n_bytes)
+            self._line(n_bytes)
             return
         if self.bar is None:
             unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
             self.bar = tqdm(desc=DEFAULT_MODEL, total=CARRIER.n_bytes, **unit)
         self.bar.update(n_bytes - self.bar.n)
 
-    def _say(self, n_bytes: int) -> None:
+    def _line(self, n_bytes: int) -> None:
         fifth = n_bytes * 5 // CARRIER.n_bytes
         if fifth > self.fifth:
             self.fifth = fifth
-            line = f"{DEFAULT_MODEL}: {n_bytes >> 20} of {CARRIER.n_bytes >> 20} MiB\n"
-            sys.stderr.write(line)
+            _say(f"{DEFAULT_MODEL}: {n_bytes >> 20} of {CARRIER.n_bytes >> 20} MiB")
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ class PromptEncoder:
     def _tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:
-        check_text("prompt", text)
+        _check_text(text)
         return self._vocab.tokenize(
             text, add_special=add_special, parse_special=parse_special
         )
@@ -180,14 +180,12 @@ def prompt_size(prompt: Prompt) -> int:
     return 0
 
 
-def check_text(name: str, text: str) -> None:
-    """Raise InvalidRequest if *text* cannot be written as UTF-8."""
+def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            name, text[error.start : error.end], "text without lone surrogates"
-        ) from error
+        wrong = text[error.start : error.end]
+        raise InvalidRequest("prompt", wrong, "text without lone surrogates") from error
 
 
 def _check_message(message: object) -> None:

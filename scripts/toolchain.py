@@ -52,6 +52,23 @@ def cpu() -> str:
     return "\n".join(sorted(seen))
 
 
+def n_cpus() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_python_headers() -> None:
+    """Refuse a Python that extensions cannot be compiled for."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise BuildError(
+            f"no {header}: install the headers of this Python (Debian: apt install "
+            "python3-dev; Fedora: dnf install python3-devel)"
+        )
+
+
 def find_tool(name: str) -> str:
     """Return the path of cmake or ninja: this environment's, else the one on PATH."""
     search = os.pathsep.join(

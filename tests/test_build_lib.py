@@ -196,6 +196,18 @@ def test_missing_tool_says_what_to_install(monkeypatch, tmp_path):
         build_lib.toolchain.find_tool("cmake")
 
 
+def test_python_without_headers_says_what_to_install(monkeypatch, tmp_path):
+    """
+    A Python without Python.h is refused before the compiler stumbles over it.
+    """
+    monkeypatch.setattr(
+        build_lib.toolchain.sysconfig, "get_path", lambda _: str(tmp_path)
+    )
+
+    with pytest.raises(BuildError, match="python3-dev"):
+        build_lib.toolchain.check_python_headers()
+
+
 def test_failed_command_shows_its_errors():
     """
     A failed build shows the error lines and what to check, with the command.

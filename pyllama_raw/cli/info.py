@@ -74,7 +74,8 @@ def _facts(name: str | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
     with Model.load(path, **config.model.model_dump()) as model:
         yield "model", {"path": str(path), **_model(model)}
         n_slots = config.scheduler.n_slots
-        fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
+        wanted = config.resolved_context
+        fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)
         with Context(model, n_seq_max=n_slots, **fields) as context:
             yield "limits", _limits(context, config)
 

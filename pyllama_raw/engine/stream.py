@@ -30,8 +30,8 @@ class Stream:
 
     __slots__ = ("_arrival", "eager", "events", "loop")
 
-    def __init__(self) -> None:
-        self.loop = current_token().native_token
+    def __init__(self, loop: object = None) -> None:
+        self.loop = loop or current_token().native_token
         self.eager = True  # False: the reader wants to be woken at the end only
         self.events: deque[Event | Refused] = deque()
         self._arrival: anyio.Event | None = None

@@ -78,14 +78,15 @@ def sizes(
     } | {key.replace("__", "."): value for key, value in more.items()}
 
 
-def state_space(*, d_inner: int = 2 * N_EMBD, **more: int) -> dict[str, object]:
+def state_space(**more: int) -> dict[str, int]:
     """What an architecture with a recurrent mixer adds."""
-    return {
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": d_inner,
-        "ssm.state_size": 16,
-        "ssm.time_step_rank": 4,
-    } | {f"ssm.{key}": value for key, value in more.items()}
+    fields = {
+        "conv_kernel": 4,
+        "inner_size": 2 * N_EMBD,
+        "state_size": 16,
+        "time_step_rank": 4,
+    }
+    return {f"ssm.{key}": value for key, value in (fields | more).items()}
 
 
 def experts(n_expert: int = 4, n_used: int = 2) -> dict[str, int]:

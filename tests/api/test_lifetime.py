@@ -1,0 +1,215 @@
+"""Opening and closing engines, with and without care."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import anyio
+import pytest
+
+from pyllama_raw import AsyncEngine, PyllamaError, SamplingParams
+from pyllama_raw.engine import build as build_module
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, fake_parts
+from tests.engine.support import HANG_S
+
+PARAMS = SamplingParams(max_tokens=3)
+
+
+@pytest.mark.anyio
+async def test_a_hundred_engines_leave_nothing_behind():
+    """
+    Every engine frees its parts once and its thread ends.
+    """
+    released = []
+    n_threads = threading.active_count()
+    for number in range(100):
+        async with fake_engine(release=lambda n=number: released.append(n)) as engine:
+            await engine.complete("a", PARAMS)
+
+    assert released == list(range(100))
+    assert threading.active_count() <= n_threads + 1  # one idle worker of anyio
+
+
+def test_an_engine_outlives_the_loop_that_used_it():
+    """
+    Readers of a closed event loop are given up; another loop goes on.
+    """
+    engine = fake_engine()
+
+    async def leave_running():
+        await engine.generate("a", SamplingParams(max_tokens=100))._start()
+
+    async def use_and_close():
+        async with engine:
+            return await engine.complete("a", PARAMS)
+
+    with pytest.warns(ResourceWarning, match="dropped"):
+        anyio.run(leave_running)
+    result = anyio.run(use_and_close)
+
+    assert result.usage.completion_tokens == 3
+
+
+def test_a_forgotten_engine_ends_its_thread():
+    """
+    Dropping the last reference closes the engine.
+    """
+    engine = fake_engine()
+    thread = engine._thread
+    del engine
+    gc.collect()
+
+    assert thread.join(HANG_S)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "await engine.complete('a', params)",
+        "await engine.generate('a', params).__aenter__()",
+        "await engine.complete('a', params); raise SystemExit(0)",
+    ],
+)
+def test_the_interpreter_ends_without_close(body):
+    """
+    A program that never closes its engine ends by itself, with code 0.
+    """
+    program = f"""
+import anyio
+from pyllama_raw import SamplingParams
+from pyllama_raw.testing import fake_engine
+params = SamplingParams(max_tokens=100)
+engine = fake_engine(release=lambda: print("released"))
+async def main():
+    {body}
+anyio.run(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "released\n"
+
+
+@pytest.mark.anyio
+async def test_a_load_can_be_cancelled(monkeypatch, tmp_path):
+    """
+    Cancelling open() reaches the loader through its progress function.
+    """
+    started, answers = threading.Event(), []
+
+    def build(path, config, progress):
+        started.set()
+        while progress(0.5):
+            pass
+        answers.append("stopped")
+        raise PyllamaError("cancelled by the progress function")
+
+    monkeypatch.setattr(build_module, "build", build)
+    (tmp_path / "model.gguf").touch()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+
+            async def open_it():
+                async with AsyncEngine.open(tmp_path / "model.gguf"):
+                    pass
+
+            group.start_soon(open_it)
+            await anyio.to_thread.run_sync(started.wait, HANG_S)
+            scope.cancel()
+
+    assert scope.cancelled_caught
+    assert answers == ["stopped"]
+
+
+@pytest.mark.anyio
+async def test_a_load_that_was_faster_than_its_cancellation_is_freed(
+    monkeypatch, tmp_path
+):
+    """
+    Parts that nobody will use are released.
+    """
+    started, released = threading.Event(), []
+
+    def build(path, config, progress):
+        started.set()
+        while progress(0.5):
+            pass
+        return fake_parts(release=lambda: released.append(True))
+
+    monkeypatch.setattr(build_module, "build", build)
+    (tmp_path / "model.gguf").touch()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+
+            async def open_it():
+                async with AsyncEngine.open(tmp_path / "model.gguf"):
+                    pass
+
+            group.start_soon(open_it)
+            await anyio.to_thread.run_sync(started.wait, HANG_S)
+            scope.cancel()
+
+    assert released == [True]
+
+
+@pytest.mark.anyio
+async def test_open_tells_progress_and_errors_bare(monkeypatch, tmp_path):
+    """
+    The caller sees fractions while loading, and errors without a group around them.
+    """
+    fractions = []
+
+    def build(path, config, progress):
+        progress(0.25)
+        progress(1.0)
+        raise PyllamaError("no luck")
+
+    monkeypatch.setattr(build_module, "build", build)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(PyllamaError, match="no luck"):
+        async with AsyncEngine.open(tmp_path / "model.gguf", progress=fractions.append):
+            pass
+
+    assert fractions == [0.25, 1.0]
+
+
+@pytest.mark.anyio
+async def test_tokenizing_holds_the_model_open():
+    """
+    The vocabulary is not freed while a worker thread reads it.
+    """
+    order, entered, go_on = [], threading.Event(), threading.Event()
+
+    parts = fake_parts(
+        FakeExecutor(fake_limits()), release=lambda: order.append("released")
+    )
+    tokenize = parts.vocab.tokenize
+
+    def slow(text, **options):
+        entered.set()
+        assert go_on.wait(HANG_S)
+        order.append("tokenized")
+        return tokenize(text, **options)
+
+    parts.vocab.tokenize = slow
+    engine = AsyncEngine(parts)
+    async with anyio.create_task_group() as group:
+
+        async def complete():
+            with pytest.raises(PyllamaError):
+                await engine.complete("a" * 5000)
+
+        group.start_soon(complete)
+        await anyio.to_thread.run_sync(entered.wait, HANG_S)
+        engine._thread.close()
+        group.start_soon(engine.aclose)
+        go_on.set()
+
+    assert order == ["tokenized", "released"]

@@ -1,0 +1,290 @@
+"""The commands from arguments to exit status, on an engine without a model."""
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli import generate, main
+from pyllama_raw.cli.views import JsonLines
+from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from tests.cli.support import FakeTty
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def executor() -> FakeExecutor:
+    return FakeExecutor(fake_limits())
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, executor: FakeExecutor) -> list[object]:
+    """What the engine was opened with; the engine is fake."""
+    calls: list[object] = []
+
+    def open_fake(model: object, config: object) -> AsyncEngine:
+        calls.extend((model, config))
+        return fake_engine(executor)
+
+    monkeypatch.setattr(AsyncEngine, "open", open_fake)
+    monkeypatch.setattr(generate, "resolve_model", lambda spec: spec or "default")
+    return calls
+
+
+@pytest.fixture
+def cli(
+    opened: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Cli:
+    """Run the command; return status, stdout and stderr."""
+
+    def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        data = io.BytesIO(stdin.encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data))
+        status = main(arguments)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def lines_of(out: str) -> list[dict[str, object]]:
+    """Objects by index."""
+    return sorted(map(json.loads, out.splitlines()), key=lambda line: line["index"])
+
+
+def test_prompts_become_text(cli: Cli):
+    """
+    Every prompt gets its title and text, in the order of the arguments.
+    """
+    status, out, err = cli("generate", "hello", "world", "--max-tokens", "4")
+
+    assert (status, err) == (0, "")
+    assert out == "[0] hello\neway\n\n[1] world\nayms\n"
+
+
+def test_flags_reach_the_engine(cli: Cli, opened: list[object]):
+    """
+    Model and options arrive as they were given; the rest are the defaults.
+    """
+    cli(
+        *("generate", "a", "--max-tokens", "1", "--model", "m.gguf", "--slots", "3"),
+        *(
+            "--n-ctx",
+            "999",
+            "--token-budget",
+            "64",
+            "--deterministic",
+            "--no-kv-unified",
+        ),
+        *("--flash-attn", "on", "--n-batch", "256", "--n-ubatch", "128", "--threads"),
+        *("2", "--gpu-layers", "0", "--context-full", "shift"),
+    )
+
+    model, config = opened
+    assert model == "m.gguf"
+    assert config.model_dump(exclude_defaults=True) == {
+        "model": {"n_gpu_layers": 0},
+        "context": {
+            "n_ctx": 999,
+            "n_batch": 256,
+            "n_ubatch": 128,
+            "n_threads": 2,
+            "kv_unified": False,
+            "flash_attn": "on",
+        },
+        "scheduler": {
+            "n_slots": 3,
+            "token_budget": 64,
+            "context_full": "shift",
+            "max_waiting_tokens": 2**40,
+        },
+        "deterministic": True,
+    }
+
+
+def test_json_lines_and_bad_lines(cli: Cli):
+    """
+    Bad lines, refused prompts and good ones each give an object; one failure is status 1.
+    """
+    stdin = (
+        '{"prompt": "a"}\nbad\n{"prompt": [900]}\n{"prompt": [1], "max_tokens": 2}\n'
+    )
+
+    status, out, err = cli(
+        "generate", "--input", "-", "--jsonl", "--max-tokens", "3", stdin=stdin
+    )
+
+    lines = lines_of(out)
+    assert (status, err) == (1, "")
+    assert [line["index"] for line in lines] == [0, 1, 2, 3]
+    assert [line.get("usage", {}).get("completion_tokens") for line in lines] == [
+        3,
+        None,
+        None,
+        2,
+    ]
+    assert ["error" in line for line in lines] == [False, True, True, False]
+
+
+def test_more_prompts_than_the_queue_holds(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    """
+    Inputs beyond the limit of the waiting queue are held back, not refused.
+    """
+    monkeypatch.setattr(AsyncEngine, "open", lambda *_: fake_engine(max_waiting=1024))
+    stdin = '{"prompt": "a"}\n' * 1500
+
+    status, out, _ = cli(
+        "generate", "--input", "-", "--jsonl", "--max-tokens", "1", stdin=stdin
+    )
+
+    assert (status, len(out.splitlines())) == (0, 1500)
+
+
+def test_deadline_is_no_success(cli: Cli, executor: FakeExecutor):
+    """
+    A request that ran out of time keeps its reason; the status is 1.
+    """
+    executor._on_step = lambda *_: executor.flag.wait(0.01)
+
+    status, out, _ = cli("generate", "a", "--deadline-s", "0.001", "--jsonl")
+
+    assert (status, lines_of(out)[0]["finish_reason"]) == (1, "deadline")
+
+
+def test_summary_is_written(cli: Cli, tmp_path: Path):
+    """
+    The totals are in the file; stdout has the text only.
+    """
+    path = tmp_path / "summary.json"
+
+    status, out, _ = cli("generate", "hi", "--max-tokens", "5", "--summary", str(path))
+
+    totals = json.loads(path.read_text())
+    assert (status, len(out)) == (0, 6)
+    assert (totals["requests"], totals["completion_tokens"]) == (1, 5)
+    assert totals["engine"]["output_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate"], "give prompts or --input"),
+        (["generate", "a", "--input", "-"], "give prompts or --input"),
+        (["generate", "a", "--max-tokens", "0"], "max_tokens=0"),
+        (["generate", "a", "--slots", "0"], "n_slots=0"),
+        (["generate", "--input", "-", "--top-p", "2"], "top_p=2.0"),
+    ],
+)
+def test_wrong_use_is_told_before_a_model_is_opened(
+    cli: Cli, opened: list[object], arguments: list[str], message: str
+):
+    """
+    Options out of range end with status 2 and the name of the option.
+    """
+    status, out, err = cli(*arguments)
+
+    assert (status, out, opened) == (2, "", [])
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_missing_input_file(cli: Cli, tmp_path: Path):
+    """
+    A file that cannot be read is told by name, with status 1.
+    """
+    status, out, err = cli("generate", "--input", str(tmp_path / "none"))
+
+    assert (status, out) == (1, "")
+    assert "none" in err
+
+
+@pytest.mark.parametrize(
+    "error", [LibraryNotBuilt("build it"), ModelLoadFailed("m.gguf", "bad magic")]
+)
+def test_engine_that_cannot_start(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """
+    A failure to open is one line on stderr, no traceback.
+    """
+
+    def refuse(*_: object) -> AsyncEngine:
+        raise error
+
+    monkeypatch.setattr(AsyncEngine, "open", refuse)
+
+    assert cli("generate", "a") == (1, "", f"error: {error}\n")
+
+
+def test_interrupt_keeps_finished_lines(
+    cli: Cli, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Ctrl-C ends the run with status 130; what was finished has been written.
+    """
+    written, finished = Event(), JsonLines.finished
+
+    def finish(*arguments: object) -> None:
+        finished(*arguments)
+        written.set()
+
+    def interrupt(step: int, plan: object) -> None:
+        if step == 1:
+            assert written.wait(10)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert executor.flag.wait(10), "cancelled"
+
+    monkeypatch.setattr(JsonLines, "finished", finish)
+    executor._on_step = interrupt
+    stdin = '{"prompt": "a", "max_tokens": 1}\n{"prompt": "b"}\n'
+
+    status, out, err = cli("generate", "--input", "-", "--jsonl", stdin=stdin)
+
+    assert (status, err) == (130, "")
+    assert [line["index"] for line in lines_of(out)] == [0]
+
+
+def test_reader_that_leaves(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    """
+    A closed pipe ends the run with status 1 and no traceback.
+    """
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+
+        status, _, err = cli("generate", "a", "b", "--jsonl")
+
+    assert (status, err) == (1, "")
+
+
+def test_status_line_is_for_terminals(
+    opened: list[object], monkeypatch: pytest.MonkeyPatch
+):
+    """
+    With stderr on a terminal, a person sees progress and a last line with totals.
+    """
+
+    class Stderr(FakeTty):
+        def reconfigure(self, **_: str) -> None:
+            pass
+
+    err = Stderr()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", err)
+
+    assert main(["generate", "a", "--max-tokens", "2"]) == 0
+
+    assert "loading the model" in err.getvalue()
+    assert "0/1 done" in err.getvalue()
+    assert "1/1 succeeded, 2 tokens" in err.getvalue()

@@ -1,0 +1,116 @@
+"""The command as a person runs it, on the default model."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.native
+
+COMMAND = (sys.executable, "-m", "pyllama_raw")
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_generate_serves_text_ids_and_messages(model_path: Path, tmp_path: Path):
+    """
+    All kinds of prompts run at once; stdout has the lines and stderr is silent.
+    """
+    summary = tmp_path / "summary.json"
+    inputs = [
+        {"prompt": "The capital of France is", "max_tokens": 2},
+        {"prompt": [504, 3575], "max_tokens": 3},
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
+        {"prompt": "x", "max_tokens": -1},
+    ]
+
+    done = run(
+        *("generate", "--model", str(model_path), "--input", "-", "--jsonl"),
+        *("--temperature", "0", "--n-ctx", "512", "--slots", "2"),
+        *("--summary", str(summary)),
+        stdin="\n".join(map(json.dumps, inputs)),
+    )
+
+    lines = sorted(map(json.loads, done.stdout.splitlines()), key=lambda x: x["index"])
+    assert (done.returncode, done.stderr) == (1, "")
+    assert lines[0]["text"] == " Paris."
+    assert [len(line.get("token_ids", ())) for line in lines] == [2, 3, 4, 0]
+    assert lines[3]["error"]["type"] == "InvalidRequest"
+    assert json.loads(summary.read_text())["completion_tokens"] == 9
+
+
+def test_generate_shows_text(model_path: Path):
+    """
+    A single prompt prints its text and a line break, nothing else.
+    """
+    done = run(
+        *("generate", "--model", str(model_path), "The capital of France is"),
+        *("--temperature", "0", "--max-tokens", "2", "--n-ctx", "512"),
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, " Paris.\n", "")
+
+
+def test_interrupt_ends_cleanly(model_path: Path):
+    """
+    Ctrl-C while a request runs: status 130, no traceback, finished lines stay.
+    """
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "--model", str(model_path), "--input", "-", "--jsonl"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    long = '{"prompt": "a", "max_tokens": 2000, "ignore_eos": true}'
+    process.stdin.write(f'{{"prompt": "b", "max_tokens": 1}}\n{long}\n')
+    process.stdin.close()
+    process.stdin = None
+    first = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+
+    out, err = process.communicate(timeout=30)
+
+    assert (first["index"], out, err, process.returncode) == (0, "", "", 130)
+
+
+def test_info_shows_model_and_limits(model_path: Path):
+    """
+    The facts of file, devices and context come as one object.
+    """
+    done = run("info", str(model_path), "--json", "--slots", "2", "--n-ctx", "512")
+
+    facts = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert facts.keys() == {"library", "devices", "model", "limits"}
+    assert facts["model"]["n_vocab"] == 49152
+    assert (facts["limits"]["n_slots"], facts["limits"]["n_ctx"]) == (2, 512)
+
+
+def test_info_of_a_bad_file_still_shows_the_library(tmp_path: Path):
+    """
+    What is known is shown, then the error; the status is 1.
+    """
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"not a model")
+
+    done = run("info", str(path))
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("library\n")
+    assert done.stderr.startswith("error: ")
+    assert str(path) in done.stderr

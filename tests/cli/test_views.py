@@ -1,0 +1,176 @@
+"""How outputs of several requests share one stdout."""
+
+import io
+import json
+
+import pytest
+
+from pyllama_raw.cli.inputs import BadInput, Input, InputRequest
+from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.cli.views import JsonLines, LiveText, Outcome
+from pyllama_raw.config import SamplingParams
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.errors import InvalidRequest
+from tests.cli.support import make_result
+
+ERROR = InvalidRequest("top_p", 2, "at most 1")
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def err() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def terminal(out: io.StringIO, err: io.StringIO) -> Terminal:
+    return Terminal(out, err)
+
+
+def requests(*prompts: object) -> list[Input]:
+    sampling = SamplingParams()
+    return [InputRequest(i, p, sampling) for i, p in enumerate(prompts)]  # type: ignore[arg-type]
+
+
+def test_one_prompt_is_only_its_text(terminal: Terminal, out: io.StringIO):
+    """
+    The output of a single prompt has no title and ends with one line break.
+    """
+    view = LiveText(terminal, requests("a"))
+
+    view.text(0, "one ")
+    view.text(0, "two")
+    view.finished(Outcome(0, make_result("one two")))
+
+    assert out.getvalue() == "one two\n"
+
+
+def test_first_unfinished_request_streams(terminal: Terminal, out: io.StringIO):
+    """
+    The first request that has not ended is shown live; the others in their turn.
+    """
+    view = LiveText(terminal, requests("a", "b", "c"))
+    seen = []
+
+    for step in (
+        lambda: view.text(0, "A"),
+        lambda: view.text(2, "C1"),
+        lambda: view.finished(Outcome(1, make_result("B"))),
+        lambda: view.text(0, "a\n"),
+        lambda: view.finished(Outcome(0, make_result("Aa\n"))),
+        lambda: view.text(2, "C2"),
+        lambda: view.finished(Outcome(2, make_result("C1C2"))),
+    ):
+        step()
+        seen.append(out.getvalue())
+        out.seek(0)
+        out.truncate()
+
+    assert seen == [
+        "[0] a\nA",
+        "",
+        "",
+        "a\n",
+        "\n[1] b\n\n[2] c\nC1",
+        "C2",
+        "\n",
+    ]
+
+
+def test_titles_show_what_was_asked(terminal: Terminal, out: io.StringIO):
+    """
+    A title is the prompt in one short line, the last message, or the ids.
+    """
+    inputs = requests(
+        "a  b\nc" + "x" * 100, [{"role": "user", "content": "hello"}], [1, 2]
+    )
+    view = LiveText(terminal, [*inputs, BadInput(3, ERROR)])
+
+    for index in range(4):
+        view.finished(Outcome(index, error=ERROR))
+
+    titles = [line for line in out.getvalue().splitlines() if line]
+    assert titles == [
+        "[0] a b c" + "x" * 52 + "...",
+        "[1] hello",
+        "[2] [1, 2]",
+        "[3] (no request)",
+    ]
+
+
+def test_failures_are_told_on_stderr(
+    terminal: Terminal, out: io.StringIO, err: io.StringIO
+):
+    """
+    Errors and early ends go to stderr with the index of the request.
+    """
+    view = LiveText(terminal, requests("a", "b"))
+
+    view.finished(Outcome(0, error=ERROR))
+    view.text(1, "B")
+    view.finished(Outcome(1, make_result("B", reason=FinishReason.DEADLINE)))
+
+    assert out.getvalue() == "[0] a\n\n[1] b\nB\n"
+    assert err.getvalue().splitlines() == [f"[0] error: {ERROR}", "[1] ended: deadline"]
+
+
+def test_ids_are_shown_where_there_is_no_text(terminal: Terminal, out: io.StringIO):
+    """
+    A model without a vocabulary still has an output to see.
+    """
+    view = LiveText(terminal, requests([1]))
+
+    view.finished(Outcome(0, make_result("", token_ids=(5, 6))))
+
+    assert out.getvalue() == "5 6\n"
+
+
+def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
+    """
+    Each end is one line with the promised keys, in the order of the ends.
+    """
+    view = JsonLines(terminal)
+
+    view.finished(Outcome(1, make_result("é\n")))
+    view.text(0, "not yet")
+    view.finished(Outcome(0, error=ERROR))
+
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        {
+            "index": 1,
+            "text": "é\n",
+            "token_ids": [1, 2],
+            "finish_reason": "length",
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0},
+            "timings": {
+                "queue_s": 0.0,
+                "ttft_s": 0.5,
+                "itl_p50_s": None,
+                "itl_p99_s": None,
+                "tpot_s": None,
+                "e2e_s": 1.0,
+            },
+        },
+        {"index": 0, "error": {"type": "InvalidRequest", "message": str(ERROR)}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "succeeded"),
+    [
+        (Outcome(0, make_result(reason=FinishReason.STOP)), True),
+        (Outcome(0, make_result(reason=FinishReason.LENGTH)), True),
+        (Outcome(0, make_result(reason=FinishReason.DEADLINE)), False),
+        (Outcome(0, make_result(reason=FinishReason.CANCELLED)), False),
+        (Outcome(0, error=ERROR), False),
+    ],
+)
+def test_only_an_end_of_its_own_is_success(outcome: Outcome, succeeded: bool):
+    """
+    A deadline or a cancellation is no error, and no success.
+    """
+    assert outcome.succeeded is succeeded

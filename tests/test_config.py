@@ -1,0 +1,202 @@
+"""Options: refused when wrong, and each one reaches something."""
+
+import inspect
+
+import pytest
+
+from pyllama_raw import (
+    ConfigError,
+    ContextConfig,
+    EngineConfig,
+    ModelConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.engine.build import context_fields
+from pyllama_raw.native import params as native
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, letters
+
+# A value other than the default for each field, and the C field that shows it.
+MODEL_FIELDS = {
+    "n_gpu_layers": (3, "n_gpu_layers"),
+    "devices": (("CPU",), "devices"),
+    "split_mode": ("row", "split_mode"),
+    "main_gpu": (2, "main_gpu"),
+    "tensor_split": ((1.0,), "tensor_split"),
+    "load_mode": ("none", "load_mode"),
+    "lazy_mode": ("on", "lazy_mode"),
+    "kv_overrides": ({"a.b": 3}, "kv_overrides"),
+    "check_tensors": (True, "check_tensors"),
+    "use_extra_bufts": (False, "use_extra_bufts"),
+    "no_host": (True, "no_host"),
+    "load_mtp": (True, "load_mtp"),
+}
+CONTEXT_FIELDS = {
+    "n_ctx": (777, "n_ctx"),
+    "n_batch": (1024, "n_batch"),
+    "n_ubatch": (256, "n_ubatch"),
+    "n_threads": (3, "n_threads"),
+    "n_threads_batch": (5, "n_threads_batch"),
+    "kv_unified": (False, "kv_unified"),
+    "flash_attn": ("on", "flash_attn_type"),
+    "type_k": ("q8_0", "type_k"),
+    "type_v": ("q8_0", "type_v"),
+    "swa_full": (False, "swa_full"),
+    "offload_kqv": (False, "offload_kqv"),
+    "op_offload": (False, "op_offload"),
+    "rope_scaling": ("yarn", "rope_scaling_type"),
+    "rope_freq_base": (1e4, "rope_freq_base"),
+    "rope_freq_scale": (0.5, "rope_freq_scale"),
+    "yarn_ext_factor": (1.0, "yarn_ext_factor"),
+    "yarn_attn_factor": (2.0, "yarn_attn_factor"),
+    "yarn_beta_fast": (16.0, "yarn_beta_fast"),
+    "yarn_beta_slow": (4.0, "yarn_beta_slow"),
+    "yarn_orig_ctx": (1024, "yarn_orig_ctx"),
+}
+
+
+def test_the_tables_name_every_field():
+    """
+    A new option needs a line that shows where it goes.
+    """
+    assert set(MODEL_FIELDS) == set(ModelConfig.model_fields)
+    assert set(CONTEXT_FIELDS) == set(ContextConfig.model_fields)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", MODEL_FIELDS)
+def test_model_options_reach_libllama(name):
+    """
+    Each field changes the C struct that the model is loaded with.
+    """
+    value, c_name = MODEL_FIELDS[name]
+
+    def c_value(**options):
+        fields = ModelConfig(**options).model_dump()
+        params, _keep_alive = native.model_params(fields, vocab_only=False)
+        return str(getattr(params, c_name))
+
+    assert c_value(**{name: value}) != c_value()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", CONTEXT_FIELDS)
+def test_context_options_reach_libllama(name):
+    """
+    Each field changes the C struct that the context is made with.
+    """
+    value, c_name = CONTEXT_FIELDS[name]
+
+    def c_value(**options):
+        fields = context_fields(ContextConfig(**options), 8, 4096)
+        return getattr(native.context_params(fields, n_seq_max=8), c_name)
+
+    assert c_value(**{name: value}) != c_value(n_threads=1)
+
+
+def test_scheduler_options_are_those_of_the_scheduler():
+    """
+    Names and defaults of the configuration are the scheduler's own.
+    """
+    accepted = {
+        name: parameter.default
+        for name, parameter in inspect.signature(Scheduler).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+    assert SchedulerConfig().model_dump(exclude={"n_slots"}) == accepted
+
+
+def test_deterministic_pins_the_context():
+    """
+    Split memory without flash attention; everything else stays as given.
+    """
+    given = ContextConfig(n_ctx=512, flash_attn="auto")
+    config = EngineConfig(context=given, deterministic=True)
+
+    changed = given.model_dump() | {"kv_unified": False, "flash_attn": "off"}
+    assert config.resolved_context.model_dump() == changed
+    assert EngineConfig(context=given).resolved_context == given
+
+
+def test_the_size_of_the_context_is_chosen_when_left_open():
+    """
+    2048 tokens a slot, or what the model was trained on; a given number stays.
+    """
+    assert context_fields(ContextConfig(), 4, 8192)["n_ctx"] == 4 * 2048
+    assert context_fields(ContextConfig(), 4, 512)["n_ctx"] == 4 * 512
+    assert context_fields(ContextConfig(n_ctx=300), 4, 512)["n_ctx"] == 300
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("options", "field", "expected"),
+    [
+        ({"max_tokens": 3}, "max_tokens", 3),
+        ({"stop": ("é",)}, "stop", ("é".encode(),)),
+        ({"stop_token_ids": (5,)}, "stop_token_ids", frozenset({5, 257})),
+        ({"ignore_eos": True}, "stop_token_ids", frozenset()),
+    ],
+)
+async def test_sampling_options_reach_the_request(options, field, expected):
+    """
+    What ends a request is in the request.
+    """
+    requests = []
+
+    class Recording(FakeExecutor):
+        def open(self, request):
+            super().open(request)
+            requests.append(request)
+
+    async with fake_engine(Recording(fake_limits())) as engine:
+        await engine.complete("a", SamplingParams(**{"max_tokens": 1} | options))
+
+    assert getattr(requests[0], field) == expected
+
+
+@pytest.mark.anyio
+async def test_sampling_parameters_reach_the_executor():
+    """
+    How tokens are chosen is handed on as it was given.
+    """
+    requests = []
+
+    class Recording(FakeExecutor):
+        def open(self, request):
+            super().open(request)
+            requests.append(request)
+
+    executor = Recording(fake_limits(), next_token=letters)
+    params = SamplingParams(temperature=0.3, top_k=7, top_p=0.5, min_p=0.1, seed=9)
+    async with fake_engine(executor) as engine:
+        await engine.complete("a", params)
+
+    assert requests[0].sampling == params
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (SamplingParams, {"max_tokens": 0}, "SamplingParams.max_tokens=0"),
+        (SamplingParams, {"temperature": float("nan")}, "temperature"),
+        (SamplingParams, {"top_p": 0}, "top_p"),
+        (SamplingParams, {"stop": ("",)}, "stop"),
+        (SamplingParams, {"stop": ("\ud800",)}, "unicode"),
+        (SamplingParams, {"tempreature": 1}, "tempreature"),
+        (SchedulerConfig, {"n_slots": 0}, "n_slots"),
+        (SchedulerConfig, {"n_slots": 257}, "n_slots=257"),
+        (ContextConfig, {"n_ubatch": 4096}, "n_ubatch must be at most n_batch"),
+        (ContextConfig, {"flash_attn": "off", "type_v": "q8_0"}, "flash attention"),
+        (ModelConfig, {"split_mode": "diagonal"}, "split_mode"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(kind, options, words):
+    """
+    The error is a ConfigError and a ValueError that names field and value.
+    """
+    with pytest.raises(ConfigError, match=words) as caught:
+        kind(**options)
+
+    assert isinstance(caught.value, ValueError)
