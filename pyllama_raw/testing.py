@@ -170,16 +170,22 @@ class FakeExecutor:
             case DecodeStatus.NO_SPACE:
                 return StepResult(status)
             case DecodeStatus.ABORTED:
-                for chunk in plan.chunks[: len(plan.chunks) // 2]:
-                    self._append(chunk)
-                done = {c.slot: len(self.memory[c.slot]) for c in plan.chunks}
-                return StepResult(status, n_computed=done)
+                return self._abort(plan)
             case DecodeStatus.INVALID:
                 return StepResult(status, error=DecodeFailed("fake", -1, "as told"))
             case DecodeStatus.FAILED:
                 for slot in range(self.limits.n_slots):
                     self._clear(slot)
                 return StepResult(status, error=DecodeFailed("fake", -3, "as told"))
+
+    def _abort(self, plan: StepPlan) -> StepResult:
+        """Half of the chunks are computed; a last token without its row is dropped."""
+        for chunk in plan.chunks[: len(plan.chunks) // 2]:
+            self._append(chunk)
+            if chunk.wants_output:
+                self.memory[chunk.slot].pop()
+        done = {chunk.slot: len(self.memory[chunk.slot]) for chunk in plan.chunks}
+        return StepResult(DecodeStatus.ABORTED, n_computed=done)
 
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
         tokens: list[int | None] = []

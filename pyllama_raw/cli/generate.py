@@ -123,6 +123,8 @@ def generate(options: Namespace) -> int:
     defaults = given(options, SAMPLING)
     inputs = _inputs(options, defaults)
     config = engine_config(options)
+    if options.summary is not None:
+        options.summary.touch()  # fails now, not after the work
     opening = AsyncEngine.open(resolve_model(options.model), config)
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)

@@ -152,10 +152,9 @@ def _refusal(error: ValidationError) -> InvalidRequest:
         return InvalidRequest("line", value, f"a JSON object ({mistake['msg']})")
     if kind == "extra_forbidden":
         return InvalidRequest("key", name, "one of " + ", ".join(_Line.model_fields))
-    if kind == "value_error":
-        cause = mistake["ctx"]["error"]
-        if isinstance(cause, InvalidRequest):
-            return cause
+    cause = mistake.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):
+        return cause
     if mistake["loc"][:1] == ("prompt",):
         return InvalidRequest("prompt", value, "text or a list of token ids")
     allowed = mistake["msg"].removeprefix("Input should ").removeprefix("be ")

@@ -39,8 +39,16 @@ def summarize(
         "completion_tokens_per_s": n_output / wall_s,
         "ttft_s": _spread(ttft_s for ttft_s in first if ttft_s is not None),
         "itl_s": _spread(gap for result in results for gap in result.timings.itl_s),
+        "host_s_per_step": _host_s_per_step(wall_s, stats),
         "engine": asdict(stats),
     }
+
+
+def _host_s_per_step(wall_s: float, stats: EngineStats) -> float | None:
+    """Time outside libllama: planning, delivery, and whatever waited between steps."""
+    if not stats.steps:
+        return None
+    return (wall_s - stats.decode_s - stats.sample_s) / stats.steps
 
 
 def _spread(values: Iterable[float]) -> dict[str, float | None]:

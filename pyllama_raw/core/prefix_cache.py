@@ -58,6 +58,7 @@ class PrefixCache:
         The limit is len(tokens) - 1 or less: a snapshot has no logits, so at least one
         token must be computed.
         """
+        assert limit >= 0
         path = self._store.walk(namespace, tokens[:limit].tobytes())
         spans = self._layout.spans(path)
         n_tokens = spans[-1].stop if spans else 0

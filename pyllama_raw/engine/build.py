@@ -46,7 +46,12 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
     flag = AbortFlag()
     make_context = partial(Context, model, n_seq_max=n_slots, abort=flag, **fields)
-    executor = NativeExecutor(make_context, model.vocab.eog_tokens)
+    executor = NativeExecutor(
+        make_context, model.vocab.eog_tokens, can_trim=_can_trim(model, config)
+    )
+    if not executor.context.has_memory:
+        executor.shutdown()
+        raise Unsupported("a pure encoder does not generate text")
     options = config.scheduler.model_dump(exclude={"n_slots"})
     scheduler = Scheduler(
         limits_of(executor.context, config), model.vocab.pieces, **options
@@ -82,8 +87,15 @@ def limits_of(context: Context, config: EngineConfig) -> ContextLimits:
         n_batch=context.max_tokens,
         n_cells=context.n_ctx,
         unified=context.kv_unified,
-        can_shift=context.can_shift and not (model.is_recurrent or model.is_hybrid),
+        can_shift=context.can_shift and _can_trim(model, config),
     )
+
+
+def _can_trim(model: Model, config: EngineConfig) -> bool:
+    """Recurrent state cannot go back, a sliding window has lost what it would need."""
+    if model.is_recurrent or model.is_hybrid:
+        return False
+    return model.n_swa == 0 or config.context.swa_full
 
 
 def _check_generates(model: Model) -> None:

@@ -4,7 +4,8 @@ Does what a plan says, on a context.
 Rules:
 1. Failures of libllama come back as a status; only a context that cannot be built again
    is an exception, and ends the engine.
-2. After an abort the memory tells how far it got. Recurrent memory cannot: it is cleared.
+2. After an abort the memory tells how far it got. A token whose output row is lost is
+   dropped again; memory that cannot drop one is cleared.
 3. One C call a step; the batch is filled by slices.
 """
 
@@ -33,16 +34,20 @@ class NativeExecutor:
     Args:
         make_context: makes an empty context; called again when one has failed.
         eog_tokens: what ignore_eos forbids.
+        can_trim: whether the memory can forget the last tokens of a slot.
     """
 
     def __init__(
-        self, make_context: Callable[[], Context], eog_tokens: Iterable[int]
+        self,
+        make_context: Callable[[], Context],
+        eog_tokens: Iterable[int],
+        *,
+        can_trim: bool,
     ) -> None:
         self._make_context = make_context
         self._eog_tokens = sorted(eog_tokens)
         self.context = make_context()
-        model = self.context.model
-        self._keeps_state = model.is_recurrent or model.is_hybrid
+        self._can_trim = can_trim
         self._batch = Batch(self.context.max_tokens)
         self._rows = np.zeros(self.context.n_seq_max, np.int32)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
@@ -133,7 +138,7 @@ class NativeExecutor:
             case 1:
                 return StepResult(DecodeStatus.NO_SPACE)
             case 2:
-                known = {chunk.slot: self._n_known(chunk.slot) for chunk in plan.chunks}
+                known = {chunk.slot: self._n_kept(chunk) for chunk in plan.chunks}
                 return StepResult(DecodeStatus.ABORTED, n_computed=known)
             case -1:
                 error = decode_error(code, last_error())
@@ -143,13 +148,18 @@ class NativeExecutor:
                 self._rebuild()
                 return StepResult(DecodeStatus.FAILED, error=error)
 
-    def _n_known(self, slot: int) -> int:
-        """How many positions of *slot* an aborted decode left usable."""
-        if self._keeps_state:
+    def _n_kept(self, chunk: Chunk) -> int:
+        """How many positions of its slot an aborted decode left usable."""
+        slot = chunk.slot
+        if not self._can_trim:
             self.context.seq_rm(slot)
             return 0
         highest = self.context.seq_pos_max(slot)
-        return 0 if highest is None else highest + 1
+        n_known = 0 if highest is None else highest + 1
+        if chunk.wants_output and n_known == chunk.pos + len(chunk.tokens):
+            n_known -= 1
+            self.context.seq_rm(slot, n_known, -1)
+        return n_known
 
     def _rebuild(self) -> None:
         self.context.close()  # first, so that there is memory for the new one

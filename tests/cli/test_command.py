@@ -208,6 +208,16 @@ def test_missing_input_file(cli: Cli, tmp_path: Path):
     assert "none" in err
 
 
+def test_summary_that_cannot_be_written(cli: Cli, opened: list[object], tmp_path: Path):
+    """
+    It is told before the work begins.
+    """
+    status, out, err = cli("generate", "a", "--summary", str(tmp_path / "no" / "s"))
+
+    assert (status, out, opened) == (1, "", [])
+    assert err.startswith("error: ")
+
+
 @pytest.mark.parametrize(
     "error", [LibraryNotBuilt("build it"), ModelLoadFailed("m.gguf", "bad magic")]
 )

@@ -1,6 +1,7 @@
 """The command as a person runs it, on the default model."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import pytest
 pytestmark = pytest.mark.native
 
 COMMAND = (sys.executable, "-m", "pyllama_raw")
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # share busy machines
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments],
+        env=ENVIRONMENT,
         input=stdin,
         capture_output=True,
         text=True,
@@ -69,6 +72,7 @@ def test_interrupt_ends_cleanly(model_path: Path):
     """
     process = subprocess.Popen(
         [*COMMAND, "generate", "--model", str(model_path), "--input", "-", "--jsonl"],
+        env=ENVIRONMENT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,5 +1,7 @@
 """Totals of a run."""
 
+from dataclasses import asdict, replace
+
 import pytest
 
 from pyllama_raw.cli.summary import summarize
@@ -16,7 +18,7 @@ NONE = {"p50": None, "p99": None, "max": None}
 @pytest.fixture
 async def stats():
     async with fake_engine() as engine:
-        return engine.stats()
+        return replace(engine.stats(), steps=8, decode_s=1.5, sample_s=0.5)
 
 
 @pytest.mark.anyio
@@ -36,7 +38,7 @@ async def test_totals_and_rates(stats):
 
     totals = summarize(outcomes, load_s=9.0, wall_s=5.0, stats=stats)
 
-    assert totals.pop("engine")["submitted"] == 0
+    assert totals.pop("engine") == asdict(stats)
     assert totals == {
         "requests": 4,
         "succeeded": 2,
@@ -50,6 +52,7 @@ async def test_totals_and_rates(stats):
         "completion_tokens_per_s": 2.0,
         "ttft_s": {"p50": 1.0, "p99": 3.0, "max": 3.0},
         "itl_s": {"p50": 2, "p99": 4, "max": 4},
+        "host_s_per_step": 0.375,
     }
 
 
@@ -58,6 +61,7 @@ async def test_nothing_done_has_no_latencies(stats):
     """
     Without a result there is nothing to take percentiles of.
     """
-    totals = summarize([], load_s=1.0, wall_s=1.0, stats=stats)
+    totals = summarize([], load_s=1.0, wall_s=1.0, stats=replace(stats, steps=0))
 
     assert (totals["ttft_s"], totals["itl_s"], totals["requests"]) == (NONE, NONE, 0)
+    assert totals["host_s_per_step"] is None

@@ -140,8 +140,8 @@ def test_pinned_state_is_not_replaced():
     cache.pin(find(cache, "hello!"))
     store(cache, "hello world")
 
-    assert cache.take_released() == []
-    assert held(cache) == 2
+    assert find(cache, "hellx").entries[0].payload == "hello"
+    assert cache.stats().n_evictions == {}
 
 
 def test_replaced_state_makes_room_first():
@@ -327,6 +327,48 @@ def test_pinned_entries_leave_no_room():
     assert cache.stats().n_refusals == {Refusal.NO_ROOM: 1}
 
 
+@pytest.mark.parametrize(
+    ("n_bytes", "evicted"), [(116, ["aaaaa"]), (117, ["aaaaa", "bbbbb"])]
+)
+@ALL
+def test_eviction_counts_every_byte(kind, n_bytes, evicted):
+    """
+    Of two entries of 120 bytes one makes room for 120 more, but not for 121.
+    """
+    cache = make_cache(kind, max_bytes=240)
+    store(cache, "aaaaa")
+    store(cache, "bbbbb")
+    n_before = held(cache)
+    store(cache, "c", n_bytes=n_bytes)
+
+    assert (n_before, cache.take_released()) == (2, evicted)
+
+
+@ALL
+def test_reserved_room_is_taken(kind):
+    """
+    Room promised to one capture is not promised to another.
+    """
+    cache = make_cache(kind, max_bytes=240)
+    plans = [cache.plan_store("model", toks(text), 5) for text in ("aaaaa", "bbbbb")]
+    first = cache.reserve(plans[0], 101)
+
+    assert cache.reserve(plans[1], 100) is None
+    assert cache.reserve(plans[1], 99) is not None
+    assert first.n_charged == 121
+
+
+def test_refused_capture_leaves_no_pins():
+    """
+    The ground of a capture that is not made may be evicted again.
+    """
+    cache = make_cache(RANGE, max_bytes=200)
+    store(cache, "hello")
+
+    assert store(cache, "hello world", n_bytes=150) is None
+    assert cache.stats().n_pinned == 0
+
+
 @pytest.mark.parametrize("limits", [{"max_bytes": 0}, {"max_entries": 0}])
 def test_zero_turns_the_cache_off(limits):
     """
@@ -410,6 +452,21 @@ def test_branch_point_goes_when_its_branches_are_gone():
 
 
 @ALL
+def test_pinned_entries_stay(kind):
+    """
+    However long ago it was used, a pinned entry is not evicted.
+    """
+    cache = make_cache(kind, max_entries=2)
+    store(cache, "hello")
+    store(cache, "world")
+    cache.pin(find(cache, "hello!"))
+    store(cache, "third")
+
+    assert find(cache, "hello!").n_tokens == 5
+    assert cache.take_released() == ["world"]
+
+
+@ALL
 def test_unpinned_entries_can_be_evicted_again(kind):
     """
     A pin that was in the way of an eviction is forgotten with unpin().
@@ -477,6 +534,16 @@ def test_queue_lets_go_of_dropped_entries():
         queue.push(Entry(n, "model", 0, 1, 1, None))
 
     assert len(queue) <= 64
+
+
+def test_queue_without_candidates():
+    """
+    If nothing may go, nothing does.
+    """
+    queue = EvictionQueue(lru)
+    queue.push(Entry(0, "model", 0, 1, 1, None))
+
+    assert queue.pop(lambda entry: False) is None
 
 
 # What was dropped or cleared
