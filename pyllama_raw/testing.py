@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -19,9 +20,10 @@ from pyllama_raw.api import AsyncEngine
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
-from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan, StepResult
+from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.parts import EngineParts, StepTimes
 from pyllama_raw.errors import DecodeFailed, PyllamaError, SamplingFailed
+from pyllama_raw.testing_memory import FakeMemory
 
 BOS, EOS = 256, 257
 
@@ -127,8 +129,7 @@ class FakeExecutor:
         self.n_steps = 0
         self.plans: list[StepPlan] = []
         self.opened: set[int] = set()
-        self.memory: list[list[int]] = [[] for _ in range(limits.n_slots)]
-        self.owners: list[int | None] = [None] * limits.n_slots
+        self.memory = FakeMemory(limits)
         self._next_token = next_token
         self._failures = dict(failures or {})
         self._failing_rows = failing_rows
@@ -149,10 +150,8 @@ class FakeExecutor:
         """Check *plan* against the memory, then compute it or fail as told."""
         step, self.n_steps = self.n_steps, self.n_steps + 1
         self.plans.append(plan)
-        for slot in plan.releases:
-            self._clear(slot)
-        for shift in plan.shifts:
-            self._shift(shift)
+        captured, lost = self.memory.run(plan.operations)
+        assert not lost
         self._check(plan)
         if self._on_step is not None:
             self._on_step(step, plan)
@@ -161,7 +160,7 @@ class FakeExecutor:
             status = DecodeStatus.ABORTED
         elif status is DecodeStatus.OK and self._is_full(plan):
             status = DecodeStatus.NO_SPACE
-        return self._finish(step, plan, status)
+        return replace(self._finish(step, plan, status), captured=captured)
 
     def _finish(self, step: int, plan: StepPlan, status: DecodeStatus) -> StepResult:
         match status:
@@ -174,8 +173,7 @@ class FakeExecutor:
             case DecodeStatus.INVALID:
                 return StepResult(status, error=DecodeFailed("fake", -1, "as told"))
             case DecodeStatus.FAILED:
-                for slot in range(self.limits.n_slots):
-                    self._clear(slot)
+                self.memory.clear()
                 return StepResult(status, error=DecodeFailed("fake", -3, "as told"))
 
     def _abort(self, plan: StepPlan) -> StepResult:
@@ -198,27 +196,16 @@ class FakeExecutor:
                 errors[chunk.request_id] = SamplingFailed("fake", None, "as told")
                 tokens.append(None)
             else:
-                tokens.append(self._next_token(self.memory[chunk.slot]))
+                tokens.append(self._next_token(self.memory.tokens(chunk.slot)))
         return StepResult(tokens=tuple(tokens), row_errors=errors)
 
     def _append(self, chunk: Chunk) -> None:
-        self.memory[chunk.slot].extend(chunk.tokens)
-        self.owners[chunk.slot] = chunk.request_id
-
-    def _clear(self, slot: int) -> None:
-        self.memory[slot].clear()
-        self.owners[slot] = None
-
-    def _shift(self, shift: Shift) -> None:
-        assert self.limits.can_shift
-        cells = self.memory[shift.slot]
-        assert shift.n_keep + shift.n_discard <= len(cells)
-        del cells[shift.n_keep : shift.n_keep + shift.n_discard]
+        self.memory.write(chunk.slot, chunk.tokens)
 
     def _is_full(self, plan: StepPlan) -> bool:
         if not self.limits.unified:
             return False
-        return sum(map(len, self.memory)) + plan.n_tokens > self.limits.n_cells
+        return self.memory.n_used + plan.n_tokens > self.limits.n_cells
 
     def _check(self, plan: StepPlan) -> None:
         """The rules of core.step and of libllama."""
@@ -226,12 +213,10 @@ class FakeExecutor:
         slots = [chunk.slot for chunk in plan.chunks]
         assert len(set(slots)) == len(slots), "one chunk a slot"
         for chunk in plan.chunks:
-            cells, owner = self.memory[chunk.slot], self.owners[chunk.slot]
+            cells = self.memory.slots[chunk.slot]
             assert len(chunk.tokens) > 0
             assert chunk.request_id in self.opened, "open() comes first"
             assert chunk.pos == len(cells), "positions are contiguous"
-            assert owner in (None, chunk.request_id), "cleared before another's use"
-            assert len(cells) + len(chunk.tokens) <= self.limits.n_ctx_slot
 
 
 def fake_limits(**changes: Any) -> ContextLimits:

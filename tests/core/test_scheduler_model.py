@@ -1,7 +1,6 @@
 """Random histories of the scheduler against a model of the context's memory."""
 
 from array import array
-from itertools import count
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,18 +16,7 @@ from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.reuse import SnapshotCost
 from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.step import (
-    Capture,
-    Captured,
-    Copy,
-    DecodeStatus,
-    Release,
-    Restore,
-    Shift,
-    StepPlan,
-    StepResult,
-    Trim,
-)
+from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
 from pyllama_raw.errors import (
     DecodeFailed,
     InvalidBatch,
@@ -36,91 +24,11 @@ from pyllama_raw.errors import (
     QueueFull,
     SamplingFailed,
 )
+from pyllama_raw.testing_memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler
 
 N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40
-MAX_BYTES, MAX_ENTRIES, TOKEN_BYTES = 900, 6, 10
-
-
-class Memory:
-    """Cells by slot: (cell, position, token). Copies share cells, as unified KV does."""
-
-    def __init__(self, kind, unified):
-        self.kind, self.unified = kind, unified
-        self.slots = [[] for _ in range(N_SLOTS + N_PARKED)]
-        self.cells = count()
-        self.shifted = set()
-
-    def run(self, operations, data):
-        """Do all; returns what was captured and which slots were not restored."""
-        captured, lost = {}, set()
-        for operation in operations:
-            match operation:
-                case Release(slot):
-                    self.slots[slot] = []
-                    self.shifted.discard(slot)
-                    lost.discard(slot)
-                case Trim(slot, n_tokens):
-                    assert len(self.slots[slot]) >= n_tokens or slot in lost
-                    self.check_cut(slot, n_tokens)
-                    del self.slots[slot][n_tokens:]
-                case Shift(slot, n_keep, n_discard):
-                    mine = {cell for cell, _, _ in self.slots[slot]}
-                    for other, cells in enumerate(self.slots):
-                        assert other == slot or not mine & {c for c, _, _ in cells}
-                    del self.slots[slot][n_keep : n_keep + n_discard]
-                    self.shifted.add(slot)
-                case Copy(src, dst, n_tokens):
-                    assert not self.slots[dst]
-                    assert src not in self.shifted
-                    if src in lost:
-                        lost.add(dst)
-                        continue
-                    assert len(self.slots[src]) >= n_tokens
-                    self.check_cut(src, n_tokens)
-                    self.slots[dst] = self.slots[src][:n_tokens]
-                    if not self.unified:
-                        self.slots[dst] = [
-                            (next(self.cells), *rest) for _, *rest in self.slots[dst]
-                        ]
-                case Capture(capture_id, slot, start, stop, max_bytes):
-                    if slot in lost or data.draw(st.integers(0, 9)) == 0:
-                        continue
-                    if self.kind is SnapshotKind.EXACT:
-                        assert stop == len(self.slots[slot])
-                    tokens = [token for _, _, token in self.slots[slot][start:stop]]
-                    assert len(tokens) == stop - start
-                    assert max_bytes >= 4 + TOKEN_BYTES * len(tokens)
-                    captured[capture_id] = Captured(
-                        (start, tokens), 4 + TOKEN_BYTES * len(tokens)
-                    )
-                case Restore(slot, pieces):
-                    assert not self.slots[slot]
-                    if data.draw(st.integers(0, 4)) == 0:
-                        lost.add(slot)
-                        continue
-                    for (first, tokens), start, stop in pieces:
-                        assert start == len(self.slots[slot])
-                        if self.kind is SnapshotKind.EXACT:
-                            assert (start, stop) == (0, len(tokens))
-                        for token in tokens[start - first : stop - first]:
-                            self.fill(slot, token)
-                        assert len(self.slots[slot]) == stop
-        return captured, frozenset(lost)
-
-    def check_cut(self, slot, n_tokens):
-        if self.kind is SnapshotKind.EXACT:
-            assert n_tokens in (0, len(self.slots[slot]))
-
-    def fill(self, slot, token):
-        self.slots[slot].append((next(self.cells), len(self.slots[slot]), token))
-
-    def tokens(self, slot):
-        return [token for _, _, token in self.slots[slot]]
-
-    @property
-    def n_used(self):
-        return len({cell for cells in self.slots for cell, _, _ in cells})
+MAX_BYTES, MAX_ENTRIES = 900, 6
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -154,12 +62,13 @@ class SchedulerModel(RuleBasedStateMachine):
             max_waiting=6,
             max_overtakes=2,
             cache=None if mode == "off" else cache,
-            snapshot_cost=SnapshotCost(4, TOKEN_BYTES),
+            snapshot_cost=SnapshotCost(HEAD_BYTES, TOKEN_BYTES),
             snapshot_interval_tokens=interval,
         )
         self.scheduler._reuse.min_wait = 2
         self.now = 0.0
-        self.memory = Memory(kind, unified)
+        self.memory = FakeMemory(self.scheduler.limits, self.fails)
+        self.data = None
         self.texts = {}  # tokens each request should have in its slot, by id
         self.events = []
         self.plan = None
@@ -218,7 +127,8 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def prepare(self, data):
         """Run the operations; returns the chunks that can be computed."""
-        captured, lost = self.memory.run(self.plan.operations, data)
+        self.data = data
+        captured, lost = self.memory.run(self.plan.operations)
         chunks = [chunk for chunk in self.plan.chunks if chunk.slot not in lost]
         for chunk in chunks:
             assert chunk.pos == len(self.memory.slots[chunk.slot])
@@ -228,6 +138,9 @@ class SchedulerModel(RuleBasedStateMachine):
                 assert self.is_shifted(chunk) or held == text[: len(held)]
         return chunks, captured, lost
 
+    def fails(self, operation):
+        return self.data.draw(st.integers(0, 7)) == 0
+
     def is_shifted(self, chunk):
         """Whether a shift made the text of the request another one."""
         sequence = self.scheduler._roster.alive.get(chunk.request_id)
@@ -235,12 +148,10 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def write(self, chunks, n_tokens=10**9):
         for chunk in chunks:
-            for token in list(chunk.tokens)[:n_tokens]:
-                self.memory.fill(chunk.slot, token)
+            self.memory.write(chunk.slot, chunk.tokens[:n_tokens])
             n_tokens = max(0, n_tokens - len(chunk.tokens))
         if self.unified:
             assert self.memory.n_used <= N_CELLS
-        assert all(len(cells) <= N_CTX_SLOT for cells in self.memory.slots)
 
     def finish_step(self, **fields):
         plan, self.plan = self.plan, None
@@ -302,7 +213,7 @@ class SchedulerModel(RuleBasedStateMachine):
     def abort(self, data):
         chunks, captured, lost = self.prepare(data)
         self.write(chunks, data.draw(st.integers(0, self.plan.n_tokens)))
-        if self.memory.kind is SnapshotKind.EXACT:
+        if self.scheduler.limits.kind is SnapshotKind.EXACT:
             for chunk in chunks:
                 self.memory.slots[chunk.slot] = []
         kept = {c.slot: len(self.memory.slots[c.slot]) for c in self.plan.chunks}
@@ -320,7 +231,7 @@ class SchedulerModel(RuleBasedStateMachine):
         status = DecodeStatus.INVALID
         error = InvalidBatch("llama_decode", -1, "injected")
         if fatal:
-            self.memory = Memory(self.memory.kind, self.unified)
+            self.memory.clear()
             status, error = (
                 DecodeStatus.FAILED,
                 DecodeFailed("llama_decode", -3, "injected"),

@@ -1,0 +1,157 @@
+"""KV memory of a context, on lists: what `FakeExecutor` runs plans on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import NamedTuple
+
+from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import (
+    Capture,
+    Captured,
+    Copy,
+    Operation,
+    Release,
+    Restore,
+    Shift,
+    Trim,
+)
+
+HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here
+
+
+class Cell(NamedTuple):
+    """One position of a slot; copies share cells, as unified KV does."""
+
+    number: int
+    token: int
+
+
+class FakeMemory:
+    """
+    Does memory operations and asserts what libllama would.
+
+    Args:
+        fails: asked before each capture and restore; true: it fails.
+    """
+
+    def __init__(
+        self,
+        limits: ContextLimits,
+        fails: Callable[[Operation], bool] = lambda _: False,
+    ) -> None:
+        self.limits = limits
+        self.slots: list[list[Cell]] = [
+            [] for _ in range(limits.n_slots + limits.n_parked)
+        ]
+        self.shifted: set[int] = set()  # slots whose tokens are no prefix any more
+        self._fails = fails
+        self._numbers = count()
+        self._lost: set[int] = set()
+        self._captured: dict[int, Captured] = {}
+
+    @property
+    def n_used(self) -> int:
+        """Distinct cells."""
+        return len({cell.number for cells in self.slots for cell in cells})
+
+    def tokens(self, slot: int) -> list[int]:
+        return [cell.token for cell in self.slots[slot]]
+
+    def write(self, slot: int, tokens: Iterable[int]) -> None:
+        """Fill new cells."""
+        cells = self.slots[slot]
+        cells.extend(Cell(next(self._numbers), token) for token in tokens)
+        assert len(cells) <= self.limits.n_ctx_slot
+
+    def clear(self) -> None:
+        for cells in self.slots:
+            cells.clear()
+        self.shifted.clear()
+
+    def run(
+        self, operations: Iterable[Operation]
+    ) -> tuple[dict[int, Captured], frozenset[int]]:
+        """Do all in order; what was captured, and the slots that were not restored."""
+        self._lost, self._captured = set(), {}
+        for operation in operations:
+            self._do(operation)
+        return self._captured, frozenset(self._lost)
+
+    def _do(self, operation: Operation) -> None:
+        match operation:
+            case Release(slot):
+                self.slots[slot] = []
+                self.shifted.discard(slot)
+                self._lost.discard(slot)
+            case Trim(slot, n_tokens):
+                assert len(self.slots[slot]) >= n_tokens or slot in self._lost
+                self._check_cut(slot, n_tokens)
+                del self.slots[slot][n_tokens:]
+            case Shift():
+                self._shift(operation)
+            case Copy():
+                self._copy(operation)
+            case Capture():
+                self._capture(operation)
+            case Restore():
+                self._restore(operation)
+
+    def _check_cut(self, slot: int, n_tokens: int) -> None:
+        if self.limits.kind is SnapshotKind.EXACT:
+            assert n_tokens in (0, len(self.slots[slot])), "this memory cannot be cut"
+
+    def _shift(self, shift: Shift) -> None:
+        assert self.limits.can_shift
+        cells = self.slots[shift.slot]
+        mine = {cell.number for cell in cells}
+        for slot, others in enumerate(self.slots):
+            shared = mine & {cell.number for cell in others}
+            assert slot == shift.slot or not shared, "shared cells keep their position"
+        assert shift.n_keep + shift.n_discard <= len(cells)
+        del cells[shift.n_keep : shift.n_keep + shift.n_discard]
+        self.shifted.add(shift.slot)
+
+    def _copy(self, copy: Copy) -> None:
+        assert not self.slots[copy.dst], "copies go to empty slots"
+        assert copy.src not in self.shifted
+        if copy.src in self._lost:
+            self._lost.add(copy.dst)
+            return
+        assert len(self.slots[copy.src]) >= copy.n_tokens
+        self._check_cut(copy.src, copy.n_tokens)
+        cells = self.slots[copy.src][: copy.n_tokens]
+        if self.limits.unified:
+            self.slots[copy.dst] = cells
+        else:
+            self.write(copy.dst, [cell.token for cell in cells])
+
+    def _capture(self, capture: Capture) -> None:
+        if capture.slot in self._lost or self._fails(capture):
+            return
+        if self.limits.kind is SnapshotKind.EXACT:
+            assert capture.stop == len(self.slots[capture.slot])
+        tokens = tuple(self.tokens(capture.slot)[capture.start : capture.stop])
+        assert len(tokens) == capture.stop - capture.start
+        n_bytes = HEAD_BYTES + TOKEN_BYTES * len(tokens)
+        if n_bytes <= capture.max_bytes:
+            payload = (capture.start, tokens)
+            self._captured[capture.capture_id] = Captured(payload, n_bytes)
+
+    def _restore(self, restore: Restore) -> None:
+        cells = self.slots[restore.slot]
+        assert not cells, "restores go to empty slots"
+        if self._fails(restore):
+            self._lost.add(restore.slot)
+            return
+        for piece in restore.pieces:
+            assert isinstance(piece.payload, tuple)
+            first, tokens = piece.payload
+            assert piece.start == len(cells), "pieces join"
+            if self.limits.kind is SnapshotKind.EXACT:
+                assert (piece.start, piece.stop) == (0, len(tokens))
+            self.write(
+                restore.slot, tokens[piece.start - first : piece.stop - first]
+            )
