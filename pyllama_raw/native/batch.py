@@ -110,6 +110,7 @@ class Batch:
             or min(seq_ids) < 0
             or max(seq_ids) >= self._n_ids
             or min(pos) < 0
+            or max(pos) >= _INT32_MAX
         ):
             raise self._refusal(count, pos, seq_ids)
         self.token[start:end] = tokens

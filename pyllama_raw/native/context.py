@@ -60,12 +60,13 @@ class Context(SlotMemory):
         abort: AbortFlag | None = None,
         **fields: Any,
     ) -> None:
+        model_ptr = model.ptr
         params = context_params(fields, n_seq_max=n_seq_max)
         check_memory(model, params)
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
         since = log.mark()
-        pointer = lib.plr_context_new(model.ptr, params)
+        pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
             said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
             raise ContextFailed("llama_init_from_model", None, said)

@@ -1,0 +1,22 @@
+"""Fixtures for all tests: the event loops, and the model file of the native tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The default model, or the file that PYLLAMA_RAW_TEST_MODEL names."""
+    named = os.environ.get("PYLLAMA_RAW_TEST_MODEL")
+    if named:
+        return Path(named)
+    from pyllama_raw.models import default_model
+
+    return default_model(progress=False)

@@ -1,0 +1,81 @@
+"""Small helpers of the native tests."""
+
+import os
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.sampler import RowSampler, RowSamplers
+
+N_THREADS = 1  # more only wait for each other on a machine that is busy
+
+# Bit-identical however the work is cut: design.md 8.
+EXACT: dict[str, Any] = {"kv_unified": False, "flash_attn": "off"}
+
+
+def make_context(model: Model, *, n_seq_max: int = 4, **fields: Any) -> Context:
+    options = {"n_ctx": 1024, "n_batch": 256, "n_ubatch": 256, "n_threads": N_THREADS}
+    return Context(model, n_seq_max=n_seq_max, **(options | fields))
+
+
+def make_prompt(n_tokens: int, seed: int = 0) -> array:
+    tokens = np.random.default_rng(seed).integers(100, 20_000, n_tokens, np.int32)
+    return array("i", tokens.tolist())
+
+
+def prefill(context: Context, tokens: array, *, slot: int = 0, pos: int = 0) -> None:
+    """Compute *tokens*; the last one has an output row."""
+    batch = Batch(context.n_batch)
+    batch.add(tokens, pos, slot, True)
+    context.decode(batch)
+
+
+def last_logits(
+    context: Context, tokens: array, *, slot: int = 0, pos: int = 0
+) -> np.ndarray:
+    prefill(context, tokens, slot=slot, pos=pos)
+    return context.logits(len(tokens) - 1)
+
+
+def generate(
+    context: Context,
+    prompt: array,
+    n_tokens: int,
+    sampler: RowSampler,
+    *,
+    slot: int = 0,
+) -> list[int]:
+    """Prefill and then decode one token a step."""
+    batch, samplers = Batch(context.n_batch), RowSamplers(1)
+    samplers.set(0, sampler)
+    batch.add(prompt, 0, slot, True)
+    rows = np.array([len(prompt) - 1], np.int32)
+    output: list[int] = []
+    while True:
+        outcome = context.step(batch, rows, samplers)
+        assert (outcome.code, outcome.codes.tolist()) == (0, [0])
+        output.append(int(outcome.tokens[0]))
+        if len(output) == n_tokens:
+            return output
+        batch.clear()
+        batch.add_rows([output[-1]], [len(prompt) + len(output) - 1], [slot])
+        rows[0] = 0
+
+
+def run_python(code: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run *code* in a fresh interpreter, where an abort harms nothing."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )

@@ -1,0 +1,165 @@
+"""Chains, greedy rows and forbidden tokens."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pyllama_raw.errors import ClosedError, InvalidRequest
+from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from tests.native.support import generate, last_logits, make_context, make_prompt
+
+pytestmark = pytest.mark.native
+
+PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+
+
+def build(**changes: float) -> SamplerChain:
+    chain = SamplerChain.build(**(PLAIN | changes))
+    assert chain is not None
+    return chain
+
+
+def test_stages_come_in_the_order_of_the_server():
+    """
+    Every active stage is there once, in order; inactive ones are left out.
+    """
+    full = build(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+    assert full.names == ("top-k", "top-p", "min-p", "temp", "dist")
+    assert build().names == ("dist",)
+    assert build(min_p=0.1).names == ("min-p", "dist")
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0}, {"top_k": 1}])
+def test_greedy_needs_no_chain(changes):
+    """
+    Parameters that leave only the most likely token are None: the shim takes it.
+    """
+    assert SamplerChain.build(**(PLAIN | changes)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_k", 2**31),
+        ("top_p", 1.5),
+        ("min_p", -0.5),
+        ("seed", 2**32 - 1),
+    ],
+)
+def test_parameters_out_of_range_are_refused(name, value):
+    """
+    The error names the parameter and what is allowed.
+    """
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        SamplerChain.build(**(PLAIN | {name: value}))
+
+    assert caught.value.name == name
+
+
+def test_a_narrow_chain_gives_the_argmax(model):
+    """
+    A chain whose min_p leaves one candidate agrees with the greedy path for many tokens.
+    """
+    prompt = make_prompt(16, seed=3)
+    with make_context(model) as context:
+        greedy = generate(context, prompt, 12, RowSampler())
+        context.clear()
+        chain = generate(context, prompt, 12, RowSampler(build(min_p=1.0)))
+
+    assert chain == greedy
+
+
+def test_equal_seeds_draw_equal_tokens(model):
+    """
+    The seed decides the draw; reset() starts it again; another seed goes elsewhere.
+    """
+    prompt = make_prompt(16, seed=4)
+    outputs = []
+    with make_context(model) as context:
+        chain = build(seed=7, temperature=1.5)
+        for sampler in (chain, build(seed=7, temperature=1.5), chain, build(seed=8)):
+            if len(outputs) == 2:
+                chain.reset()
+            outputs.append(generate(context, prompt, 10, RowSampler(sampler)))
+            context.clear()
+
+    assert outputs[0] == outputs[1] == outputs[2] != outputs[3]
+
+
+def test_suppressed_tokens_never_come(model):
+    """
+    Greedy and drawn rows skip forbidden ids and take the best of the rest.
+    """
+    prompt = make_prompt(10, seed=5)
+    with make_context(model) as context:
+        logits = last_logits(context, prompt)
+        best = np.argsort(-logits, kind="stable")[:4].tolist()
+        for suppress, expected in ((best[:1], best[1]), (best[:3], best[3])):
+            for chain in (None, build(min_p=1.0)):
+                context.clear()
+                sampler = RowSampler(chain, suppress)
+                assert generate(context, prompt, 1, sampler) == [expected]
+
+
+def test_no_token_left_fails_the_row(model):
+    """
+    With the whole vocabulary suppressed a row has a code, and nothing aborts.
+    """
+    prompt = make_prompt(4)
+    everything = range(model.n_vocab)
+    with make_context(model) as context:
+        with pytest.raises(AssertionError):
+            generate(context, prompt, 1, RowSampler(None, everything))
+
+
+def test_equal_logits_take_the_lowest_id(model):
+    """
+    Greedy means the first of the largest, as numpy's argmax has it.
+    """
+    with make_context(model) as context:
+        for seed in range(5):
+            context.clear()
+            token = generate(context, make_prompt(3, seed), 1, RowSampler())
+            assert token == [int(context.logits(2).argmax())]
+
+
+def test_a_table_of_rows_keeps_its_samplers():
+    """
+    RowSamplers refuses rows beyond its capacity, and holds what C points to.
+    """
+    table = RowSamplers(2)
+    table.set_all([RowSampler(), RowSampler()])
+
+    with pytest.raises(InvalidRequest, match="row=2"):
+        table.set(2, RowSampler())
+    with pytest.raises(InvalidRequest, match="rows=3"):
+        table.set_all([RowSampler()] * 3)
+    addresses = [sampler.address for sampler in table._kept]
+    assert addresses == table._table.tolist()
+    assert all(a != b for a, b in pairwise(addresses))
+
+
+def test_suppressed_ids_must_be_token_ids():
+    """
+    Negative ids would be another token to C.
+    """
+    with pytest.raises(InvalidRequest, match="suppress=-1"):
+        RowSampler(None, [-1])
+
+
+def test_closing_a_row_sampler_closes_its_chain():
+    """
+    A request's chain is freed with its row sampler.
+    """
+    chain = build()
+    sampler = RowSampler(chain)
+    sampler.close()
+    sampler.close()
+
+    with pytest.raises(ClosedError):
+        _ = chain.names

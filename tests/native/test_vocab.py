@@ -1,0 +1,104 @@
+"""Text to tokens and back."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.native.model import Model
+
+pytestmark = pytest.mark.native
+
+
+def tokenize(model: Model, text: str, **options: bool) -> list[int]:
+    defaults = {"add_special": False, "parse_special": False}
+    return model.vocab.tokenize(text, **(defaults | options)).tolist()
+
+
+def joined(model: Model, tokens: list[int]) -> str:
+    return b"".join(model.vocab.pieces[t] for t in tokens).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "The capital of France is",
+        " leading and trailing ",
+        "line\nline\r\n\ttab",
+        "a\0b",
+        "naïve café — 東京 🙂 \U0001f468‍\U0001f469‍\U0001f467",
+        "<|im_start|>not special<|im_end|>",
+        "x" * 5000,
+    ],
+)
+def test_text_survives_the_round_trip(model, text):
+    """
+    The pieces of the tokens of a text are its bytes, NUL and all.
+    """
+    assert joined(model, tokenize(model, text)) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(st.characters(categories=["L", "N", "P", "S", "Z"]), max_size=80))
+def test_any_text_survives_the_round_trip(model, text):
+    """
+    As above, for whatever one writes. (The vocabulary lacks some control characters.)
+    """
+    assert joined(model, tokenize(model, text)) == text
+
+
+def test_special_tokens_are_parsed_only_on_demand(model):
+    """
+    The name of a control token is plain text unless parse_special says otherwise.
+    """
+    vocab = model.vocab
+    name = vocab.piece(vocab.eos, special=True).decode()
+
+    assert tokenize(model, name, parse_special=True) == [vocab.eos]
+    assert vocab.eos not in tokenize(model, name)
+    assert vocab.piece(vocab.eos) == b""
+
+
+def test_lone_surrogates_are_refused(model):
+    """
+    Text that has no UTF-8 is the caller's mistake, named by the character.
+    """
+    with pytest.raises(InvalidRequest, match=r"'\\ud800'.*surrogates"):
+        tokenize(model, "ab\ud800c")
+
+
+@pytest.mark.parametrize("token", [-1, -(2**31), 2**31 - 1, 2**40])
+def test_tokens_out_of_range_are_refused(model, token):
+    """
+    A token id outside the vocabulary is refused with the allowed range.
+    """
+    with pytest.raises(InvalidRequest, match=f"token={token}.*n_vocab"):
+        model.vocab.piece(token)
+    with pytest.raises(InvalidRequest):
+        _ = model.vocab.pieces[token]
+    assert token not in model.vocab.pieces
+
+
+def test_special_ids_are_tokens_or_none(model):
+    """
+    bos, eos and eot are ids of the vocabulary or absent; eos ends generation.
+    """
+    vocab = model.vocab
+
+    assert vocab.kind == "bpe"
+    for token in (vocab.bos, vocab.eos, vocab.eot):
+        assert token is None or 0 <= token < vocab.n_tokens
+    assert vocab.eos in vocab.eog_tokens
+    assert vocab.eog_tokens < frozenset(range(vocab.n_tokens))
+
+
+def test_every_piece_is_bytes(model):
+    """
+    Each token has a piece, and the dict keeps it.
+    """
+    pieces = model.vocab.pieces
+    sample = range(0, model.n_vocab, 53)
+
+    assert all(isinstance(pieces[token], bytes) for token in sample)
+    assert dict.__contains__(pieces, 53)
