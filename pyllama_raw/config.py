@@ -109,12 +109,25 @@ class SchedulerConfig(_Frozen):
     n_keep: Annotated[int, Field(ge=0)] = 4  # tokens a shift never drops
 
 
+class CacheConfig(_Frozen):
+    """What is kept of prompts and outputs, for requests that begin like them."""
+
+    mode: Literal["off", "live", "snapshots"] = "snapshots"  # live: slots only
+    snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256  # 0: none regular
+    max_bytes: Annotated[int, Field(ge=0)] = 2**30  # of host memory, never exceeded
+    max_entries: Annotated[int, Field(ge=0)] = 65536
+    eviction: Literal["lru", "lfu", "fifo", "size_aware", "cost_aware"] = "lru"
+    scope: Literal["shared", "salt"] = "shared"  # salt: only requests with cache_salt
+    parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: 2 a slot
+
+
 class EngineConfig(_Frozen):
     """Everything an engine is made from."""
 
     model: ModelConfig = ModelConfig()
     context: ContextConfig = ContextConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
     deterministic: bool = False  # outputs do not depend on what runs beside
 
     @property

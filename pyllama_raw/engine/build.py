@@ -6,16 +6,21 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pyllama_raw.config import ContextConfig, EngineConfig
+from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig
+from pyllama_raw.core.eviction import ORDER_KEYS
+from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
+MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
@@ -42,19 +47,28 @@ def build(
 
 def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     _check_generates(model)
-    n_slots = config.scheduler.n_slots
+    cache, n_slots = config.cache, config.scheduler.n_slots
+    kind = expected_kind(model, config.resolved_context)
+    n_parked = count_parked(cache, kind, n_slots)
+    n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
     fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
+    n_seq_max = n_slots + n_parked + n_scratch
     flag = AbortFlag()
-    make_context = partial(Context, model, n_seq_max=n_slots, abort=flag, **fields)
+    make_context = partial(Context, model, n_seq_max=n_seq_max, abort=flag, **fields)
     executor = NativeExecutor(
-        make_context, model.vocab.eog_tokens, can_trim=_can_trim(model, config)
+        make_context, model.vocab.eog_tokens, kind=kind, scratch=n_slots + n_parked
     )
-    if not executor.context.has_memory:
+    context = executor.context
+    if not context.has_memory:
         executor.shutdown()
         raise Unsupported("a pure encoder does not generate text")
-    options = config.scheduler.model_dump(exclude={"n_slots"})
     scheduler = Scheduler(
-        limits_of(executor.context, config), model.vocab.pieces, **options
+        limits_of(context, config, kind, n_parked),
+        model.vocab.pieces,
+        cache=make_cache(cache, kind),
+        snapshot_cost=measure(context),
+        snapshot_interval_tokens=cache.snapshot_interval_tokens,
+        **config.scheduler.model_dump(exclude={"n_slots"}),
     )
 
     def release() -> None:
@@ -75,7 +89,31 @@ def context_fields(
     return config.model_dump() | decided
 
 
-def limits_of(context: Context, config: EngineConfig) -> ContextLimits:
+def count_parked(cache: CacheConfig, kind: SnapshotKind, n_slots: int) -> int:
+    """Slots beyond n_slots: they cost nothing in unified KV, a state each otherwise."""
+    if cache.mode == "off" or kind is SnapshotKind.STATE:
+        return 0
+    wanted = 2 * n_slots if kind is SnapshotKind.RANGE else n_slots
+    if cache.parked_slots is not None:
+        wanted = cache.parked_slots
+    return min(wanted, MAX_SEQS - n_slots - 1)
+
+
+def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
+    """None if nothing is to be reused."""
+    if config.mode == "off":
+        return None
+    return PrefixCache(
+        kind,
+        max_bytes=config.max_bytes if config.mode == "snapshots" else 0,
+        max_entries=config.max_entries,
+        order_key=ORDER_KEYS[config.eviction],
+    )
+
+
+def limits_of(
+    context: Context, config: EngineConfig, kind: SnapshotKind, n_parked: int
+) -> ContextLimits:
     model = context.model
     stretched = config.context.rope_scaling not in ("model", "none")
     n_ctx_slot = context.n_ctx_seq
@@ -86,16 +124,11 @@ def limits_of(context: Context, config: EngineConfig) -> ContextLimits:
         n_ctx_slot=n_ctx_slot,
         n_batch=context.max_tokens,
         n_cells=context.n_ctx,
-        unified=context.kv_unified,
-        can_shift=context.can_shift and _can_trim(model, config),
+        n_parked=n_parked,
+        unified=context.kv_unified and not model.is_recurrent,
+        can_shift=context.can_shift and kind is not SnapshotKind.EXACT,
+        kind=kind,
     )
-
-
-def _can_trim(model: Model, config: EngineConfig) -> bool:
-    """Recurrent state cannot go back, a sliding window has lost what it would need."""
-    if model.is_recurrent or model.is_hybrid:
-        return False
-    return model.n_swa == 0 or config.context.swa_full
 
 
 def _check_generates(model: Model) -> None:

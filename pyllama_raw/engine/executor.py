@@ -12,12 +12,15 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from pyllama_raw.config import SamplingParams
 from pyllama_raw.core.request import Request
-from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan, StepResult
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.errors import InvalidBatch, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch
@@ -34,7 +37,9 @@ class NativeExecutor:
     Args:
         make_context: makes an empty context; called again when one has failed.
         eog_tokens: what ignore_eos forbids.
-        can_trim: whether the memory can forget the last tokens of a slot.
+        kind: whether the memory can forget the last tokens of a slot, and how it is
+            captured.
+        scratch: a slot no sequence uses.
     """
 
     def __init__(
@@ -42,12 +47,14 @@ class NativeExecutor:
         make_context: Callable[[], Context],
         eog_tokens: Iterable[int],
         *,
-        can_trim: bool,
+        kind: SnapshotKind,
+        scratch: int,
     ) -> None:
         self._make_context = make_context
         self._eog_tokens = sorted(eog_tokens)
-        self.context = make_context()
-        self._can_trim = can_trim
+        self._kind = kind
+        self._scratch = scratch
+        self._use(make_context())
         self._batch = Batch(self.context.max_tokens)
         self._rows = np.zeros(self.context.n_seq_max, np.int32)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
@@ -86,28 +93,30 @@ class NativeExecutor:
             self.close(request_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Release, shift, decode and sample, in this order."""
-        for slot in plan.releases:
-            self.context.seq_rm(slot)
-        for shift in plan.shifts:
-            self._shift(shift)
-        if not plan.chunks:
+        """Do the memory operations, decode and sample."""
+        if not plan.operations:
+            return self._decode(plan.chunks)
+        captured, lost = self._operations.run(plan.operations)
+        if not lost:
+            return replace(self._decode(plan.chunks), captured=captured)
+        chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
+        result = self._decode(chunks)
+        tokens = _with_gaps(result.tokens, plan.chunks, lost)
+        return replace(result, tokens=tokens, captured=captured, not_restored=lost)
+
+    def _decode(self, chunks: tuple[Chunk, ...]) -> StepResult:
+        if not chunks:
             return StepResult()
         try:
-            outcome = self._compute(plan.chunks)
+            outcome = self._compute(chunks)
         except InvalidBatch as error:
             return StepResult(DecodeStatus.INVALID, error=error)
         self._n_steps += 1
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
-            return _sampled(plan, outcome)
-        return self._failed(plan, outcome.code)
-
-    def _shift(self, shift: Shift) -> None:
-        end = shift.n_keep + shift.n_discard
-        self.context.seq_rm(shift.slot, shift.n_keep, end)
-        self.context.seq_add(shift.slot, end, -1, -shift.n_discard)
+            return _sampled(chunks, outcome)
+        return self._failed(chunks, outcome.code)
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> StepOutcome:
         batch = self._batch
@@ -133,12 +142,12 @@ class NativeExecutor:
         self._row_samplers.set_all(samplers)
         return self.context.step(batch, self._rows[: len(rows)], self._row_samplers)
 
-    def _failed(self, plan: StepPlan, code: int) -> StepResult:
+    def _failed(self, chunks: tuple[Chunk, ...], code: int) -> StepResult:
         match code:
             case 1:
                 return StepResult(DecodeStatus.NO_SPACE)
             case 2:
-                known = {chunk.slot: self._n_kept(chunk) for chunk in plan.chunks}
+                known = {chunk.slot: self._n_kept(chunk) for chunk in chunks}
                 return StepResult(DecodeStatus.ABORTED, n_computed=known)
             case -1:
                 error = decode_error(code, last_error())
@@ -151,7 +160,7 @@ class NativeExecutor:
     def _n_kept(self, chunk: Chunk) -> int:
         """How many positions of its slot an aborted decode left usable."""
         slot = chunk.slot
-        if not self._can_trim:
+        if self._kind is SnapshotKind.EXACT:
             self.context.seq_rm(slot)
             return 0
         highest = self.context.seq_pos_max(slot)
@@ -163,7 +172,11 @@ class NativeExecutor:
 
     def _rebuild(self) -> None:
         self.context.close()  # first, so that there is memory for the new one
-        self.context = self._make_context()
+        self._use(self._make_context())
+
+    def _use(self, context: Context) -> None:
+        self.context = context
+        self._operations = SlotOperations(context, self._kind, self._scratch)
 
 
 def _count_rows(chunks: tuple[Chunk, ...]) -> int:
@@ -174,12 +187,12 @@ def _count_rows(chunks: tuple[Chunk, ...]) -> int:
     return len(chunks)
 
 
-def _sampled(plan: StepPlan, outcome: StepOutcome) -> StepResult:
+def _sampled(chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
     tokens: list[int | None] = outcome.tokens.tolist()
     if not outcome.codes.any():
         return StepResult(tokens=tuple(tokens))
     errors: dict[int, PyllamaError] = {}
-    outputs = [chunk for chunk in plan.chunks if chunk.wants_output]
+    outputs = [chunk for chunk in chunks if chunk.wants_output]
     for row, (chunk, code) in enumerate(zip(outputs, outcome.codes, strict=True)):
         if code:
             message = last_error() or "the sampler failed"
@@ -188,3 +201,15 @@ def _sampled(plan: StepPlan, outcome: StepOutcome) -> StepResult:
             )
             tokens[row] = None
     return StepResult(tokens=tuple(tokens), row_errors=errors)
+
+
+def _with_gaps(
+    tokens: tuple[int | None, ...], chunks: tuple[Chunk, ...], lost: frozenset[int]
+) -> tuple[int | None, ...]:
+    """One place for each output row of *chunks*, None for slots that were lost."""
+    computed = iter(tokens)
+    return tuple(
+        None if chunk.slot in lost else next(computed, None)
+        for chunk in chunks
+        if chunk.wants_output
+    )

@@ -211,7 +211,7 @@ def test_a_shift_closes_the_gap(make_parts):
     token = parts.executor.execute(first).tokens[0]
 
     chunk = Chunk(0, 0, 12, array("i", [token]), wants_output=True)
-    second = StepPlan(shifts=(Shift(0, 4, 8),), chunks=(chunk,))
+    second = StepPlan(operations=(Shift(0, 4, 8),), chunks=(chunk,))
     result = parts.executor.execute(second)
 
     assert result.status is DecodeStatus.OK
