@@ -13,6 +13,7 @@ from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
@@ -52,6 +53,7 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     if not executor.context.has_memory:
         executor.shutdown()
         raise Unsupported("a pure encoder does not generate text")
+    _warm_up(executor.context)
     options = config.scheduler.model_dump(exclude={"n_slots"})
     scheduler = Scheduler(
         limits_of(executor.context, config), model.vocab.pieces, **options
@@ -96,6 +98,14 @@ def _can_trim(model: Model, config: EngineConfig) -> bool:
     if model.is_recurrent or model.is_hybrid:
         return False
     return model.n_swa == 0 or config.context.swa_full
+
+
+def _warm_up(context: Context) -> None:
+    """Read the weights and reserve memory now, not in the first request."""
+    batch = Batch(1)
+    batch.add([0], 0, 0, output=True)
+    context.decode(batch)
+    context.clear()
 
 
 def _check_generates(model: Model) -> None:
