@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import warnings
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -46,12 +47,12 @@ MAX_SEED = 2**32 - 2
 class AsyncEngine:
     """A loaded model that serves any number of requests at once."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(
+        self, parts: EngineParts, encoder: PromptEncoder | None = None
+    ) -> None:
         """Use open(); this is for tests and for own executors."""
         self._parts = parts
-        self._encoder = PromptEncoder(
-            parts.vocab, parts.chat_template, parts.scheduler.limits.n_ctx_slot
-        )
+        self._encoder = encoder or PromptEncoder.of(parts)
         self._request_ids = count(1)
         self._thread = EngineThread(
             parts.scheduler,
@@ -80,7 +81,8 @@ class AsyncEngine:
         Raises:
             ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported.
         """
-        async with cls(await load(model, config or EngineConfig(), progress)) as engine:
+        parts, encoder = await load(model, config or EngineConfig(), progress)
+        async with cls(parts, encoder) as engine:
             yield engine
 
     async def __aenter__(self) -> Self:
@@ -98,12 +100,19 @@ class AsyncEngine:
         """End every request with what it has and free the model; can be repeated."""
         self._thread.close()
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(self._thread.join)
-        await checkpoint()
+            # A limiter of its own: closing must not wait for other blocking calls.
+            limiter = anyio.CapacityLimiter(1)
+            await to_thread.run_sync(self._thread.join, limiter=limiter)
 
     def __del__(self) -> None:
-        if hasattr(self, "_thread"):
+        if hasattr(self, "_thread") and self._thread.alive:
             self._thread.close()
+            warnings.warn(
+                f"{self!r} was dropped before aclose(): use `async with`",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
 
     # -- requests ---------------------------------------------------------------
 

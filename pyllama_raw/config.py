@@ -92,7 +92,13 @@ class ContextConfig(_Frozen):
     @property
     def threads(self) -> int:
         """Threads for one-token batches, resolved."""
-        return self.n_threads or len(os.sched_getaffinity(0))
+        return self.n_threads or _n_usable_cpus()
+
+
+def _n_usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class SchedulerConfig(_Frozen):

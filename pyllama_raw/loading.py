@@ -12,15 +12,18 @@ from anyio.lowlevel import checkpoint
 
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.prompt import PromptEncoder
 
 Progress = Callable[[float], object]
 
 
 async def load(
     model: str | Path | None, config: EngineConfig, progress: Progress | None
-) -> EngineParts:
+) -> tuple[EngineParts, PromptEncoder]:
     """
     Build an engine in a worker thread; cancellation stops the loading itself.
+
+    The chat template is compiled there, too.
 
     Raises:
         PyllamaError: whatever building failed with.
@@ -35,7 +38,7 @@ async def load(
     except BaseException:
         loading.give_up()
         raise
-    return loading.parts()
+    return loading.result()
 
 
 class _Loading:
@@ -46,7 +49,9 @@ class _Loading:
         self._config = config
         self._progress = progress
         self._stopped = Event()
-        self._outcome: EngineParts | BaseException | None = None
+        self._parts: EngineParts | None = None
+        self._encoder: PromptEncoder | None = None
+        self._error: Exception | None = None
 
     def run(self) -> None:
         """Thread: a worker."""
@@ -54,9 +59,10 @@ class _Loading:
 
         try:
             path = _find(self._model)
-            self._outcome = build(path, self._config, self._report)
-        except Exception as error:  # noqa: BLE001 - raised by parts()
-            self._outcome = error
+            self._parts = build(path, self._config, self._report)
+            self._encoder = PromptEncoder.of(self._parts)
+        except Exception as error:  # noqa: BLE001 - raised by result()
+            self._error = error
 
     async def stop_if_cancelled(self) -> None:
         try:
@@ -64,15 +70,17 @@ class _Loading:
         finally:
             self._stopped.set()
 
-    def parts(self) -> EngineParts:
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        assert self._outcome is not None
-        return self._outcome
+    def result(self) -> tuple[EngineParts, PromptEncoder]:
+        if self._error is not None:
+            self.give_up()
+            raise self._error
+        assert self._parts is not None
+        assert self._encoder is not None
+        return self._parts, self._encoder
 
     def give_up(self) -> None:
-        if isinstance(self._outcome, EngineParts):
-            self._outcome.release()
+        if self._parts is not None:
+            self._parts.release()
 
     def _report(self, fraction: float) -> bool:
         """Whether to go on loading."""

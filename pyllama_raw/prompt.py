@@ -14,10 +14,10 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Condition
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 from pyllama_raw.chat import ChatTemplate, Message
-from pyllama_raw.engine.parts import TextVocab
+from pyllama_raw.engine.parts import EngineParts, TextVocab
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -42,6 +42,12 @@ class PromptEncoder:
         self._idle = Condition()
         self._n_users = 0
         self._closed = False
+
+    @classmethod
+    def of(cls, parts: EngineParts) -> Self:
+        """The encoder for the model of *parts*."""
+        limits = parts.scheduler.limits
+        return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot)
 
     def encode(self, prompt: Prompt) -> array[int]:
         """

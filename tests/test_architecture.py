@@ -24,7 +24,7 @@ RULE: dict[str, set[str]] = {
     "results": {"core", "errors"},
     "prompt": CONNECTION | {"chat"},
     "generation": CONNECTION | {"results"},
-    "loading": CONNECTION | {"models"},
+    "loading": CONNECTION | {"models", "prompt"},
     "api": CONNECTION | {"chat", "generation", "loading", "prompt", "results"},
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results"},
     "testing": CONNECTION | {"api"},

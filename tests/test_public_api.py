@@ -7,7 +7,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import pyllama_raw
+from pyllama_raw import LibraryNotBuilt, _ffi
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,6 +97,18 @@ except LibraryNotBuilt as error:
 
     assert "hidden by a test" in message
     assert "pip install" in message
+
+
+def test_boundary_keeps_the_cause(monkeypatch):
+    """
+    What the loader refused stays as the cause of the error.
+    """
+    monkeypatch.setitem(sys.modules, _ffi.EXTENSION, None)
+
+    with pytest.raises(LibraryNotBuilt, match="PYLLAMA_RAW_PREFIX") as caught:
+        _ffi.load()
+
+    assert isinstance(caught.value.__cause__, ImportError)
 
 
 def test_boundary_has_no_other_lazy_names():

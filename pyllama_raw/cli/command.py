@@ -6,7 +6,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from signal import SIGINT
+from signal import SIG_IGN, SIGINT, signal
 
 from pyllama_raw.cli import options
 from pyllama_raw.errors import ConfigError, PyllamaError
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except KeyboardInterrupt:
+        signal(SIGINT, SIG_IGN)  # a second Ctrl-C would break into the way out
         return INTERRUPTED
     except BrokenPipeError:
         # Nobody reads: let the flush at exit go nowhere, too.

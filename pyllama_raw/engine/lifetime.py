@@ -19,9 +19,9 @@ _threads: WeakSet[EngineThread] = WeakSet()
 
 def close_at_exit(thread: EngineThread) -> None:
     """Close *thread* when the interpreter ends, unless that happened before."""
-    if not _threads:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+    # The newest is called first: before the finalisers of what the thread uses.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
     _threads.add(thread)
 
 

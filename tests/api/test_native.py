@@ -152,7 +152,7 @@ async def test_a_missing_library_or_file_is_a_typed_error(tmp_path):
     """
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"not a model")
-    with pytest.raises(ModelLoadFailed, match="broken.gguf"):
+    with pytest.raises(ModelLoadFailed, match=r"broken\.gguf"):
         async with AsyncEngine.open(path):
             pass
 

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.cli import generate, main
+from pyllama_raw.cli import command, generate, main
 from pyllama_raw.cli.views import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
@@ -255,6 +255,7 @@ def test_interrupt_keeps_finished_lines(
             assert executor.flag.wait(10), "cancelled"
 
     monkeypatch.setattr(JsonLines, "finished", finish)
+    monkeypatch.setattr(command, "signal", lambda *_: None)
     executor._on_step = interrupt
     stdin = '{"prompt": "a", "max_tokens": 1}\n{"prompt": "b"}\n'
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny import tiny_model
+
 pytestmark = pytest.mark.native
 
 COMMAND = (sys.executable, "-m", "pyllama_raw")
@@ -118,3 +120,19 @@ def test_info_of_a_bad_file_still_shows_the_library(tmp_path: Path):
     assert done.stdout.startswith("library\n")
     assert done.stderr.startswith("error: ")
     assert str(path) in done.stderr
+
+
+def test_model_without_vocabulary_takes_ids():
+    """
+    Token ids go in and come out; text is refused for that line only.
+    """
+    done = run(
+        *("generate", "--model", str(tiny_model("llama-no-vocab")), "--input", "-"),
+        *("--jsonl", "--max-tokens", "3", "--n-ctx", "256", "--slots", "2"),
+        stdin='{"prompt": [5, 6, 7]}\n{"prompt": "a"}\n',
+    )
+
+    lines = sorted(map(json.loads, done.stdout.splitlines()), key=lambda x: x["index"])
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (lines[0]["text"], len(lines[0]["token_ids"])) == ("", 3)
+    assert lines[1]["error"]["type"] == "Unsupported"

@@ -24,7 +24,7 @@ from pyllama_raw.errors import (
     QueueFull,
     SamplingFailed,
 )
-from pyllama_raw.testing_memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
+from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler
 
 N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40

@@ -23,7 +23,7 @@ from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.parts import EngineParts, StepTimes
 from pyllama_raw.errors import DecodeFailed, PyllamaError, SamplingFailed
-from pyllama_raw.testing_memory import FakeMemory
+from pyllama_raw.testing.memory import FakeMemory
 
 BOS, EOS = 256, 257
 
@@ -181,8 +181,8 @@ class FakeExecutor:
         for chunk in plan.chunks[: len(plan.chunks) // 2]:
             self._append(chunk)
             if chunk.wants_output:
-                self.memory[chunk.slot].pop()
-        done = {chunk.slot: len(self.memory[chunk.slot]) for chunk in plan.chunks}
+                self.memory.slots[chunk.slot].pop()
+        done = {chunk.slot: len(self.memory.slots[chunk.slot]) for chunk in plan.chunks}
         return StepResult(DecodeStatus.ABORTED, n_computed=done)
 
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
