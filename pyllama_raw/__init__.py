@@ -4,16 +4,18 @@ Text generation on libllama: continuous batching behind an async API.
 Importing this package needs no native library; the first model does.
 """
 
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api import AsyncEngine, RequestOptions
 from pyllama_raw.chat import Message
 from pyllama_raw.config import (
+    CacheConfig,
     ContextConfig,
     EngineConfig,
     ModelConfig,
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.cache_stats import CacheStats
+from pyllama_raw.core.request import CacheTier, FinishReason
 from pyllama_raw.errors import (
     ClosedError,
     ConfigError,
@@ -37,6 +39,9 @@ from pyllama_raw.sync import generate
 
 __all__ = [
     "AsyncEngine",
+    "CacheConfig",
+    "CacheStats",
+    "CacheTier",
     "ClosedError",
     "ConfigError",
     "ContextConfig",
@@ -59,6 +64,7 @@ __all__ = [
     "PyllamaError",
     "QueueFull",
     "RequestError",
+    "RequestOptions",
     "Result",
     "SamplingParams",
     "SchedulerConfig",

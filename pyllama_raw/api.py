@@ -11,20 +11,21 @@ import math
 import secrets
 import warnings
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.config import EngineConfig, SamplingParams
+from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.request import Request
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.engine.loop import EngineThread
@@ -42,6 +43,15 @@ from pyllama_raw.results import EngineStats, Result
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SEED = 2**32 - 2
+
+
+class RequestOptions(TypedDict, total=False):
+    """How a request is served; nothing here changes its output."""
+
+    priority: int  # lower runs first; 0
+    deadline_s: float | None  # seconds from now; it then ends with what it has
+    cache_salt: str | None  # only requests with an equal salt share cached prefixes
+    cache_points: Iterable[int]  # positions of the prompt worth a snapshot
 
 
 class AsyncEngine:
@@ -130,21 +140,33 @@ class AsyncEngine:
             sample_s=times.sample_s,
         )
 
+    async def cache_stats(self) -> CacheStats:
+        """Tokens reused and bytes stored, between two steps."""
+        answer = self._thread.call(self._parts.scheduler.cache_stats)
+        return await to_thread.run_sync(answer.result)
+
+    async def clear_cache(self, cache_salt: str | None = None) -> int:
+        """
+        Forget what is kept of past requests: of *cache_salt*, or of all (None).
+
+        Returns:
+            Bytes of host memory freed. Running requests go on.
+        """
+        forget = partial(self._parts.scheduler.clear_cache, cache_salt)
+        return await to_thread.run_sync(self._thread.call(forget).result)
+
     def generate(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        deadline_s: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Generation:
         """
         A stream of output for *prompt*; use it as `async with`, then `async for`.
 
         Args:
             prompt: text, token ids, or chat messages with "role" and "content".
-            priority: lower runs first.
-            deadline_s: seconds from now; the request then ends with what it has.
+            options: see RequestOptions.
 
         Raises, on entering the block:
             InvalidRequest, PromptTooLong, Unsupported, ClosedError, EngineStopped.
@@ -152,30 +174,24 @@ class AsyncEngine:
             QueueFull, NativeError, EngineStopped.
         """
         params = params or SamplingParams()
-        prepare = partial(self._prepare, prompt, params, priority, deadline_s)
+        prepare = partial(self._prepare, prompt, params, options)
         return Generation(self._thread, prepare)
 
     async def complete(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        deadline_s: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Result:
         """Like generate(), all at once."""
-        async with self.generate(
-            prompt, params, priority=priority, deadline_s=deadline_s
-        ) as generation:
+        async with self.generate(prompt, params, **options) as generation:
             return await generation.collect()
 
     async def complete_many(
         self,
         prompts: Iterable[Prompt],
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        deadline_s: float | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[Result]:
         """
         Results in the order of *prompts*; the first error ends all of them.
@@ -183,34 +199,35 @@ class AsyncEngine:
         At most twice as many as there are slots are submitted at a time, so that any
         number fits the queue; *deadline_s* counts from there.
         """
-        complete = partial(
-            self.complete, params=params, priority=priority, deadline_s=deadline_s
-        )
+        complete = partial(self.complete, params=params, **options)
         return await _gather(complete, prompts, 2 * self._thread.stats.n_slots)
 
     async def _prepare(
         self,
         prompt: Prompt,
         params: SamplingParams,
-        priority: int,
-        deadline_s: float | None,
+        options: RequestOptions,
     ) -> Prepared:
         started = self._thread.clock()
-        self._check(params, priority, deadline_s)
+        deadline_s = options.get("deadline_s")
+        self._check(params, options)
         tokens = await self._encode(prompt)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        request_id = next(self._request_ids)
         request = Request(
-            request_id=next(self._request_ids),
+            request_id=request_id,
             tokens=tokens,
             max_tokens=params.max_tokens,
             sampling=params.model_copy(update={"seed": seed}),
             stop=tuple(stop.encode() for stop in params.stop),
             stop_token_ids=stop_tokens,
-            priority=priority,
+            priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
+            namespace=self._namespace(options.get("cache_salt"), request_id),
+            cache_points=tuple(options.get("cache_points", ())),
         )
         return Prepared(request, seed)
 
@@ -220,9 +237,14 @@ class AsyncEngine:
         await checkpoint()
         return self._encoder.encode(prompt)
 
-    def _check(
-        self, params: SamplingParams, priority: int, deadline_s: float | None
-    ) -> None:
+    def _namespace(self, salt: str | None, request_id: int) -> Hashable:
+        """Who shares the cache with a request; with scope "salt" nobody without one."""
+        if salt is None and self._parts.cache_scope == "salt":
+            return request_id
+        return salt
+
+    def _check(self, params: SamplingParams, options: RequestOptions) -> None:
+        priority, deadline_s = options.get("priority", 0), options.get("deadline_s")
         n_vocab = self._parts.vocab.n_tokens
         for token in params.stop_token_ids:
             if token >= n_vocab:
@@ -233,6 +255,9 @@ class AsyncEngine:
             raise InvalidRequest("priority", priority, allowed)
         if deadline_s is not None and not 0 < deadline_s < math.inf:
             raise InvalidRequest("deadline_s", deadline_s, "seconds above 0, or None")
+        for point in options.get("cache_points", ()):
+            if point < 1:
+                raise InvalidRequest("cache_points", point, "positions from 1")
 
 
 async def _gather(

@@ -173,16 +173,16 @@ class Generation:
         prepared, finished = self._prepared, self._finished
         n_prompt = prepared.request.n_prompt if prepared is not None else 0
         reason: FinishReason | None = FinishReason.CANCELLED
-        n_cached, timings = 0, self._timings_when_left()
+        n_cached, tier, timings = 0, None, self._timings_when_left()
         if finished is not None:
-            reason, n_cached = finished.reason, finished.n_cached
-            timings = timings_of(finished.timings)
+            reason, timings = finished.reason, timings_of(finished.timings)
+            n_cached, tier = finished.n_cached, finished.cache_tier
         assert reason is not None
         return Result(
             text="".join(self._texts),
             token_ids=tuple(self._tokens),
             finish_reason=reason,
-            usage=Usage(n_prompt, len(self._tokens), n_cached),
+            usage=Usage(n_prompt, len(self._tokens), n_cached, tier),
             timings=timings,
             seed=prepared.seed if prepared is not None else 0,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from pyllama_raw.core import request as core
-from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.request import CacheTier, FinishReason
 from pyllama_raw.core.stats import SchedulerStats
 
 
@@ -30,6 +30,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # prompt tokens that were not computed
+    cache_tier: CacheTier | None = None  # where they came from: live, host, disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from pyllama_raw.cli.options import engine_config
 from pyllama_raw.config import EngineConfig
-from pyllama_raw.engine.build import context_fields, limits_of
+from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
+from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.models import resolve_model
 from pyllama_raw.native import library
@@ -76,8 +77,9 @@ def _facts(name: str | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
         n_slots = config.scheduler.n_slots
         wanted = config.resolved_context
         fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)
-        with Context(model, n_seq_max=n_slots, **fields) as context:
-            yield "limits", _limits(context, config)
+        layout = layout_of(model, config)
+        with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
+            yield "limits", _limits(context, config, layout)
 
 
 def _version() -> str:
@@ -96,9 +98,15 @@ def _model(model: Model) -> dict[str, Any]:
     }
 
 
-def _limits(context: Context, config: EngineConfig) -> dict[str, Any]:
+def _limits(context: Context, config: EngineConfig, layout: Layout) -> dict[str, Any]:
+    limits = asdict(limits_of(context, config, layout))
+    cost = measure(context)
     return {
-        **asdict(limits_of(context, config)),
+        **limits,
+        "kind": layout.kind.value,
+        "snapshot_bytes": f"{cost.base_bytes} + {cost.token_bytes} a token",
+        "cache": config.cache.mode,
+        "cache_bytes": config.cache.max_bytes,
         "n_ctx": context.n_ctx,
         "n_ubatch": context.n_ubatch,
         "n_threads": config.resolved_context.threads,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+import re
+from argparse import (
+    ArgumentParser,
+    ArgumentTypeError,
+    BooleanOptionalAction,
+    Namespace,
+)
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
 from pyllama_raw.config import (
+    CacheConfig,
     ContextConfig,
     EngineConfig,
     KVType,
@@ -45,6 +52,20 @@ def add_generate(parser: ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     _add_sampling(parser)
     add_engine(parser)
+
+
+SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def byte_size(text: str) -> int:
+    """Bytes of a size like 48M or 1.5GiB."""
+    found = re.fullmatch(r"([0-9.]+) *([kmgt]?)(i?b)?", text.strip().lower())
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is no size: give bytes, or like 512M, 2G")
+    try:
+        return int(float(found[1]) * SIZES[found[2]])
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no size: give like 512M") from None
 
 
 MODEL_HELP = (
@@ -98,6 +119,34 @@ def add_engine(parser: ArgumentParser) -> None:
     group.add_argument("--n-ubatch", type=int, help="most tokens a graph (512)")
     group.add_argument("--type-k", choices=get_args(KVType), metavar="TYPE")
     group.add_argument("--type-v", choices=get_args(KVType), metavar="TYPE")
+    _add_cache(parser)
+
+
+def _add_cache(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("prefix cache")
+    group.add_argument(
+        "--cache",
+        dest="mode",
+        choices=("off", "live", "snapshots"),
+        help="reuse nothing, what slots hold, or host snapshots too (snapshots)",
+    )
+    group.add_argument(
+        "--snapshot-interval",
+        dest="snapshot_interval_tokens",
+        type=int,
+        metavar="N",
+        help="tokens between snapshots where memory cannot be cut (256)",
+    )
+    group.add_argument(
+        "--cache-bytes",
+        dest="max_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="host memory for snapshots, like 512M (1G)",
+    )
+    group.add_argument(
+        "--cache-entries", dest="max_entries", type=int, metavar="N", help="(65536)"
+    )
 
 
 def engine_config(options: Namespace) -> EngineConfig:
@@ -111,6 +160,7 @@ def engine_config(options: Namespace) -> EngineConfig:
         context=ContextConfig(**given(options, ContextConfig.model_fields)),
         # The inputs are in memory already: only their number is limited.
         scheduler=SchedulerConfig(max_waiting_tokens=2**40, **scheduler),
+        cache=CacheConfig(**given(options, CacheConfig.model_fields)),
         deterministic=options.deterministic,
     )
 

@@ -88,7 +88,7 @@ class PrefixReuse:
         self._stores = cache.max_bytes > 0
         self._n_captures = 0
         self._captures: dict[int, Reservation] = {}
-        self._restores: dict[int, tuple[Sequence, Hit]] = {}  # by slot
+        self._restores: dict[int, Hit] = {}  # by slot
 
     # -- a sequence gets its tokens ----------------------------------------------
 
@@ -124,7 +124,9 @@ class PrefixReuse:
                 self._fill(sequence)
             elif leader.n_computed >= sequence.fork_at:
                 sequence.leader = None
-                self._copy(self._slots.all[leader.slot or 0], sequence, sequence.fork_at)
+                self._copy(
+                    self._slots.all[leader.slot or 0], sequence, sequence.fork_at
+                )
                 self._plan_points(sequence)
 
     @property
@@ -161,7 +163,8 @@ class PrefixReuse:
         for slot in self._slots.all:
             found = self._shared(slot, sequence, key)
             if found is not None and (
-                best is None or (found.n_later, found.n_now) > (best.n_later, best.n_now)
+                best is None
+                or (found.n_later, found.n_now) > (best.n_later, best.n_now)
             ):
                 best = found
         return best
@@ -221,7 +224,7 @@ class PrefixReuse:
         self._slots.rewind(sequence, hit.n_tokens)
         pieces = tuple(Piece(s.entry.payload, s.start, s.stop) for s in hit.spans)
         self._operations.append(Restore(slot, pieces))
-        self._restores[slot] = (sequence, hit)
+        self._restores[slot] = hit
         self._note_cached(sequence, CacheTier.HOST)
 
     def _save(self, slot: Slot) -> None:
@@ -293,7 +296,7 @@ class PrefixReuse:
             else:
                 self.cache.commit(reservation, captured.payload, captured.n_bytes)
         self._captures.clear()
-        for slot, (sequence, hit) in self._restores.items():
+        for slot, hit in self._restores.items():
             self.cache.unpin(hit)
             if slot in result.not_restored:
                 self.cache.drop(hit.entries[0])

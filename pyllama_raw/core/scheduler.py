@@ -31,6 +31,7 @@ from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import PromptTooLong
 
+NO_COST = SnapshotCost()
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step
 
 
@@ -51,7 +52,7 @@ class Scheduler:
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
         cache: PrefixCache | None = None,
-        snapshot_cost: SnapshotCost = SnapshotCost(),
+        snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
     ) -> None:
         """

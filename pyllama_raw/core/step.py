@@ -127,7 +127,9 @@ class StepResult:
 
     status: DecodeStatus = DecodeStatus.OK
     tokens: tuple[int | None, ...] = ()
-    row_errors: Mapping[int, PyllamaError] = field(default_factory=dict)  # by request_id
+    row_errors: Mapping[int, PyllamaError] = field(
+        default_factory=dict
+    )  # by request_id
     n_computed: Mapping[int, int] = field(default_factory=dict)  # by slot, ABORTED
     error: PyllamaError | None = None  # after INVALID and FAILED
     captured: Mapping[int, Captured] = field(default_factory=dict)  # by capture_id

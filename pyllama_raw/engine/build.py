@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -48,24 +49,23 @@ def build(
 def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     _check_generates(model)
     cache, n_slots = config.cache, config.scheduler.n_slots
-    kind = expected_kind(model, config.resolved_context)
-    n_parked = count_parked(cache, kind, n_slots)
-    n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
+    layout = layout_of(model, config)
     fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
-    n_seq_max = n_slots + n_parked + n_scratch
     flag = AbortFlag()
-    make_context = partial(Context, model, n_seq_max=n_seq_max, abort=flag, **fields)
     executor = NativeExecutor(
-        make_context, model.vocab.eog_tokens, kind=kind, scratch=n_slots + n_parked
+        partial(Context, model, n_seq_max=layout.n_seq_max, abort=flag, **fields),
+        model.vocab.eog_tokens,
+        kind=layout.kind,
+        scratch=layout.scratch,
     )
     context = executor.context
     if not context.has_memory:
         executor.shutdown()
         raise Unsupported("a pure encoder does not generate text")
     scheduler = Scheduler(
-        limits_of(context, config, kind, n_parked),
+        limits_of(context, config, layout),
         model.vocab.pieces,
-        cache=make_cache(cache, kind),
+        cache=make_cache(cache, layout.kind),
         snapshot_cost=measure(context),
         snapshot_interval_tokens=cache.snapshot_interval_tokens,
         **config.scheduler.model_dump(exclude={"n_slots"}),
@@ -76,7 +76,13 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
         model.close()
 
     return EngineParts(
-        scheduler, executor, flag, model.vocab, model.chat_template(), release
+        scheduler,
+        executor,
+        flag,
+        model.vocab,
+        model.chat_template(),
+        release,
+        cache.scope,
     )
 
 
@@ -89,14 +95,36 @@ def context_fields(
     return config.model_dump() | decided
 
 
-def count_parked(cache: CacheConfig, kind: SnapshotKind, n_slots: int) -> int:
-    """Slots beyond n_slots: they cost nothing in unified KV, a state each otherwise."""
-    if cache.mode == "off" or kind is SnapshotKind.STATE:
-        return 0
-    wanted = 2 * n_slots if kind is SnapshotKind.RANGE else n_slots
-    if cache.parked_slots is not None:
-        wanted = cache.parked_slots
-    return min(wanted, MAX_SEQS - n_slots - 1)
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the sequences of a context are used: slots first, then parked, then scratch."""
+
+    kind: SnapshotKind
+    n_slots: int
+    n_parked: int
+    n_scratch: int
+
+    @property
+    def n_seq_max(self) -> int:
+        return self.n_slots + self.n_parked + self.n_scratch
+
+    @property
+    def scratch(self) -> int:
+        return self.n_slots + self.n_parked
+
+
+def layout_of(model: Model, config: EngineConfig) -> Layout:
+    """Parked slots cost nothing in unified KV, a state each otherwise."""
+    cache, n_slots = config.cache, config.scheduler.n_slots
+    kind = expected_kind(model, config.resolved_context)
+    per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1, SnapshotKind.STATE: 0}
+    n_parked = per_slot[kind] * n_slots
+    if cache.parked_slots is not None and kind is not SnapshotKind.STATE:
+        n_parked = cache.parked_slots
+    if cache.mode == "off":
+        n_parked = 0
+    n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
+    return Layout(kind, n_slots, min(n_parked, MAX_SEQS - n_slots - 1), n_scratch)
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
@@ -111,9 +139,7 @@ def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
     )
 
 
-def limits_of(
-    context: Context, config: EngineConfig, kind: SnapshotKind, n_parked: int
-) -> ContextLimits:
+def limits_of(context: Context, config: EngineConfig, layout: Layout) -> ContextLimits:
     model = context.model
     stretched = config.context.rope_scaling not in ("model", "none")
     n_ctx_slot = context.n_ctx_seq
@@ -124,10 +150,10 @@ def limits_of(
         n_ctx_slot=n_ctx_slot,
         n_batch=context.max_tokens,
         n_cells=context.n_ctx,
-        n_parked=n_parked,
+        n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
-        can_shift=context.can_shift and kind is not SnapshotKind.EXACT,
-        kind=kind,
+        can_shift=context.can_shift and layout.kind is not SnapshotKind.EXACT,
+        kind=layout.kind,
     )
 
 

@@ -71,3 +71,4 @@ class EngineParts:
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
+    cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes

@@ -152,6 +152,4 @@ class FakeMemory:
             assert piece.start == len(cells), "pieces join"
             if self.limits.kind is SnapshotKind.EXACT:
                 assert (piece.start, piece.stop) == (0, len(tokens))
-            self.write(
-                restore.slot, tokens[piece.start - first : piece.stop - first]
-            )
+            self.write(restore.slot, tokens[piece.start - first : piece.stop - first])

@@ -145,7 +145,12 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
             "text": "é\n",
             "token_ids": [1, 2],
             "finish_reason": "length",
-            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0},
+            "usage": {
+                "prompt_tokens": 3,
+                "completion_tokens": 2,
+                "cached_tokens": 0,
+                "cache_tier": None,
+            },
             "timings": {
                 "queue_s": 0.0,
                 "ttft_s": 0.5,

@@ -43,7 +43,7 @@ class SchedulerModel(RuleBasedStateMachine):
         mode=st.sampled_from(["off", "live", "snapshots", "snapshots"]),
         interval=st.sampled_from([0, 3, 8]),
     )
-    def start(self, unified, budget, shift, quantum, kind, mode, interval):
+    def start(self, *, unified, budget, shift, quantum, kind, mode, interval):
         self.unified = unified
         self.max_bytes = MAX_BYTES if mode == "snapshots" else 0
         cache = PrefixCache(kind, max_bytes=self.max_bytes, max_entries=MAX_ENTRIES)
@@ -82,7 +82,7 @@ class SchedulerModel(RuleBasedStateMachine):
         namespace=st.sampled_from([None, None, None, "salt"]),
         points=st.lists(st.integers(0, 30), max_size=2),
     )
-    def add(self, prefix, tail, max_tokens, priority, patience, namespace, points):
+    def add(self, *, prefix, tail, max_tokens, priority, patience, namespace, points):
         tokens = array("i", [*prefix, *tail] or [10])
         request = Request(
             len(self.texts),
