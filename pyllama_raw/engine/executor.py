@@ -189,15 +189,16 @@ def _count_rows(chunks: tuple[Chunk, ...]) -> int:
 
 def _sampled(chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
     tokens: list[int | None] = outcome.tokens.tolist()
-    if not outcome.codes.any():
+    codes: list[int] = outcome.codes.tolist()
+    if not any(codes):
         return StepResult(tokens=tuple(tokens))
     errors: dict[int, PyllamaError] = {}
     outputs = [chunk for chunk in chunks if chunk.wants_output]
-    for row, (chunk, code) in enumerate(zip(outputs, outcome.codes, strict=True)):
+    for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
         if code:
             message = last_error() or "the sampler failed"
             errors[chunk.request_id] = SamplingFailed(
-                "llama_sampler_sample", int(code), message
+                "llama_sampler_sample", code, message
             )
             tokens[row] = None
     return StepResult(tokens=tuple(tokens), row_errors=errors)

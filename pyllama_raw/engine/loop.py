@@ -30,6 +30,8 @@ from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
 T = TypeVar("T")
 
+STATS_S = 0.05  # statistics of running requests are at most this old, and one step
+
 
 class EngineThread:
     """Runs requests on one scheduler and one executor until close()."""
@@ -49,7 +51,8 @@ class EngineThread:
                 no step can follow.
         """
         self.clock = clock
-        self.stats: SchedulerStats = scheduler.stats()  # after the latest step
+        self.stats: SchedulerStats = scheduler.stats()  # exact when a request has ended
+        self._told = 0.0  # when stats was taken
         self._scheduler = scheduler
         self._executor = executor
         self._release = release
@@ -190,9 +193,8 @@ class EngineThread:
         events = scheduler.take_events()
         if plan:
             events += self._execute(plan)
-        if plan or events:
-            self.stats = scheduler.stats()
-            self._deliver(events)
+        self._tell(events)
+        self._deliver(events)
         return bool(plan or events)
 
     def _execute(self, plan: StepPlan) -> list[Event]:
@@ -202,6 +204,12 @@ class EngineThread:
         finally:
             self._gate.leave()
         return self._scheduler.apply(plan, result, self.clock())
+
+    def _tell(self, events: list[Event]) -> None:
+        """Publish statistics before anyone can read that a request has ended."""
+        now = self.clock()
+        if now - self._told >= STATS_S or any(type(e) is Finished for e in events):
+            self.stats, self._told = self._scheduler.stats(), now
 
     def _deliver(self, events: list[Event]) -> None:
         """One pass over the events, one wake-up for each event loop."""
@@ -237,8 +245,8 @@ class EngineThread:
     def _cancel_all(self) -> None:
         for request_id in list(self._streams):
             self._scheduler.cancel(request_id, self.clock())
-        self._deliver(self._scheduler.take_events())
         self.stats = self._scheduler.stats()
+        self._deliver(self._scheduler.take_events())
 
     def _end(self) -> None:
         self._ended = True

@@ -1,0 +1,36 @@
+"""Never run: mypy reads how the public API is used and what comes out of it."""
+
+from typing import assert_type
+
+import pyllama_raw
+from pyllama_raw import (
+    AsyncEngine,
+    Delta,
+    EngineStats,
+    FinishReason,
+    Generation,
+    Result,
+    SamplingParams,
+)
+
+
+async def stream() -> None:
+    async with AsyncEngine.open("model.gguf") as engine:
+        assert_type(engine, AsyncEngine)
+        chat = [{"role": "user", "content": "hello"}]
+        async with engine.generate(chat, SamplingParams(seed=1)) as generation:
+            assert_type(generation, Generation)
+            async for delta in generation:
+                assert_type(delta, Delta)
+        assert_type(generation.result, Result)
+        assert_type(generation.result.finish_reason, FinishReason)
+        assert_type(await engine.complete([1, 2, 3]), Result)
+        assert_type(await engine.complete_many(["a", [1], chat]), list[Result])
+        assert_type(engine.stats(), EngineStats)
+
+
+def sync() -> None:
+    assert_type(pyllama_raw.generate("a"), Result)
+    assert_type(pyllama_raw.generate([1, 2]), Result)
+    assert_type(pyllama_raw.generate(["a", "b"]), list[Result])
+    assert_type(pyllama_raw.generate([[1], [2]]), list[Result])
