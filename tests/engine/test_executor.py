@@ -10,7 +10,7 @@ from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan
 from pyllama_raw.engine.build import build
-from pyllama_raw.errors import DecodeFailed, InvalidBatch
+from pyllama_raw.errors import DecodeFailed, InvalidBatch, SamplingFailed
 from tests.tiny import GENERATING, tiny_model
 
 pytestmark = pytest.mark.native
@@ -290,3 +290,22 @@ def test_models_that_do_not_generate_are_refused(name):
     """
     with pytest.raises(Unsupported):
         build(tiny_model(name), EngineConfig())
+
+
+def test_a_failing_sampler_is_the_error_of_its_row(make_parts):
+    """
+    The other rows of the step have their tokens.
+    """
+    executor = make_parts().executor
+    for request in make_requests(2):
+        executor.open(request)
+    executor._samplers[0].close()  # its rows fail from now on
+    chunks = tuple(Chunk(i, i, 0, array("i", [5, 6]), True) for i in range(2))
+
+    result = executor.execute(StepPlan(chunks=chunks))
+
+    assert result.status is DecodeStatus.OK
+    assert result.tokens[0] is None
+    assert result.tokens[1] is not None
+    assert list(result.row_errors) == [0]
+    assert isinstance(result.row_errors[0], SamplingFailed)

@@ -374,3 +374,21 @@ def test_every_stream_ends_once_whatever_is_cancelled_when(loop, started, seed):
     assert all(not stream.events for stream in streams.values())
     assert thread.call(lambda: set(executor.opened)).result(HANG_S) == set()
     assert thread._gate._cancelled == set()
+
+
+def test_a_failure_to_free_is_told_to_the_next_caller(loop):
+    """
+    The thread ends anyway; later calls say what went wrong.
+    """
+    bug = ZeroDivisionError("a bug")
+
+    def release():
+        raise bug
+
+    thread = make_thread(release=release)
+    thread.close()
+    assert thread.join(HANG_S)
+
+    with pytest.raises(EngineStopped) as caught:
+        thread.submit(make_request(), PlainStream(loop))
+    assert caught.value.__cause__ is bug
