@@ -3,6 +3,7 @@
 #include "shim.h"
 
 #include "ggml.h"
+#include "log_ring.h"
 #include "mtmd-helper.h"
 
 #include <algorithm>
@@ -10,13 +11,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <exception>
-#include <limits>
-#include <mutex>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace {
@@ -170,31 +167,22 @@ static float largest(const float * logits, int32_t n) {
     return *std::max_element(lanes, lanes + n_lanes);
 }
 
-// Index of the first *value*, n if there is none.
-static int32_t find_first(const float * logits, int32_t n, float value) {
-    constexpr int32_t n_block = 256;
-    int32_t i = 0;
-    for (; i + n_block <= n; i += n_block) {
-        int32_t n_equal = 0;
-        for (int32_t k = 0; k < n_block; ++k) {
-            n_equal += logits[i + k] == value;
-        }
-        if (n_equal != 0) {
-            break;
-        }
-    }
-    while (i < n && logits[i] != value) {
-        ++i;
-    }
-    return i;
-}
-
+// The first of the largest. Memory is read once; only the best block is looked at again.
 static llama_token argmax(const float * logits, int32_t n_vocab) {
-    const float value = largest(logits, n_vocab);
-    if (value == -INFINITY) {
+    constexpr int32_t n_block = 1024;
+    float   best  = -INFINITY;
+    int32_t start = 0;
+    for (int32_t i = 0; i < n_vocab; i += n_block) {
+        const float x = largest(logits + i, std::min(n_block, n_vocab - i));
+        if (x > best) {
+            best  = x;
+            start = i;
+        }
+    }
+    if (best == -INFINITY) {
         throw std::runtime_error("no token has a finite logit");
     }
-    return find_first(logits, n_vocab, value);
+    return static_cast<llama_token>(std::find(logits + start, logits + n_vocab, best) - logits);
 }
 
 // As llama_sampler_sample, which would end the process if the chain selects nothing.
@@ -330,73 +318,6 @@ extern "C" int plr_state_seq_set(llama_context * ctx, const uint8_t * src, size_
 // ---- log ring ----------------------------------------------------------------------------
 
 namespace {
-
-// Whole records in order of arrival: level byte, text, NUL. Old ones leave in front.
-class LogRing {
-  public:
-    void write(char level, const char * text) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const size_t length = std::min(std::strlen(text), max_bytes / 4);
-        const bool goes_on = level == GGML_LOG_LEVEL_CONT;
-        if (goes_on && !records_.empty()) {
-            records_.pop_back();  // the NUL
-        } else {
-            records_.push_back(goes_on ? level_ : level);
-        }
-        level_ = goes_on ? level_ : level;
-        for (size_t i = 0; i < length; ++i) {
-            records_.push_back(text[i]);
-        }
-        records_.push_back('\0');
-        if (records_.size() > max_bytes) {
-            drop_oldest();
-        }
-    }
-
-    size_t drain(char * buf, size_t size) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        size_t n_bytes = 0;
-        for (size_t end = end_of_record(0); end <= std::min(size, records_.size());
-             end = end_of_record(n_bytes)) {
-            n_bytes = end;
-            if (end == records_.size()) {
-                break;
-            }
-        }
-        std::memcpy(buf, records_.data(), n_bytes);
-        records_.erase(0, n_bytes);
-        return n_bytes;
-    }
-
-    size_t n_dropped() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return n_dropped_;
-    }
-
-  private:
-    static constexpr size_t max_bytes = 64 * 1024;
-
-    // One past the NUL of the record that starts at *start*; past the end if there is none.
-    size_t end_of_record(size_t start) const {
-        const size_t nul = records_.find('\0', std::min(start + 1, records_.size()));
-        return nul == std::string::npos ? records_.size() + 1 : nul + 1;
-    }
-
-    // A quarter at once, so that a full ring is not moved for every line.
-    void drop_oldest() {
-        size_t n_bytes = 0;
-        while (n_bytes < records_.size() && records_.size() - n_bytes > max_bytes * 3 / 4) {
-            n_bytes = std::min(end_of_record(n_bytes), records_.size());
-            ++n_dropped_;
-        }
-        records_.erase(0, n_bytes);
-    }
-
-    std::mutex  mutex_;
-    std::string records_;
-    char        level_     = GGML_LOG_LEVEL_INFO;
-    size_t      n_dropped_ = 0;
-};
 
 // Never destroyed: worker threads may log while the process ends.
 LogRing & ring() {
