@@ -70,8 +70,8 @@ class Context(SlotMemory):
         if pointer == ffi.NULL:
             said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
             raise ContextFailed("llama_init_from_model", None, said)
-        # llama.h: the abort flag is read while the context lives.
-        super().__init__(pointer, lib.llama_free, parent=model, keep_alive=abort)
+        parents = [model] if abort is None else [model, abort]  # C reads the flag
+        super().__init__(pointer, lib.llama_free, parents=parents)
         self.model = model
         self._read_back(params)
         self._tokens = np.zeros(self.n_seq_max, np.int32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,19 +22,17 @@ _lock = threading.RLock()
 class _Resource:
     """The pointer, its free function and its open children; knows no Handle."""
 
-    __slots__ = ("closed", "free", "keep_alive", "n_children", "parent", "pointer")
+    __slots__ = ("closed", "free", "n_children", "parents", "pointer")
 
     def __init__(
         self,
         pointer: Any,
         free: Callable[[Any], object],
-        parent: _Resource | None,
-        keep_alive: object,
+        parents: list[_Resource],
     ) -> None:
         self.pointer = pointer
         self.free: Callable[[Any], object] | None = free
-        self.parent = parent
-        self.keep_alive = keep_alive
+        self.parents = parents
         self.n_children = 0
         self.closed = False
 
@@ -46,25 +44,23 @@ class _Resource:
                 return
             free, self.free = self.free, None
         free(self.pointer)
-        self.pointer = self.keep_alive = None
-        self._leave_parent()
+        self.pointer = None
+        self._leave_parents()
 
-    def disown(self) -> Any:
+    def disown(self) -> None:
         """Someone else frees the pointer from now on."""
         with _lock:
             assert not self.n_children, "children need their parent"
             self.closed, self.free = True, None
-        self._leave_parent()
-        return self.pointer
+        self._leave_parents()
 
-    def _leave_parent(self) -> None:
-        parent, self.parent = self.parent, None
-        if parent is None:
-            return
-        with _lock:
-            parent.n_children -= 1
-        if parent.closed:
-            parent.close()
+    def _leave_parents(self) -> None:
+        parents, self.parents = self.parents, []
+        for parent in parents:
+            with _lock:
+                parent.n_children -= 1
+            if parent.closed:
+                parent.close()
 
 
 class Handle:
@@ -74,8 +70,7 @@ class Handle:
     Args:
         pointer: never NULL.
         free: called once with it.
-        parent: freed after this one, however they are closed.
-        keep_alive: what C keeps pointers into.
+        parents: freed after this one, in whatever order they are closed.
     """
 
     def __init__(
@@ -83,13 +78,12 @@ class Handle:
         pointer: Any,
         free: Callable[[Any], object],
         *,
-        parent: Handle | None = None,
-        keep_alive: object = None,
+        parents: Sequence[Handle] = (),
     ) -> None:
         with _lock:
-            owner = None if parent is None else parent._open_resource()
-            self._resource = _Resource(pointer, free, owner, keep_alive)
-            if owner is not None:
+            owners = [parent._open_resource() for parent in parents]
+            self._resource = _Resource(pointer, free, owners)
+            for owner in owners:
                 owner.n_children += 1
         self._finalizer = weakref.finalize(self, self._resource.close)
 
@@ -117,8 +111,8 @@ class Handle:
     def disown(self) -> Any:
         """Give the pointer to C code that frees it; this handle is closed."""
         pointer = self.ptr
-        self._finalizer.detach()
         self._resource.disown()
+        self._finalizer.detach()
         return pointer
 
     def __enter__(self) -> Self:

@@ -42,7 +42,8 @@ def load() -> tuple[Any, Any]:
             lib, ffi = _ffi.lib, _ffi.ffi
             lib.plr_log_install()
             lib.plr_abort_install()
-            lib.ggml_backend_load_all()  # backends built as modules; none is no error
+            if lib.ggml_backend_reg_count() == 0:  # they were built as modules
+                lib.ggml_backend_load_all()
             lib.llama_backend_init()
             _loaded = lib, ffi
         return _loaded

@@ -177,7 +177,7 @@ def test_the_abort_flag_works_from_another_thread(model):
 
 def test_an_abort_flag_outlives_its_close_in_a_context(model):
     """
-    The context keeps the flag's owner alive, so libllama never reads freed memory.
+    The flag is freed after the context, so libllama never reads freed memory.
     """
     abort = AbortFlag()
     with make_context(model, abort=abort) as context:

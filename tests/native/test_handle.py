@@ -14,9 +14,9 @@ from pyllama_raw.native.handle import Handle
 def make_tree() -> tuple[dict[str, Handle], list[str]]:
     freed: list[str] = []
     model = Handle("model", freed.append)
-    context = Handle("context", freed.append, parent=model)
-    other = Handle("other", freed.append, parent=model)
-    leaf = Handle("leaf", freed.append, parent=context)
+    context = Handle("context", freed.append, parents=[model])
+    other = Handle("other", freed.append, parents=[model])
+    leaf = Handle("leaf", freed.append, parents=[context])
     return {"model": model, "context": context, "other": other, "leaf": leaf}, freed
 
 
@@ -108,17 +108,32 @@ def test_closed_and_collected_handles_mix(names):
     assert freed.index("leaf") < freed.index("context") < freed.index("model")
 
 
+def test_a_child_may_have_two_parents():
+    """
+    Every parent waits for the child, whichever is closed first.
+    """
+    freed: list[str] = []
+    model, flag = Handle("model", freed.append), Handle("flag", freed.append)
+    child = Handle("child", freed.append, parents=[model, flag])
+    flag.close()
+    model.close()
+
+    assert freed == []
+    child.close()
+    assert freed == ["child", "model", "flag"]
+
+
 def test_a_closed_parent_has_no_new_children():
     """
     A closed model cannot get a context, even while an old context keeps it in memory.
     """
     freed: list[str] = []
     model = Handle("model", freed.append)
-    child = Handle("child", freed.append, parent=model)
+    child = Handle("child", freed.append, parents=[model])
     model.close()
 
     with pytest.raises(ClosedError):
-        Handle("late", freed.append, parent=model)
+        Handle("late", freed.append, parents=[model])
     assert freed == []
     child.close()
     assert freed == ["child", "model"]
