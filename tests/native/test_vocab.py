@@ -1,10 +1,11 @@
 """Text to tokens and back."""
 
+import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.native.model import Model
 
 pytestmark = pytest.mark.native
@@ -102,3 +103,33 @@ def test_every_piece_is_bytes(model):
 
     assert all(isinstance(pieces[token], bytes) for token in sample)
     assert dict.__contains__(pieces, 53)
+
+
+def test_a_model_may_have_no_vocabulary(tmp_path):
+    """
+    Without a vocabulary pieces are empty and text cannot be tokenized; ids still work.
+    """
+    path = tmp_path / "bare.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_block_count(1)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(100)
+    writer.add_tokenizer_model("no_vocab")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with Model.load(path, vocab_only=True) as model:
+        vocab = model.vocab
+
+        assert (vocab.kind, vocab.n_tokens, model.n_vocab) == ("none", 100, 100)
+        assert (vocab.bos, vocab.eos, vocab.eot) == (None, None, None)
+        assert vocab.eog_tokens == frozenset()
+        assert vocab.pieces[7] == b""
+        with pytest.raises(InvalidRequest, match="token=100"):
+            vocab.piece(100)
+        with pytest.raises(Unsupported, match="no vocabulary"):
+            tokenize(model, "text")
