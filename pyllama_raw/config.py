@@ -124,7 +124,7 @@ class CacheConfig(_Frozen):
     max_entries: Annotated[int, Field(ge=0)] = 65536
     eviction: Literal["lru", "lfu", "fifo", "size_aware", "cost_aware"] = "lru"
     scope: Literal["shared", "salt"] = "shared"  # salt: only requests with cache_salt
-    parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: 2 a slot
+    parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: by mode
 
 
 class EngineConfig(_Frozen):
@@ -156,6 +156,7 @@ class SamplingParams(_Frozen):
     seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None  # None: random
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[Token, ...] = ()
+    n: Annotated[int, Field(ge=1, le=256)] = 1  # outputs; seeds: seed, seed + 1, ...
     ignore_eos: bool = False  # end-of-generation tokens are never sampled
 
     @property

@@ -114,14 +114,19 @@ class Layout:
 
 
 def layout_of(model: Model, config: EngineConfig) -> Layout:
-    """Parked slots cost nothing in unified KV, a state each otherwise."""
+    """
+    Parked slots hold what idle ones would forget.
+
+    Where snapshots do that there are none by default: a restore costs milliseconds once,
+    but each cell that is kept is looked at by every decode of unified KV.
+    """
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
     per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1, SnapshotKind.STATE: 0}
     n_parked = per_slot[kind] * n_slots
     if cache.parked_slots is not None and kind is not SnapshotKind.STATE:
         n_parked = cache.parked_slots
-    if cache.mode == "off":
+    elif cache.mode != "live":
         n_parked = 0
     n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
     return Layout(kind, n_slots, min(n_parked, MAX_SEQS - n_slots - 1), n_scratch)
