@@ -12,52 +12,19 @@ other: a slot may be copied first and emptied later in the same step.
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections.abc import Hashable
-from dataclasses import dataclass
 
-from pyllama_raw.core.cache_entry import Hit, Reservation
+from pyllama_raw.core.cache_entry import Hit
 from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.radix_tree import n_common
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import Slot, Slots
-from pyllama_raw.core.snapshot_points import snapshot_points
-from pyllama_raw.core.step import (
-    Capture,
-    Copy,
-    Operation,
-    Piece,
-    Release,
-    Restore,
-    StepResult,
-    Trim,
-)
+from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
+from pyllama_raw.core.sources import Source, find_source
+from pyllama_raw.core.step import Copy, Operation, Release, StepResult, Trim
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
-TOKEN_BYTES = array("i").itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotCost:
-    """Bytes of a snapshot, as measured when the context was made."""
-
-    base_bytes: int = 0
-    token_bytes: int = 0
-
-    def bound(self, n_tokens: int) -> int:
-        """No snapshot of *n_tokens* is larger."""
-        return self.base_bytes + self.token_bytes * n_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A slot that holds a prefix, or will when its sequence has computed it."""
-
-    slot: Slot
-    n_now: int
-    n_later: int
 
 
 class PrefixReuse:
@@ -83,28 +50,25 @@ class PrefixReuse:
         self.cache = cache
         self._slots = slots
         self._operations = operations
-        self._cost = cost
-        self._interval = interval
-        self._stores = cache.max_bytes > 0
-        self._n_captures = 0
-        self._captures: dict[int, Reservation] = {}
-        self._restores: dict[int, Hit] = {}  # by slot
+        self._snapshots = Snapshots(
+            cache, operations, cost=cost, interval=interval, can_cut=self._can_cut
+        )
 
     # -- a sequence gets its tokens ----------------------------------------------
 
     def place(self, sequence: Sequence) -> None:
         """Give *sequence* the idle slot that suits it best, and its prefix."""
-        source = self._source(sequence) if self.keeps else None
+        source = find_source(self._slots, sequence) if self.keeps else None
         if source is not None and self._takes_over(source):
             slot = source.slot
             if source.n_now < slot.n_left:
-                self._save(slot)
+                self._snapshots.save(slot)
                 self._slots.trim(slot, source.n_now)
                 self._operations.append(Trim(slot.index, source.n_now))
             self._slots.place(sequence, slot)
             self._note_cached(sequence, CacheTier.LIVE)
-            self.cache.record(self._match(sequence), source.n_now)
-            self._plan_points(sequence)
+            self.cache.record(self._snapshots.match(sequence), source.n_now)
+            self._snapshots.plan_points(sequence)
             return
         free = [s for s in self._slots.idle if source is None or s is not source.slot]
         self._evict(free[0])
@@ -127,7 +91,7 @@ class PrefixReuse:
                 self._copy(
                     self._slots.all[leader.slot or 0], sequence, sequence.fork_at
                 )
-                self._plan_points(sequence)
+                self._snapshots.plan_points(sequence)
 
     @property
     def _can_cut(self) -> bool:
@@ -142,8 +106,8 @@ class PrefixReuse:
 
     def _fill(self, sequence: Sequence) -> None:
         """Take the prefix of *sequence*, whose slot is empty, from the best source."""
-        source = self._source(sequence)
-        hit = self._match(sequence)
+        source = find_source(self._slots, sequence)
+        hit = self._snapshots.match(sequence)
         n_live = source.n_now if source else 0
         best = max(n_live, hit.n_tokens)
         if source is not None and source.n_later >= best + self.min_wait:
@@ -154,41 +118,7 @@ class PrefixReuse:
             self._copy(source.slot, sequence, n_live)
         elif hit.n_tokens:
             self._restore(sequence, hit)
-        self._plan_points(sequence)
-
-    def _source(self, sequence: Sequence) -> Source | None:
-        """The slot with the longest prefix of *sequence*, now or later."""
-        key = sequence.tokens[:-1].tobytes()
-        best: Source | None = None
-        for slot in self._slots.all:
-            found = self._shared(slot, sequence, key)
-            if found is not None and (
-                best is None
-                or (found.n_later, found.n_now) > (best.n_later, best.n_now)
-            ):
-                best = found
-        return best
-
-    def _shared(self, slot: Slot, sequence: Sequence, key: bytes) -> Source | None:
-        other = slot.sequence
-        if other is sequence:
-            return None
-        if other is None:
-            namespace, tokens, n_held = slot.namespace, slot.left, slot.n_left
-        else:
-            namespace, tokens = other.request.namespace, other.tokens.tobytes()
-            n_held = other.n_computed
-        if namespace != sequence.request.namespace or (other and other.is_shifted):
-            return None
-        n_same = n_common(tokens, key)
-        n_now = min(n_same, n_held)
-        if not self._can_cut and n_now < n_held:
-            n_now = 0  # such memory is of use as a whole only
-        computing = other is not None and other.n_behind > 1 and n_same > n_held
-        if computing and _waits_for(other, sequence):
-            computing = False
-        n_later = n_same if computing else n_now
-        return Source(slot, n_now, n_later) if n_later else None
+        self._snapshots.plan_points(sequence)
 
     def _follow(self, sequence: Sequence, source: Source) -> None:
         leader = source.slot.sequence
@@ -202,75 +132,27 @@ class PrefixReuse:
         self._operations.append(Copy(src.index, sequence.slot or 0, n_tokens))
         self._note_cached(sequence, CacheTier.LIVE)
 
-    def _match(self, sequence: Sequence) -> Hit:
-        request = sequence.request
-        limit = len(sequence.tokens) - 1
-        return self.cache.match(request.namespace, sequence.tokens, limit)
-
     def _note_cached(self, sequence: Sequence, tier: CacheTier) -> None:
         if sequence.n_computed and not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached, sequence.cache_tier = sequence.n_computed, tier
 
-    # -- host snapshots ------------------------------------------------------------
-
     def _restore(self, sequence: Sequence, hit: Hit) -> None:
-        slot = sequence.slot or 0
         # A piece is restored whole before its unused end is cut off.
+        n_cells = max(entry.stop for entry in hit.entries)
         self.cache.pin(hit)
-        self.reclaim(max(entry.stop for entry in hit.entries))
-        if self._slots.n_free_cells < max(entry.stop for entry in hit.entries):
+        self.reclaim(n_cells)
+        if self._slots.n_free_cells < n_cells:
             self.cache.unpin(hit)
             return
         self._slots.rewind(sequence, hit.n_tokens)
-        pieces = tuple(Piece(s.entry.payload, s.start, s.stop) for s in hit.spans)
-        self._operations.append(Restore(slot, pieces))
-        self._restores[slot] = hit
+        self._snapshots.restore(sequence.slot or 0, hit)
         self._note_cached(sequence, CacheTier.HOST)
 
-    def _save(self, slot: Slot) -> None:
-        """Capture what an idle slot holds and no snapshot has."""
-        if slot.n_left:
-            self._capture(slot, array("i", slot.left))
-
-    def _capture(self, slot: Slot, tokens: array[int]) -> None:
-        namespace = slot.namespace
-        if slot.sequence is not None:
-            namespace = slot.sequence.request.namespace
-        plan = self.cache.plan_store(namespace, tokens, len(tokens))
-        if plan is None:
-            return
-        max_bytes = self._cost.bound(plan.stop - plan.start)
-        reservation = self.cache.reserve(plan, max_bytes)
-        if reservation is None:
-            return
-        self._n_captures += 1
-        self._captures[self._n_captures] = reservation
-        self._operations.append(
-            Capture(self._n_captures, slot.index, plan.start, plan.stop, max_bytes)
-        )
-
-    def _plan_points(self, sequence: Sequence) -> None:
-        """Memory that cannot be cut is captured at points, where chunks end."""
-        if self._can_cut or not self._stores:
-            return
-        request = sequence.request
-        points = snapshot_points(
-            request.n_prompt,
-            interval=self._interval,
-            junctions=self.cache.junctions(request.namespace, request.tokens),
-            cache_points=request.cache_points,
-        )
-        ahead = [point for point in points if point > sequence.n_computed]
-        sequence.points = sorted({*ahead, *sequence.points})
+    # -- before and after a step -------------------------------------------------
 
     def reach(self, sequence: Sequence) -> None:
         """Capture *sequence* if it stands at one of its points. Call before it goes on."""
-        points = sequence.points
-        if not points or sequence.n_computed < points[0]:
-            return
-        if points.pop(0) == sequence.n_computed and self._stores:
-            slot = self._slots.all[sequence.slot or 0]
-            self._capture(slot, sequence.tokens[: sequence.n_computed])
+        self._snapshots.reach(self._slots.all[sequence.slot or 0])
 
     def reclaim(self, n_cells: int) -> None:
         """Empty idle slots, the longest unused first, until *n_cells* are free."""
@@ -281,26 +163,13 @@ class PrefixReuse:
 
     def _evict(self, slot: Slot) -> None:
         if slot.n_left:
-            self._save(slot)
+            self._snapshots.save(slot)
             self._slots.empty(slot)
             self._operations.append(Release(slot.index))
 
-    # -- results -------------------------------------------------------------------
-
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""
-        for capture_id, reservation in self._captures.items():
-            captured = result.captured.get(capture_id)
-            if captured is None:
-                self.cache.abandon(reservation)
-            else:
-                self.cache.commit(reservation, captured.payload, captured.n_bytes)
-        self._captures.clear()
-        for slot, hit in self._restores.items():
-            self.cache.unpin(hit)
-            if slot in result.not_restored:
-                self.cache.drop(hit.entries[0])
-        self._restores.clear()
+        self._snapshots.settle(result)
         for index in result.not_restored:
             self._lose(self._slots.all[index])
 
@@ -327,12 +196,3 @@ class PrefixReuse:
                 self._slots.empty(slot)
             else:
                 self._slots.rewind(slot.sequence, 0)
-
-
-def _waits_for(sequence: Sequence | None, other: Sequence) -> bool:
-    """Whether *sequence* goes on only when *other* has."""
-    while sequence is not None:
-        if sequence is other:
-            return True
-        sequence = sequence.leader
-    return False

@@ -23,10 +23,11 @@ from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.prefill import PrefillTurns
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Event, FinishReason, Request
-from pyllama_raw.core.reuse import PrefixReuse, SnapshotCost
+from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits, growth
+from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import PromptTooLong

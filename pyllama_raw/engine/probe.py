@@ -8,8 +8,8 @@ before the first request.
 from __future__ import annotations
 
 from pyllama_raw.config import ContextConfig
-from pyllama_raw.core.reuse import SnapshotCost
 from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model

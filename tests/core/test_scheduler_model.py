@@ -14,8 +14,8 @@ from hypothesis.stateful import (
 
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Delta, Request
-from pyllama_raw.core.reuse import SnapshotCost
 from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
 from pyllama_raw.errors import (
     DecodeFailed,

@@ -1,0 +1,129 @@
+"""
+Host snapshots of slots: what to capture and restore in the next step.
+
+A capture holds its room in the cache, and a restore pins its entries, until settle() has
+seen what came of the step. A failure of either is a miss, never an error.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from pyllama_raw.core.cache_entry import Hit, Reservation
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.slots import Slot
+from pyllama_raw.core.snapshot_points import snapshot_points
+from pyllama_raw.core.step import Capture, Operation, Piece, Restore, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCost:
+    """Bytes of a snapshot, as measured when the context was made."""
+
+    base_bytes: int = 0
+    token_bytes: int = 0
+
+    def bound(self, n_tokens: int) -> int:
+        """No snapshot of *n_tokens* is larger."""
+        return self.base_bytes + self.token_bytes * n_tokens
+
+
+class Snapshots:
+    """
+    Captures and restores of one step.
+
+    Args:
+        interval: tokens between regular points of memory that cannot be cut.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        operations: list[Operation],
+        *,
+        cost: SnapshotCost,
+        interval: int,
+        can_cut: bool,
+    ) -> None:
+        self._cache = cache
+        self._operations = operations
+        self._cost = cost
+        self._interval = interval
+        self._has_points = cache.max_bytes > 0 and not can_cut
+        self._n_captures = 0
+        self._captures: dict[int, Reservation] = {}
+        self._restores: dict[int, Hit] = {}  # by slot
+
+    def match(self, sequence: Sequence) -> Hit:
+        """What can be restored of *sequence*; its last token has to be computed."""
+        limit = len(sequence.tokens) - 1
+        return self._cache.match(sequence.request.namespace, sequence.tokens, limit)
+
+    def restore(self, slot: int, hit: Hit) -> None:
+        """Fill *slot*, which is empty, from *hit*, which is pinned."""
+        pieces = tuple(Piece(s.entry.payload, s.start, s.stop) for s in hit.spans)
+        self._operations.append(Restore(slot, pieces))
+        self._restores[slot] = hit
+
+    def save(self, slot: Slot) -> None:
+        """Capture what an idle slot holds and no snapshot has."""
+        if slot.n_left:
+            self._capture(slot, array("i", slot.left))
+
+    def plan_points(self, sequence: Sequence) -> None:
+        """Memory that cannot be cut is captured at points, where chunks end."""
+        if not self._has_points:
+            return
+        request = sequence.request
+        points = snapshot_points(
+            request.n_prompt,
+            interval=self._interval,
+            junctions=self._cache.junctions(request.namespace, request.tokens),
+            cache_points=request.cache_points,
+        )
+        ahead = [point for point in points if point > sequence.n_computed]
+        sequence.points = sorted({*ahead, *sequence.points})
+
+    def reach(self, slot: Slot) -> None:
+        """Capture a running slot that stands at one of its points, before it goes on."""
+        sequence = slot.sequence
+        assert sequence is not None
+        points = sequence.points
+        if not points or sequence.n_computed < points[0]:
+            return
+        if points.pop(0) == sequence.n_computed and self._has_points:
+            self._capture(slot, sequence.tokens[: sequence.n_computed])
+
+    def _capture(self, slot: Slot, tokens: array[int]) -> None:
+        namespace = slot.namespace
+        if slot.sequence is not None:
+            namespace = slot.sequence.request.namespace
+        plan = self._cache.plan_store(namespace, tokens, len(tokens))
+        if plan is None:
+            return
+        max_bytes = self._cost.bound(plan.stop - plan.start)
+        reservation = self._cache.reserve(plan, max_bytes)
+        if reservation is None:
+            return
+        self._n_captures += 1
+        self._captures[self._n_captures] = reservation
+        self._operations.append(
+            Capture(self._n_captures, slot.index, plan.start, plan.stop, max_bytes)
+        )
+
+    def settle(self, result: StepResult) -> None:
+        """Take in which captures and restores of the step have worked."""
+        for capture_id, reservation in self._captures.items():
+            captured = result.captured.get(capture_id)
+            if captured is None:
+                self._cache.abandon(reservation)
+            else:
+                self._cache.commit(reservation, captured.payload, captured.n_bytes)
+        self._captures.clear()
+        for slot, hit in self._restores.items():
+            self._cache.unpin(hit)
+            if slot in result.not_restored:
+                self._cache.drop(hit.entries[0])
+        self._restores.clear()
