@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyllama_raw.config import SamplingParams
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
@@ -28,6 +27,7 @@ from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.library import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from pyllama_raw.sampling.params import SamplingParams
 
 
 class NativeExecutor:

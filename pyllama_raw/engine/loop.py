@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from threading import Thread, current_thread
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.abort import AbortFlag, AbortGate
 from pyllama_raw.engine.mailbox import Call, Cancel, Close, Command, Mailbox, Submit
 from pyllama_raw.engine.stream import Refused, Stream
-from pyllama_raw.engine.wakeup import wake
+from pyllama_raw.engine.wakeup import Waker, wake
 from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class EngineThread:
         self._ended = False
         self._cause: BaseException | None = None
         self._pid = os.getpid()
+        self._waker = Waker(self._lose)
         self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
 
@@ -75,8 +77,12 @@ class EngineThread:
 
     def submit(self, request: Request, stream: Stream) -> None:
         """Queue *request*. Its events, or why it was refused, go to *stream*."""
+        self.submit_all((request,), stream)
+
+    def submit_all(self, requests: tuple[Request, ...], stream: Stream) -> None:
+        """Queue all *requests* or none; a refusal is told to *stream* once."""
         self.check()
-        self._post(Submit(request, stream, self.clock()))
+        self._post(Submit(requests, stream, self.clock()))
 
     def cancel(self, request_id: int) -> None:
         """End a request within the running step; safe to call twice or too late."""
@@ -147,6 +153,7 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self._cause = error
         self._end()
+        self._waker.close()
         try:
             self._release()
         except BaseException as error:  # noqa: BLE001 - the next caller is told
@@ -175,16 +182,18 @@ class EngineThread:
                 self._closing = True
 
     def _submit(self, command: Submit) -> None:
-        request, stream = command.request, command.stream
+        requests, stream = command.requests, command.stream
         try:
-            self._executor.open(request)
-            self._scheduler.add(request, command.submitted)
+            for request in requests:
+                self._executor.open(request)
+            self._scheduler.add_all(requests, command.submitted)
         except PyllamaError as error:
-            self._executor.close(request.request_id)
+            for request in requests:
+                self._executor.close(request.request_id)
             stream.events.append(Refused(error))
             wake(stream.loop, (stream,))
         else:
-            self._streams[request.request_id] = stream
+            self._streams.update({r.request_id: stream for r in requests})
 
     def _step(self) -> bool:
         """Plan and run one step; False if there is nothing to do."""
@@ -229,8 +238,11 @@ class EngineThread:
             else:
                 ready.append(stream)
         for loop, ready in woken.items():
-            if not wake(loop, ready):
-                self._abandon(loop)
+            self._waker.post(loop, ready)
+
+    def _lose(self, loop: object) -> None:
+        """*loop* is closed. Thread: the waker's."""
+        self._mailbox.post(Call(partial(self._abandon, loop), Future()))
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""
@@ -250,7 +262,7 @@ class EngineThread:
 
     def _end(self) -> None:
         self._ended = True
-        for stream in self._streams.values():
+        for stream in set(self._streams.values()):
             stream.events.append(Refused(self._why_ended()))
             wake(stream.loop, (stream,))
         self._streams.clear()

@@ -14,9 +14,9 @@ from pyllama_raw.engine.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Queue a request; its events go to *stream*."""
+    """Queue requests, all or none; their events go to *stream*."""
 
-    request: Request
+    requests: tuple[Request, ...]
     stream: Stream
     submitted: float  # on the engine clock
 

@@ -1,11 +1,49 @@
-"""Waking readers in their event loops, from the engine thread, without waiting."""
+"""
+Waking readers in their event loops, without waiting and without losing the GIL.
+
+Waking a loop is a system call, which gives the GIL away to the loop that was just woken;
+the engine thread would get it back when all readers have run. So a thread of its own
+does it. It gets the GIL when the engine thread leaves it, which is at the next decode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from pyllama_raw.engine.stream import Stream
+
+
+class Waker:
+    """
+    Wakes loops in the order of post().
+
+    Args:
+        lost: called with a loop that is closed; by the waker's thread.
+    """
+
+    def __init__(self, lost: Callable[[object], None]) -> None:
+        self._lost = lost
+        self._queue: SimpleQueue[tuple[object, Iterable[Stream]] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="pyllama-waker", daemon=True)
+        self._thread.start()
+
+    def post(self, loop: object, streams: Iterable[Stream]) -> None:
+        """Notify *streams*, all of *loop*, soon; they must not change afterwards."""
+        self._queue.put((loop, streams))
+
+    def close(self) -> None:
+        """Wake what was posted, then end; waits for that."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            loop, streams = item
+            if not wake(loop, streams):
+                self._lost(loop)
 
 
 def wake(loop: Any, streams: Iterable[Stream]) -> bool:

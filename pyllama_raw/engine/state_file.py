@@ -1,0 +1,119 @@
+"""
+The bytes of a file that holds the state of one slot.
+
+A block of HEADER_BYTES, the token ids as C ints, the state. The block is MAGIC, the
+digest of its rest, and JSON with the sizes and digests of what follows: so the digest of
+the block stands for the whole file, and no byte can change unseen. Byte order is that of
+the machine, and part of the fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_BYTES = 4096
+TOKEN_BYTES = array("i").itemsize
+MAGIC = b"PLRSTAT1"  # the last character is the version of this layout
+BODY_AT = len(MAGIC) + sha256().digest_size
+
+State = NDArray[np.uint8]
+
+
+class BadFile(Exception):
+    """The file is not what it should be; never leaves the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the block says."""
+
+    fingerprint: str  # of the model file and the context
+    namespace: str | None
+    n_tokens: int
+    state_bytes: int
+    tokens_digest: str
+    state_digest: str
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + TOKEN_BYTES * self.n_tokens + self.state_bytes
+
+    def block(self) -> bytes:
+        """Raises BadFile if it does not fit, as with a very long namespace."""
+        body = json.dumps(asdict(self)).encode().ljust(HEADER_BYTES - BODY_AT)
+        if len(body) > HEADER_BYTES - BODY_AT:
+            raise BadFile(f"a header of {len(body)} bytes")
+        return MAGIC + sha256(body).digest() + body
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A complete file, as it was when it was written or indexed."""
+
+    path: Path
+    n_bytes: int
+    digest: bytes  # of its header block
+
+
+def make_header(
+    fingerprint: str, namespace: str | None, tokens: bytes, state: State
+) -> Header:
+    """Computes the digest of *state*, about a second for 1.5 GB."""
+    return Header(
+        fingerprint,
+        namespace,
+        len(tokens) // TOKEN_BYTES,
+        state.nbytes,
+        sha256(tokens).hexdigest(),
+        sha256(state.data).hexdigest(),
+    )
+
+
+def read_header(stream: BufferedReader) -> tuple[Header, bytes]:
+    """
+    The header and its digest; *stream* is at the tokens then.
+
+    Raises:
+        BadFile: it is damaged.
+    """
+    block = stream.read(HEADER_BYTES)
+    digest, body = block[len(MAGIC) : BODY_AT], block[BODY_AT:]
+    if not block.startswith(MAGIC) or sha256(body).digest() != digest:
+        raise BadFile("a damaged header")
+    return Header(**json.loads(body)), digest
+
+
+def read_tokens(stream: BufferedReader, header: Header) -> array[int]:
+    """
+    The token ids; *stream* is at the state then.
+
+    Raises:
+        BadFile: they are damaged.
+    """
+    data = stream.read(TOKEN_BYTES * header.n_tokens)
+    if sha256(data).hexdigest() != header.tokens_digest:
+        raise BadFile("damaged tokens")
+    return array("i", data)
+
+
+def read_state(stream: BufferedReader, header: Header) -> State:
+    """
+    What follows the tokens, to the end of the file.
+
+    Raises:
+        BadFile: it is damaged.
+    """
+    state = np.empty(header.state_bytes, np.uint8)
+    if stream.readinto(state.data) != len(state) or stream.read(1):
+        raise BadFile("a wrong size")
+    if sha256(state.data).hexdigest() != header.state_digest:
+        raise BadFile("a damaged state")
+    return state
