@@ -11,7 +11,6 @@ from pyllama_raw.config import (
     ContextConfig,
     EngineConfig,
     ModelConfig,
-    SamplingParams,
     SchedulerConfig,
 )
 from pyllama_raw.core.cache_stats import CacheStats
@@ -35,6 +34,7 @@ from pyllama_raw.errors import (
 from pyllama_raw.generation import Generation
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.results import Delta, EngineStats, Result, Timings, Usage
+from pyllama_raw.sampling.params import SamplingParams
 from pyllama_raw.sync import generate
 
 __all__ = [

@@ -24,7 +24,7 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw.config import EngineConfig, SamplingParams
+from pyllama_raw.config import EngineConfig
 from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.request import Request
 from pyllama_raw.engine.lifetime import close_at_exit
@@ -40,6 +40,7 @@ from pyllama_raw.prompt import (
     prompt_size,
 )
 from pyllama_raw.results import EngineStats, Result
+from pyllama_raw.sampling.params import SamplingParams
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SEED = 2**32 - 2

@@ -20,7 +20,9 @@ Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """Options that cannot change; mistakes are a ConfigError that names them."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     def __init__(self, **values: Any) -> None:
@@ -38,7 +40,7 @@ def _describe(owner: str, error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-class ModelConfig(_Frozen):
+class ModelConfig(Frozen):
     """How the model file is loaded (llama.h: llama_model_params)."""
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1  # -1: all that fit the devices
@@ -57,7 +59,7 @@ class ModelConfig(_Frozen):
     load_mtp: bool = False
 
 
-class ContextConfig(_Frozen):
+class ContextConfig(Frozen):
     """The memory and graph of the context (llama.h: llama_context_params)."""
 
     n_ctx: Count | None = None  # KV cells of all slots; None: 2048 a slot, or less
@@ -101,7 +103,7 @@ def _n_usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-class SchedulerConfig(_Frozen):
+class SchedulerConfig(Frozen):
     """Who runs, when, and how much of it in one step."""
 
     n_slots: Annotated[int, Field(ge=1, le=256)] = 8
@@ -115,7 +117,7 @@ class SchedulerConfig(_Frozen):
     n_keep: Annotated[int, Field(ge=0)] = 4  # tokens a shift never drops
 
 
-class CacheConfig(_Frozen):
+class CacheConfig(Frozen):
     """What is kept of prompts and outputs, for requests that begin like them."""
 
     mode: Literal["off", "live", "snapshots"] = "snapshots"  # live: slots only
@@ -127,7 +129,7 @@ class CacheConfig(_Frozen):
     parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: by mode
 
 
-class EngineConfig(_Frozen):
+class EngineConfig(Frozen):
     """Everything an engine is made from."""
 
     model: ModelConfig = ModelConfig()
@@ -143,22 +145,3 @@ class EngineConfig(_Frozen):
             return self.context
         pinned = {"kv_unified": False, "flash_attn": "off"}
         return ContextConfig(**(self.context.model_dump() | pinned))
-
-
-class SamplingParams(_Frozen):
-    """How output tokens of one request are chosen, and when to stop."""
-
-    max_tokens: Count = 128
-    temperature: Annotated[Finite, Field(ge=0)] = 0.8  # 0: greedy
-    top_k: Annotated[int, Field(ge=0)] = 40  # 0: off
-    top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95  # 1: off
-    min_p: Annotated[Finite, Field(ge=0, le=1)] = 0.05  # 0: off
-    seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None  # None: random
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    stop_token_ids: tuple[Token, ...] = ()
-    n: Annotated[int, Field(ge=1, le=256)] = 1  # outputs; seeds: seed, seed + 1, ...
-    ignore_eos: bool = False  # end-of-generation tokens are never sampled
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0 or self.top_k == 1

@@ -10,9 +10,10 @@ import anyio
 
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.chat import Message
-from pyllama_raw.config import EngineConfig, SamplingParams
+from pyllama_raw.config import EngineConfig
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.results import Result
+from pyllama_raw.sampling.params import SamplingParams
 
 Prompts = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 

@@ -22,9 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from pyllama_raw.config import SamplingParams, Token
+from pyllama_raw.config import Token
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.prompt import Prompt
+from pyllama_raw.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

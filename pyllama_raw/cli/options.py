@@ -19,9 +19,9 @@ from pyllama_raw.config import (
     EngineConfig,
     KVType,
     ModelConfig,
-    SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.sampling.params import SamplingParams
 
 SAMPLING = tuple(SamplingParams.model_fields)
 

@@ -1,0 +1,171 @@
+"""
+How output tokens are chosen, as users write it.
+
+Rules:
+1. A value that would change nothing (0, 1 or None, as the comment says) adds no stage.
+2. Ranges keep every number that C computes finite.
+3. At most one of grammar, json_schema, regex and lark. What they end, ends: they go with
+   neither ignore_eos nor min_tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pyllama_raw.config import Count, Finite, Frozen, Token
+
+Stage = Literal[
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "infill",
+]
+STAGES: tuple[Stage, ...] = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typical", "top_p", "min_p", "xtc",
+    "temperature",
+)  # fmt: skip
+
+Constraint = Literal["grammar", "json_schema", "regex", "lark"]
+CONSTRAINTS: tuple[Constraint, ...] = ("grammar", "json_schema", "regex", "lark")
+
+MAX_HISTORY = 2**20  # tokens that penalties look back
+MAX_INFILL = 1000  # candidates: infill compares all pairs
+MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
+
+Fraction = Annotated[Finite, Field(ge=0, le=1)]
+History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
+Text = Annotated[str, Field(min_length=1, max_length=2**20, pattern=r"^[^\x00]*$")]
+Penalty = Annotated[Finite, Field(ge=-100, le=100)]
+
+
+class SamplingParams(Frozen):
+    """How output tokens of one request are chosen, and when to stop."""
+
+    max_tokens: Count = 128
+    min_tokens: Annotated[int, Field(ge=0)] = 0  # before, only a stop string ends it
+    temperature: Annotated[Finite, Field(ge=0, le=100)] = 0.8  # 0: greedy
+    dynatemp_range: Annotated[Finite, Field(ge=0, le=100)] = 0.0  # 0: off
+    dynatemp_exponent: Annotated[Finite, Field(ge=0, le=10)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40  # 0: off
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95  # 1: off
+    min_p: Fraction = 0.05  # 0: off
+    typical_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0  # 1: off
+    top_n_sigma: Annotated[Finite, Field(ge=0, le=100)] = 0.0  # 0: off
+    xtc_probability: Fraction = 0.0  # 0: off
+    xtc_threshold: Fraction = 0.1  # above 0.5: off
+    min_keep: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # candidates p stages leave
+    repeat_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = 1.0  # 1: off
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    penalty_last_n: History | None = 64  # tokens looked at; None: all, 0: off
+    dry_multiplier: Annotated[Finite, Field(ge=0, le=100)] = 0.0  # 0: off
+    dry_base: Annotated[Finite, Field(ge=1, le=100)] = 1.75
+    dry_allowed_length: History = 2  # tokens repeated without a penalty
+    dry_last_n: History | None = None  # tokens looked at; None: all, 0: off
+    dry_sequence_breakers: Annotated[
+        tuple[Annotated[Text, Field(max_length=40)], ...], Field(max_length=32)
+    ] = ("\n", ":", '"', "*")
+    mirostat: Literal[0, 1, 2] = 0  # 1, 2: instead of all stages but temperature
+    mirostat_tau: Annotated[Finite, Field(gt=0, le=50)] = 5.0
+    mirostat_eta: Annotated[Finite, Field(gt=0, le=1)] = 0.1
+    adaptive_target: Fraction | None = None  # probability to draw near; None: off
+    adaptive_decay: Annotated[Finite, Field(ge=0, le=0.99)] = 0.9
+    stages: tuple[Stage, ...] = STAGES  # in this order; one that is not here is off
+    logit_bias: dict[Token, Annotated[Finite, Field(ge=-1e6, le=1e6)]] = Field(
+        default_factory=dict
+    )
+    suppress_tokens: tuple[Token, ...] = ()  # never sampled
+    seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None  # None: random
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop_token_ids: tuple[Token, ...] = ()
+    n: Annotated[int, Field(ge=1, le=256)] = 1  # outputs; seeds: seed, seed + 1, ...
+    ignore_eos: bool = False  # end-of-generation tokens are never sampled
+    grammar: Text | None = None  # GBNF
+    grammar_root: Text = "root"
+    grammar_triggers: tuple[Text | Token, ...] = ()  # grammar begins there; (): at once
+    json_schema: dict[str, Any] | None = None  # needs the extra "guidance", as do:
+    regex: Text | None = None
+    lark: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.stages)) < len(self.stages):
+            raise ValueError("stages names one twice")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens {self.max_tokens}")
+        if self.grammar_triggers and self.grammar is None:
+            raise ValueError("grammar_triggers needs a grammar")
+        self._check_constraint()
+        self._check_infill()
+        return self
+
+    def _check_constraint(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given: at most one can be")
+        if given and (self.ignore_eos or self.min_tokens):
+            raise ValueError(f"{given[0]} goes with neither ignore_eos nor min_tokens")
+
+    def _check_infill(self) -> None:
+        if "infill" not in self.stages:
+            return
+        before = self.stages[: self.stages.index("infill")]
+        if "top_k" not in before or not 0 < self.top_k <= MAX_INFILL:
+            raise ValueError(f"infill needs a top_k of 1 to {MAX_INFILL} before it")
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """Which constraint is given."""
+        for name in CONSTRAINTS:
+            if getattr(self, name) is not None:
+                return name
+        return None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the draw is no draw: the most likely candidate is taken."""
+        if self.temperature < MIN_TEMPERATURE and (
+            self.mirostat or "temperature" in self.stages
+        ):
+            return True
+        return self.top_k == 1 and "top_k" in self.stages and not self.mirostat
+
+    def prompt_window(self, n_prompt: int) -> int:
+        """Where the part of a prompt begins that penalties look back to."""
+        return max(n_prompt - self.n_history(n_prompt), 0)
+
+    def n_history(self, n_tokens: int) -> int:
+        """Tokens that penalties look back, of *n_tokens* there can be; 0: none do."""
+        lengths = [0]
+        if self.penalizes:
+            lengths.append(_at_most(self.penalty_last_n, n_tokens))
+        if self.dries:
+            lengths.append(_at_most(self.dry_last_n, n_tokens))
+        return max(lengths)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the stage `penalties` changes anything."""
+        neutral = (1.0, 0.0, 0.0)
+        given = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+        return self._has("penalties") and given != neutral and self.penalty_last_n != 0
+
+    @property
+    def dries(self) -> bool:
+        """Whether the stage `dry` changes anything."""
+        return self._has("dry") and self.dry_multiplier > 0 and self.dry_last_n != 0
+
+    def _has(self, stage: Stage) -> bool:
+        return stage in self.stages and not self.mirostat
+
+
+def _at_most(limit: int | None, n_tokens: int) -> int:
+    return min(n_tokens, MAX_HISTORY if limit is None else limit)
