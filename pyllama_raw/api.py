@@ -13,7 +13,7 @@ import warnings
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -167,6 +167,8 @@ class AsyncEngine:
 
         Args:
             prompt: text, token ids, or chat messages with "role" and "content".
+            params: with n > 1 deltas carry the index of their output; the engine takes
+                all n requests or refuses all, and leaving the block ends all.
             options: see RequestOptions.
 
         Raises, on entering the block:
@@ -184,9 +186,26 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Result:
-        """Like generate(), all at once."""
+        """Like generate(), all at once; for one output (n=1)."""
+        if params is not None and params.n > 1:
+            raise InvalidRequest("n", params.n, "1, or use complete_n()")
         async with self.generate(prompt, params, **options) as generation:
             return await generation.collect()
+
+    async def complete_n(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        **options: Unpack[RequestOptions],
+    ) -> tuple[Result, ...]:
+        """
+        Like generate(), all *params.n* outputs at once, by index.
+
+        The prompt is computed once, unless the cache is off. An output that fails is
+        left out; if all do, the error of the first is raised.
+        """
+        async with self.generate(prompt, params, **options) as generation:
+            return await generation.collect_all()
 
     async def complete_many(
         self,
@@ -217,20 +236,29 @@ class AsyncEngine:
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
-        request_id = next(self._request_ids)
+        seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(params.n))
+        request_ids = [next(self._request_ids) for _ in seeds]
         request = Request(
-            request_id=request_id,
+            request_id=request_ids[0],
             tokens=tokens,
             max_tokens=params.max_tokens,
-            sampling=params.model_copy(update={"seed": seed}),
             stop=tuple(stop.encode() for stop in params.stop),
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
-            namespace=self._namespace(options.get("cache_salt"), request_id),
+            namespace=self._namespace(options.get("cache_salt"), request_ids[0]),
             cache_points=tuple(options.get("cache_points", ())),
         )
-        return Prepared(request, seed)
+        # Equal prompts of one namespace: the cache computes them once.
+        requests = tuple(
+            replace(
+                request,
+                request_id=request_id,
+                sampling=params.model_copy(update={"seed": seed}),
+            )
+            for request_id, seed in zip(request_ids, seeds, strict=True)
+        )
+        return Prepared(requests, seeds)
 
     async def _encode(self, prompt: Prompt) -> array[int]:
         if prompt_size(prompt) > LONG_PROMPT:

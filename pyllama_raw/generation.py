@@ -5,31 +5,36 @@ Rules:
 1. It can be read once, by one task.
 2. Leaving the block, cancel(), and dropping the object end the request; none of them
    waits for anything.
-3. A reader that comes late finds what happened since merged into one delta.
+3. A reader that comes late finds what happened since merged into one delta an output.
+4. With n > 1 an output that fails does not end the others: reading raises only if all
+   have failed.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from pyllama_raw.core import request as core
-from pyllama_raw.core.request import Finished, FinishReason, Request
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from pyllama_raw.choice import Choice
+from pyllama_raw.core.request import FinishReason, Request
 from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.results import Delta, Result, Timings, Usage, timings_of
+from pyllama_raw.results import Delta, Result, Timings, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked request, and the seed its sampling will use."""
+    """Checked requests, one an output, and the seeds their sampling will use."""
 
-    request: Request
-    seed: int
+    requests: tuple[Request, ...]
+    seeds: tuple[int, ...]
 
 
 class Generation:
@@ -40,15 +45,13 @@ class Generation:
     ) -> None:
         self._thread = thread
         self._prepare = prepare
-        self._prepared: Prepared | None = None
         self._stream: Stream | None = None
         self._started = thread.clock()
         self._claimed = False  # started, or about to be
         self._left = False  # cancelled by its owner
-        self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._finished: Finished | None = None
-        self._error: PyllamaError | None = None
+        self._choices: tuple[Choice, ...] = ()  # by index
+        self._by_id: dict[int, Choice] = {}  # those that have not ended
+        self._fresh: deque[Choice] = deque()  # those with something to show
 
     # -- reading ----------------------------------------------------------------
 
@@ -70,57 +73,79 @@ class Generation:
     async def __anext__(self) -> Delta:
         if not self._claimed:
             await self._start()
-        while not self._ended:
-            if self._stream is None:
-                break  # cancelled before it began
-            await self._stream.wait()
-            delta = self._merge()
-            if delta is not None:
-                return delta
-        if self._error is not None:
-            raise self._error
+        while self._fresh or self._by_id:
+            if self._fresh:
+                await checkpoint_if_cancelled()
+            elif self._stream is not None:
+                await self._stream.wait()
+            self._take_events()
+            if self._fresh:  # outputs take turns
+                return self._fresh.popleft().take_delta()
+        self._raise_if_all_failed()
         raise StopAsyncIteration
 
     async def collect(self) -> Result:
-        """Wait for the end without being woken for every token."""
-        if not self._claimed:
-            await self._start()
-        while not self._ended and self._stream is not None:
-            self._stream.eager = False
-            await self._stream.wait()
-            self._merge()
+        """Wait for the end without being woken for every token; the first output."""
+        await self._wait()
         return self.result
+
+    async def collect_all(self) -> tuple[Result, ...]:
+        """Like collect(), all outputs that did not fail."""
+        await self._wait()
+        return self.results
 
     @property
     def result(self) -> Result:
         """
-        Everything together, once the generation has ended.
+        Everything of the first output, once the generation has ended.
 
         Raises:
-            PyllamaError: what the request failed with.
+            PyllamaError: what the output failed with.
             RuntimeError: the generation has not ended.
         """
-        self._merge()
-        if self._error is not None:
-            raise self._error
-        if self._finished is None and not self._left:
-            raise RuntimeError("the generation has not ended: read it to the end first")
-        return self._make_result()
+        self._check_ended()
+        if not self._choices:
+            return _nothing(self._elapsed_s)
+        first = self._choices[0]
+        if first.error is not None:
+            raise first.error
+        return first.result(self._elapsed_s)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """
+        The outputs that did not fail, by index, once the generation has ended.
+
+        Raises:
+            PyllamaError: all have failed; of the first.
+            RuntimeError: the generation has not ended.
+        """
+        self._check_ended()
+        self._raise_if_all_failed()
+        elapsed_s = self._elapsed_s
+        return tuple(c.result(elapsed_s) for c in self._choices if c.error is None)
+
+    @property
+    def errors(self) -> dict[int, PyllamaError]:
+        """What outputs have failed with so far, by index."""
+        self._take_events()
+        return {c.index: c.error for c in self._choices if c.error is not None}
 
     def cancel(self) -> None:
         """End the request within one step; the result keeps what was generated."""
-        self._claimed = True
-        if not self._ended and not self._left:
-            self._left = True
-            if self._prepared is not None:
-                self._thread.cancel(self._prepared.request.request_id)
+        if self._left:
+            return
+        self._claimed = self._left = True
+        for request_id in self._by_id:
+            self._thread.cancel(request_id)
 
     def __del__(self) -> None:
-        if getattr(self, "_prepared", None) is None or self._left:
+        if getattr(self, "_left", True):
             return
-        self._merge()
-        if not self._ended and self._prepared is not None:
-            self._thread.forget(self._prepared.request.request_id)
+        self._take_events()
+        for request_id in self._by_id:
+            self._thread.forget(request_id)
+        if self._by_id:
             warnings.warn(
                 f"{self!r} was dropped before it ended: use `async with`",
                 ResourceWarning,
@@ -131,8 +156,8 @@ class Generation:
     # -- inside -----------------------------------------------------------------
 
     @property
-    def _ended(self) -> bool:
-        return self._finished is not None or self._error is not None
+    def _elapsed_s(self) -> float:
+        return self._thread.clock() - self._started
 
     async def _start(self) -> None:
         if self._claimed:
@@ -143,51 +168,48 @@ class Generation:
         if self._left:
             return
         stream = Stream()
-        self._thread.submit(prepared.request, stream)
-        self._stream, self._prepared = stream, prepared
+        self._thread.submit_all(prepared.requests, stream)
+        pairs = zip(prepared.requests, prepared.seeds, strict=True)
+        self._choices = tuple(Choice(i, *pair) for i, pair in enumerate(pairs))
+        self._by_id = {c.request.request_id: c for c in self._choices}
+        self._stream = stream
 
-    def _merge(self) -> Delta | None:
-        """Take in what has arrived; None if there is nothing to show."""
-        texts: list[str] = []
-        tokens: list[int] = []
+    async def _wait(self) -> None:
+        if not self._claimed:
+            await self._start()
+        while self._by_id and self._stream is not None:
+            self._stream.eager = False
+            await self._stream.wait()
+            self._take_events()
+
+    def _take_events(self) -> None:
+        """Take in what has arrived."""
         events = self._stream.events if self._stream is not None else None
         while events:
             event = events.popleft()
-            if type(event) is core.Delta:
-                texts.append(event.text)
-                tokens.append(event.token)
-            elif isinstance(event, Refused):
-                self._error = event.error
-            else:
-                assert isinstance(event, Finished)
-                self._finished, self._error = event, event.error
-                texts.append(event.text)
-        text = "".join(texts)
-        if not text and not tokens:
-            return None
-        self._texts.append(text)
-        self._tokens += tokens
-        return Delta(text, tuple(tokens))
+            if isinstance(event, Refused):
+                for choice in self._by_id.values():
+                    choice.error = event.error
+                self._by_id.clear()
+                return
+            choice = self._by_id[event.request_id]
+            if choice.take(event):
+                self._fresh.append(choice)
+            if choice.ended:
+                del self._by_id[event.request_id]
 
-    def _make_result(self) -> Result:
-        prepared, finished = self._prepared, self._finished
-        n_prompt = prepared.request.n_prompt if prepared is not None else 0
-        reason: FinishReason | None = FinishReason.CANCELLED
-        n_cached, tier, timings = 0, None, self._timings_when_left()
-        if finished is not None:
-            reason, timings = finished.reason, timings_of(finished.timings)
-            n_cached, tier = finished.n_cached, finished.cache_tier
-        assert reason is not None
-        return Result(
-            text="".join(self._texts),
-            token_ids=tuple(self._tokens),
-            finish_reason=reason,
-            usage=Usage(n_prompt, len(self._tokens), n_cached, tier),
-            timings=timings,
-            seed=prepared.seed if prepared is not None else 0,
-        )
+    def _check_ended(self) -> None:
+        self._take_events()
+        if (self._by_id or not self._choices) and not self._left:
+            raise RuntimeError("the generation has not ended: read it to the end first")
 
-    def _timings_when_left(self) -> Timings:
-        """The owner left and did not wait for the engine's account."""
-        elapsed = self._thread.clock() - self._started
-        return Timings(None, None, None, None, None, elapsed)
+    def _raise_if_all_failed(self) -> None:
+        errors = [choice.error for choice in self._choices]
+        if errors and errors[0] is not None and None not in errors:
+            raise errors[0]
+
+
+def _nothing(elapsed_s: float) -> Result:
+    """The result of a generation that was left before it began."""
+    timings = Timings(None, None, None, None, None, elapsed_s)
+    return Result("", (), FinishReason.CANCELLED, Usage(0, 0, 0), timings, seed=0)

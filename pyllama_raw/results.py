@@ -21,6 +21,7 @@ class Delta:
 
     text: str
     token_ids: tuple[int, ...]
+    index: int = 0  # which of the n outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,15 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished request."""
+    """One finished output."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
-    seed: int  # the one given, or the one that was drawn
+    seed: int  # the one given, or the one that was drawn; plus index
+    index: int = 0  # which of the n outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "sampling"}
-API = {"api", "chat", "generation", "loading", "models", "prompt", "results", "sync"}
+API = {
+    "api", "chat", "choice", "generation", "loading", "models", "prompt", "results",
+    "sync",
+}  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
     "fetch": set(),
@@ -24,7 +27,8 @@ RULE: dict[str, set[str]] = {
     "chat": {"errors"},
     "results": {"core", "errors"},
     "prompt": CONNECTION | {"chat"},
-    "generation": CONNECTION | {"results"},
+    "choice": {"core", "errors", "results"},
+    "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
     "api": CONNECTION | {"chat", "generation", "loading", "prompt", "results"},
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},

@@ -7,6 +7,8 @@ the memory has to do about it, in order; the next plan takes that along.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.request import Delta, Event, FinishReason, Request
 from pyllama_raw.core.reuse import PrefixReuse
@@ -39,10 +41,15 @@ class Roster:
         self.operations: list[Operation] = []
         self.in_flight = False  # a step runs that was planned and not applied
 
-    def enter(self, request: Request, now: float) -> None:
-        """Queue *request*. Raises QueueFull, and nothing has changed then."""
+    def enter(self, requests: Iterable[Request], now: float) -> None:
+        """Queue all *requests*. Raises QueueFull, and nothing has changed then."""
+        group = tuple(requests)
+        self.waiting.check_room(sum(r.n_prompt for r in group), len(group))
+        for request in group:
+            self._enter(request, now)
+
+    def _enter(self, request: Request, now: float) -> None:
         assert request.request_id not in self.alive
-        self.waiting.check_room(request.n_prompt)
         sequence = Sequence(request, self.counters.submitted, now)
         self.counters.submitted += 1
         self.alive[request.request_id] = sequence

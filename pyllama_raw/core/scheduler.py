@@ -16,6 +16,7 @@ The caller passes the time in; nothing here blocks.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Items
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
@@ -102,9 +103,14 @@ class Scheduler:
             PromptTooLong: it leaves no room for an output token; nothing is queued.
             QueueFull: a limit of the queue is reached; nothing is queued.
         """
-        if request.n_prompt >= self.limits.n_ctx_slot:
-            raise PromptTooLong(request.n_prompt, self.limits.n_ctx_slot)
-        self._roster.enter(request, now)
+        self.add_all((request,), now)
+
+    def add_all(self, requests: Items[Request], now: float) -> None:
+        """Like add(), for several at once: either all are queued or none."""
+        for request in requests:
+            if request.n_prompt >= self.limits.n_ctx_slot:
+                raise PromptTooLong(request.n_prompt, self.limits.n_ctx_slot)
+        self._roster.enter(requests, now)
 
     def cancel(self, request_id: int, now: float) -> bool:
         """End a request at once; False if it has ended already."""

@@ -33,10 +33,11 @@ class WaitingQueue:
         """The best *n*, safe to remove from while reading."""
         return [sequence for _, sequence in self._items[:n]]
 
-    def check_room(self, n_tokens: int) -> None:
-        """Raise QueueFull if one more request of *n_tokens* is over a limit."""
-        if len(self._items) >= self.max_waiting:
-            raise QueueFull("max_waiting", len(self._items) + 1, self.max_waiting)
+    def check_room(self, n_tokens: int, n_requests: int = 1) -> None:
+        """Raise QueueFull if *n_requests* of *n_tokens* in all are over a limit."""
+        n_waiting = len(self._items) + n_requests
+        if n_waiting > self.max_waiting:
+            raise QueueFull("max_waiting", n_waiting, self.max_waiting)
         total = self.n_tokens + n_tokens
         if total > self.max_waiting_tokens:
             raise QueueFull("max_waiting_tokens", total, self.max_waiting_tokens)

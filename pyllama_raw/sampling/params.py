@@ -43,6 +43,7 @@ MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
 Fraction = Annotated[Finite, Field(ge=0, le=1)]
 History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
 Text = Annotated[str, Field(min_length=1, max_length=2**20, pattern=r"^[^\x00]*$")]
+NTop = Annotated[int, Field(ge=0, le=20)]
 Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 
 
@@ -87,6 +88,9 @@ class SamplingParams(Frozen):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[Token, ...] = ()
     n: Annotated[int, Field(ge=1, le=256)] = 1  # outputs; seeds: seed, seed + 1, ...
+    logprobs: NTop | None = None  # likely tokens listed with each output token
+    logprobs_of: Literal["model", "sampler"] = "model"  # sampler: after all stages
+    prompt_logprobs: NTop | None = None  # likely tokens listed with each prompt token
     ignore_eos: bool = False  # end-of-generation tokens are never sampled
     grammar: Text | None = None  # GBNF
     grammar_root: Text = "root"

@@ -1,0 +1,70 @@
+"""One output of a generation, put together from its events."""
+
+from __future__ import annotations
+
+from pyllama_raw.core import request as core
+from pyllama_raw.core.request import Finished, FinishReason, Request
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.results import Delta, Result, Timings, Usage, timings_of
+
+
+class Choice:
+    """What has been read of one request."""
+
+    def __init__(self, index: int, request: Request, seed: int) -> None:
+        self.index = index
+        self.request = request
+        self.finished: Finished | None = None
+        self.error: PyllamaError | None = None
+        self._seed = seed
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._n_shown_texts = self._n_shown_tokens = 0  # what deltas have shown
+        self._is_fresh = False
+
+    @property
+    def ended(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+    def take(self, event: core.Event) -> bool:
+        """Add one event; True if take_delta() has something to show since now."""
+        if event.text:
+            self._texts.append(event.text)
+        if type(event) is core.Delta:
+            self._tokens.append(event.token)
+        else:
+            assert isinstance(event, Finished)
+            self.finished, self.error = event, event.error
+            if not event.text:
+                return False
+        was_fresh, self._is_fresh = self._is_fresh, True
+        return not was_fresh
+
+    def take_delta(self) -> Delta:
+        """What was not shown before."""
+        self._is_fresh = False
+        text = "".join(self._texts[self._n_shown_texts :])
+        tokens = tuple(self._tokens[self._n_shown_tokens :])
+        self._n_shown_texts = len(self._texts)
+        self._n_shown_tokens = len(self._tokens)
+        return Delta(text, tokens, self.index)
+
+    def result(self, elapsed_s: float) -> Result:
+        """All of it; an output that was left has taken *elapsed_s*."""
+        finished = self.finished
+        reason: FinishReason | None = FinishReason.CANCELLED
+        timings = Timings(None, None, None, None, None, elapsed_s)
+        n_cached, tier = 0, None
+        if finished is not None:
+            reason, timings = finished.reason, timings_of(finished.timings)
+            n_cached, tier = finished.n_cached, finished.cache_tier
+        assert reason is not None
+        return Result(
+            text="".join(self._texts),
+            token_ids=tuple(self._tokens),
+            finish_reason=reason,
+            usage=Usage(self.request.n_prompt, len(self._tokens), n_cached, tier),
+            timings=timings,
+            seed=self._seed,
+            index=self.index,
+        )
