@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_raw import SamplingParams
 from pyllama_raw.cli.inputs import BadInput, InputRequest, from_file, parse_line
-from pyllama_raw.config import SamplingParams
 
 
 def test_line_overrides_the_defaults():

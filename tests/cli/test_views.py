@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from pyllama_raw import SamplingParams
 from pyllama_raw.cli.inputs import BadInput, Input, InputRequest
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome
-from pyllama_raw.config import SamplingParams
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import InvalidRequest
 from tests.cli.support import make_result
