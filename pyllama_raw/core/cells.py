@@ -14,14 +14,11 @@ from collections.abc import Container
 class Segment:
     """A run of cells and how many of them each slot uses."""
 
-    __slots__ = ("holds",)
+    __slots__ = ("holds", "n_cells")
 
     def __init__(self) -> None:
         self.holds: dict[int, int] = {}  # cells from the start of the segment, by slot
-
-    @property
-    def n_cells(self) -> int:
-        return max(self.holds.values(), default=0)
+        self.n_cells = 0  # of the holder with most
 
 
 class CellPool:
@@ -34,12 +31,11 @@ class CellPool:
     def grow(self, slot: int, n_cells: int) -> None:
         """*slot* fills *n_cells* new cells."""
         path = self._paths[slot]
-        last = path[-1] if path else None
-        if last is None or last.holds[slot] < last.n_cells:
-            last = Segment()
-            last.holds[slot] = 0
-            path.append(last)
-        last.holds[slot] += n_cells
+        if not path or path[-1].holds[slot] < path[-1].n_cells:
+            path.append(Segment())
+        last = path[-1]
+        last.n_cells += n_cells
+        last.holds[slot] = last.n_cells
         self.n_used += n_cells
 
     def cut(self, slot: int, n_kept: int) -> None:
@@ -55,6 +51,7 @@ class CellPool:
             if not segment.holds[slot]:
                 del segment.holds[slot]
                 path.pop()
+            segment.n_cells = max(segment.holds.values(), default=0)
             self.n_used -= before - segment.n_cells
 
     def share(self, src: int, dst: int, n_cells: int) -> None:
@@ -86,6 +83,7 @@ class CellPool:
         segments = self._segments()
         assert self.n_used == sum(segment.n_cells for segment in segments)
         for segment in segments:
+            assert segment.n_cells == max(segment.holds.values())
             assert all(n > 0 for n in segment.holds.values())
             assert all(segment in self._paths[slot] for slot in segment.holds)
 

@@ -156,6 +156,8 @@ class PrefixReuse:
 
     def reclaim(self, n_cells: int) -> None:
         """Empty idle slots, the longest unused first, until *n_cells* are free."""
+        if self._slots.n_free_cells >= n_cells:
+            return
         for slot in self._slots.idle:
             if self._slots.n_free_cells >= n_cells:
                 return

@@ -206,13 +206,15 @@ class Scheduler:
     def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Sequences that decode and that prefill; preempts until all decodes fit."""
         while True:
-            running = [s for s in self._slots.running if s.leader is None]
-            for sequence in running:
-                self._reuse.reach(sequence)
-            decodes = [s for s in running if s.n_behind == 1]
+            decodes: list[Sequence] = []
+            prompts: list[Sequence] = []
+            for sequence in self._slots.running:
+                if sequence.leader is None:
+                    self._reuse.reach(sequence)
+                    (decodes if sequence.n_behind == 1 else prompts).append(sequence)
             self._reuse.reclaim(len(decodes))
             if len(decodes) <= self._slots.n_free_cells:
-                return decodes, [s for s in running if s.n_behind > 1]
+                return decodes, prompts
             self._roster.make_room(now)
 
     def _prefill_budget(self, n_decodes: int, n_behind: int) -> int:

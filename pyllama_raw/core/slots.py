@@ -68,17 +68,18 @@ class Slots:
     limits: ContextLimits
     all: list[Slot] = field(init=False)
     cells: CellPool = field(init=False)
+    running: list[Sequence] = field(init=False)  # those that hold a slot, by slot
     _n_departures: int = 0
 
     def __post_init__(self) -> None:
         n_slots = self.limits.n_slots + self.limits.n_parked
         self.all = [Slot(index) for index in range(n_slots)]
         self.cells = CellPool(n_slots)
+        self.running = []
 
-    @property
-    def running(self) -> list[Sequence]:
-        """Sequences that hold a slot, by slot."""
-        return [slot.sequence for slot in self.all if slot.sequence is not None]
+    def _list_running(self) -> None:
+        """A new list each time: callers go through the old one while it changes."""
+        self.running = [s.sequence for s in self.all if s.sequence is not None]
 
     @property
     def has_free(self) -> bool:
@@ -119,6 +120,7 @@ class Slots:
         sequence.slot = slot.index
         sequence.n_computed = slot.n_left
         slot.left = b""
+        self._list_running()
 
     def compute(self, sequence: Sequence, n_tokens: int) -> None:
         sequence.n_computed += n_tokens
@@ -160,6 +162,7 @@ class Slots:
         slot.left, slot.namespace = held, sequence.request.namespace
         if not keep:
             self.empty(slot)
+        self._list_running()
         return slot
 
     def trim(self, slot: Slot, n_tokens: int) -> None:
@@ -184,6 +187,7 @@ class Slots:
             assert 0 <= sequence.n_computed < len(sequence.tokens)
             assert self.cells.length(slot.index) == sequence.n_computed
             assert len(sequence.tokens) <= self.limits.n_ctx_slot
+        assert self.running == [s.sequence for s in self.all if s.sequence]
         assert len(self.running) <= self.limits.n_slots
         assert self.n_free_cells >= 0
 
