@@ -43,10 +43,12 @@ class PrefillTurns:
             if sequence.deficit == 0:
                 sequence.deficit = self._quantum
             wanted = n_ready(sequence) - given.get(slot, 0)
-            n_tokens = min(budget, sequence.deficit, wanted)
+            if budget == 1 < wanted and given:
+                break  # better two tokens in the next step
+            n_tokens = chunk_size(min(budget, sequence.deficit), wanted, budget)
             given[slot] = given.get(slot, 0) + n_tokens
             budget -= n_tokens
-            sequence.deficit -= n_tokens
+            sequence.deficit = max(sequence.deficit - n_tokens, 0)
             if n_tokens == wanted:
                 sequence.deficit = 0
                 ring.popleft()
@@ -63,6 +65,21 @@ class PrefillTurns:
                 break
             ring.rotate(-1)
         return ring
+
+
+def chunk_size(share: int, wanted: int, budget: int) -> int:
+    """
+    *share* tokens of *wanted*, or one more or less where one would be left alone.
+
+    libllama computes a single token by another kernel than several, which is slower for
+    a prompt and gives it other last digits. With a budget of one there is no choice.
+    """
+    n_tokens = min(share, wanted)
+    if wanted - n_tokens == 1:
+        n_tokens = wanted if wanted <= budget else n_tokens - 1
+    if n_tokens < 2:
+        n_tokens = min(2, wanted, budget)
+    return n_tokens
 
 
 def n_ready(sequence: Sequence) -> int:
