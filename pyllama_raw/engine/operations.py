@@ -4,6 +4,9 @@ The memory operations of a plan, on a context.
 With unified KV a *range* of positions can be captured alone: it is copied to a scratch
 slot, which costs nothing, and that slot is saved. A restore goes the same way back. So
 no position is ever held twice. Split KV and memory that cannot be cut are saved whole.
+
+Between the parts of split KV a copy goes through host memory too. libllama's own copy is
+only noted and done in the next decode, after operations that must come later.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class SlotOperations:
         self._context = context
         self._kind = kind
         self._scratch = scratch
+        self._shares_cells = context.kv_unified or context.model.is_recurrent
         self._captured: dict[int, Captured] = {}
         self._lost: set[int] = set()
         self.capture_ns = self.restore_ns = 0
@@ -85,8 +89,22 @@ class SlotOperations:
             self._lost.add(dst)
         elif self._kind is SnapshotKind.RANGE:
             self._context.seq_cp(src, dst, 0, n_tokens)
-        else:
+        elif self._shares_cells:
             self._context.seq_cp(src, dst)
+            self._trim(dst, n_tokens)
+        else:
+            self._copy_state(src, dst, n_tokens)
+
+    def _copy_state(self, src: int, dst: int, n_tokens: int) -> None:
+        context = self._context
+        try:
+            state = np.empty(context.state_bytes(src), np.uint8)
+            context.capture(src, state)
+            context.restore(dst, state)
+        except (SnapshotFailed, MemoryError):
+            context.seq_rm(dst)
+            self._lost.add(dst)
+        else:
             self._trim(dst, n_tokens)
 
     def _capture(self, capture: Capture) -> None:

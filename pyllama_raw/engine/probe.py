@@ -18,9 +18,13 @@ SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
 
 
 def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
-    """What the facts of *model* say; recurrent state and windows are of use whole."""
-    loses_window = model.n_swa > 0 and not context.swa_full
-    if model.is_recurrent or model.is_hybrid or loses_window:
+    """
+    What the facts of *model* say; recurrent state and windows are of use whole.
+
+    That holds with swa_full too: libllama fills cells behind the window again when it
+    needs some, and never saves them.
+    """
+    if model.is_recurrent or model.is_hybrid or model.n_swa > 0:
         return SnapshotKind.EXACT
     return SnapshotKind.RANGE if context.kv_unified else SnapshotKind.STATE
 
