@@ -74,11 +74,9 @@ def chunk_size(share: int, wanted: int, budget: int) -> int:
     libllama computes a single token by another kernel than several, which is slower for
     a prompt and gives it other last digits. With a budget of one there is no choice.
     """
-    n_tokens = min(share, wanted)
+    n_tokens = min(max(share, 2), wanted, budget)
     if wanted - n_tokens == 1:
-        n_tokens = wanted if wanted <= budget else n_tokens - 1
-    if n_tokens < 2:
-        n_tokens = min(2, wanted, budget)
+        n_tokens = wanted if wanted <= budget else max(n_tokens - 1, min(2, budget))
     return n_tokens
 
 
