@@ -1,0 +1,109 @@
+"""
+Chats that come back: 24 chats of 3 turns in random order, 8 at a time, 8,192 cells.
+
+A chat begins with 300 words; each later turn adds 40. 24 tokens out a turn. More chats
+than slots: what was computed for a chat has to be kept elsewhere until its next turn.
+llama-server is measured with several sizes of its cache in memory (--cache-ram).
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from contextlib import AsyncExitStack, ExitStack
+from statistics import median
+from time import perf_counter
+
+import anyio
+from load.client import Call, EngineTarget, Run, Target, Trace, http_target, open_engine
+from load.measure import Report, arguments, median_ratio, parse, say
+from load.workloads import Chat, generator, turns
+from peers.llama_server import llama_server
+
+N_CLIENTS, N_SLOTS, N_CTX, N_OUTPUT = 8, 8, 8192, 24
+
+
+async def workload(target: Target, seed: int, n_chats: int, n_turns: int) -> Run:
+    """All turns; a turn waits for the one before it in its chat."""
+    rng = generator(seed)
+    chats = [Chat(rng, n_turns) for _ in range(n_chats)]
+    locks = [anyio.Lock() for _ in chats]
+    waiting = iter(turns(rng, n_chats, n_turns))
+    traces: list[Trace] = []
+
+    async def client() -> None:
+        for index in waiting:
+            async with locks[index]:
+                chat = chats[index]
+                trace = await target.send(Call(chat.ask(), N_OUTPUT))
+                chat.hear(trace.text)
+                traces.append(trace)
+
+    started = perf_counter()
+    async with anyio.create_task_group() as group:
+        for _ in range(N_CLIENTS):
+            group.start_soon(client)
+    return Run(traces, perf_counter() - started)
+
+
+async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> None:
+    """Interleaved rounds of all systems, each with new chats."""
+    runs: dict[str, list[Run]] = {}
+    async with AsyncExitStack() as stack:
+        opening = open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX)
+        engine = await stack.enter_async_context(opening)
+        targets: dict[str, Target] = {"ours": EngineTarget(engine)}
+        for name, url in urls.items():
+            targets[name] = await stack.enter_async_context(http_target(url))
+        for target in targets.values():
+            await target.send(Call("warm up", N_OUTPUT))
+        for index in range(options.rounds):
+            for name, target in targets.items():
+                say(f"round {index + 1} of {options.rounds}: {name}")
+                run = await workload(target, index, options.chats, options.turns)
+                runs.setdefault(name, []).append(run)
+    conclude(report, runs)
+
+
+def conclude(report: Report, runs: dict[str, list[Run]]) -> None:
+    """The ratio is their time to ours."""
+    wall_s = [run.wall_s for run in runs["ours"]]
+    for name, theirs in runs.items():
+        their_wall_s = [run.wall_s for run in theirs]
+        report.add(
+            system=name,
+            wall_s=median(their_wall_s),
+            it_to_ours=median_ratio(their_wall_s, wall_s),
+            ttft_p50_s=median(run.ttft_s(50) for run in theirs),
+            cached_tokens=median(run.n_cached for run in theirs),
+        )
+        report.details[name] = {"wall_s": their_wall_s}
+
+
+def main() -> int:
+    """Run the script."""
+    parser = arguments(__doc__)
+    parser.add_argument("--chats", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--cache-ram", type=int, nargs="+", default=[-1, 128, 48], help="MiB; -1: all"
+    )
+    options = parse(parser)
+    report = Report("chats", options)
+    with ExitStack() as stack:
+        urls = {}
+        for mib in () if options.no_peers else options.cache_ram:
+            server = llama_server(
+                options.model,
+                n_slots=N_SLOTS,
+                n_ctx=N_CTX,
+                threads=options.threads,
+                flags=("--cache-ram", str(mib)),
+            )
+            urls[f"llama-server, {mib} MiB"] = stack.enter_context(server)
+        anyio.run(measure, options, report, urls)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""
+How long running streams wait for a long prompt that arrives.
+
+6 streams (32 tokens in, 64 out) run; once each has 8 tokens, a prompt of 900 tokens (16
+out) comes. ITL is over the streams' gaps. The bounded budget is the default; unbounded
+takes n_batch tokens a step.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import anyio
+from load.client import Call, EngineTarget, Target, Trace, http_target, open_engine
+from load.measure import Report, arguments, median_ratio, parse, percentile, say
+from load.workloads import token_prompts
+from peers.llama_server import llama_server
+
+N_STREAMS, N_SLOTS, N_CTX = 6, 8, 8192
+N_PROMPT, N_OUTPUT, N_LONG, N_LONG_OUTPUT = 32, 64, 900, 16
+N_BEFORE = 8  # tokens each stream has when the long prompt comes
+N_BATCH = 2048
+MAX_CACHED = 16  # tokens: prompts may begin with the same words
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run of the workload."""
+
+    itl_s: list[float]
+    long_ttft_s: float
+    tok_per_s: float  # prompt and output, all calls
+
+
+async def workload(target: Target, prompts: list[list[int]]) -> Outcome:
+    """All but the last of *prompts* are streams, the last is the long one."""
+    started, n_ready = perf_counter(), 0
+    all_ready = anyio.Event()
+    traces: list[Trace] = []
+
+    async def stream(prompt: list[int]) -> None:
+        n_deltas = 0
+
+        def count() -> None:
+            nonlocal n_deltas, n_ready
+            n_deltas += 1
+            n_ready += n_deltas == N_BEFORE
+            if n_ready == N_STREAMS:
+                all_ready.set()
+
+        traces.append(await target.send(Call(prompt, N_OUTPUT), count))
+
+    async with anyio.create_task_group() as group:
+        for prompt in prompts[:-1]:
+            group.start_soon(stream, prompt)
+        await all_ready.wait()
+        late = await target.send(Call(prompts[-1], N_LONG_OUTPUT))
+    wall_s = perf_counter() - started
+    n_cached = sum(trace.n_cached for trace in [*traces, late])
+    if n_cached > MAX_CACHED:
+        raise RuntimeError(f"{n_cached} prompt tokens came from a cache")
+    n_tokens = sum(map(len, prompts)) + N_STREAMS * N_OUTPUT + N_LONG_OUTPUT
+    gaps = [gap for trace in traces for gap in trace.itl_s]
+    return Outcome(gaps, late.ttft_s, n_tokens / wall_s)
+
+
+async def measure(options: Namespace, report: Report, url: str | None) -> None:
+    """Interleaved rounds of all systems, after one round that does not count."""
+    async with AsyncExitStack() as stack:
+        sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX}
+        enter = stack.enter_async_context
+        ours = await enter(open_engine(options, **sizes))
+        free = await enter(open_engine(options, **sizes, token_budget=N_BATCH))
+        targets: dict[str, Target] = {
+            "ours": EngineTarget(ours),
+            "ours, unbounded": EngineTarget(free),
+        }
+        if url is not None:
+            targets["llama-server"] = await enter(http_target(url))
+        outcomes: dict[str, list[Outcome]] = {name: [] for name in targets}
+        for index in range(-1, options.rounds):
+            say(f"round {index + 1} of {options.rounds}")
+            lengths = [N_PROMPT] * N_STREAMS + [N_LONG]
+            prompts = token_prompts(options.model, index, lengths)
+            for name, target in targets.items():
+                outcome = await workload(target, prompts)
+                if index >= 0:
+                    outcomes[name].append(outcome)
+    conclude(report, outcomes)
+
+
+def conclude(report: Report, outcomes: Mapping[str, list[Outcome]]) -> None:
+    """Percentiles are of one round; the median of the rounds is shown."""
+    p99 = {}
+    for name, runs in outcomes.items():
+        itl_ms = {
+            f"itl_{label}_ms": median(percentile(r.itl_s, p) for r in runs) * 1e3
+            for label, p in (("p50", 50), ("p99", 99), ("max", 100))
+        }
+        p99[name] = itl_ms["itl_p99_ms"] / 1e3
+        report.add(
+            system=name,
+            **itl_ms,
+            long_ttft_s=median(r.long_ttft_s for r in runs),
+            tok_per_s=median(r.tok_per_s for r in runs),
+        )
+        report.details[name] = [
+            {"itl_s": r.itl_s, "ttft_s": r.long_ttft_s, "tok_per_s": r.tok_per_s}
+            for r in runs
+        ]
+    bounded, free = outcomes["ours"], outcomes["ours, unbounded"]
+    ratio = median_ratio([r.tok_per_s for r in bounded], [r.tok_per_s for r in free])
+    report.claim("throughput_bounded_to_unbounded", ratio, ">=", 0.93)
+    report.claim("itl_p99_s", p99["ours"], "<=", 0.35)
+
+
+def main() -> int:
+    """Run the script."""
+    options = parse(arguments(__doc__))
+    report = Report("interference", options)
+    if options.no_peers:
+        anyio.run(measure, options, report, None)
+        return report.finish()
+    sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
+    with llama_server(options.model, **sizes) as url:
+        anyio.run(measure, options, report, url)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""
+How soon the slot of a client that left serves the next one.
+
+One slot. A client sends a prompt of 1,200 words and leaves 0.5 s into its prefill; TTFT
+is that of the short request sent right after.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from contextlib import AsyncExitStack
+from statistics import median
+
+import anyio
+from load.client import Call, EngineTarget, Target, http_target, open_engine
+from load.measure import Report, arguments, parse, percentile, say
+from load.workloads import texts
+from peers.llama_server import llama_server
+
+N_SLOTS, N_CTX = 1, 2048
+LEAVE_S = 0.5
+
+
+async def next_ttft_s(target: Target, seed: int) -> float:
+    """TTFT of the request that follows one whose client left."""
+    (long,) = texts(seed, 1, 1200)
+    (short,) = texts(seed + 1000, 1, 8)
+    with anyio.move_on_after(LEAVE_S) as scope:
+        await target.send(Call(long, 8))
+    if not scope.cancelled_caught:
+        raise RuntimeError(f"the long request ended within {LEAVE_S} s: nobody left")
+    return (await target.send(Call(short, 8))).ttft_s
+
+
+async def measure(options: Namespace, report: Report, url: str | None) -> None:
+    """Interleaved rounds, after one that does not count."""
+    async with AsyncExitStack() as stack:
+        opening = open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX)
+        engine = await stack.enter_async_context(opening)
+        targets: dict[str, Target] = {"ours": EngineTarget(engine)}
+        if url is not None:
+            targets["llama-server"] = await stack.enter_async_context(http_target(url))
+        found: dict[str, list[float]] = {name: [] for name in targets}
+        for index in range(-1, options.rounds):
+            say(f"round {index + 1} of {options.rounds}")
+            for name, target in targets.items():
+                ttft_s = await next_ttft_s(target, index)
+                if index >= 0:
+                    found[name].append(ttft_s)
+    for name, values in found.items():
+        report.add(
+            system=name, next_ttft_s=median(values), worst_s=percentile(values, 100)
+        )
+    report.details |= found
+    report.claim("next_ttft_s", median(found["ours"]), "<=", 0.35)
+
+
+def main() -> int:
+    """Run the script."""
+    options = parse(arguments(__doc__))
+    report = Report("leave", options)
+    if options.no_peers:
+        anyio.run(measure, options, report, None)
+        return report.finish()
+    sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
+    with llama_server(options.model, **sizes) as url:
+        anyio.run(measure, options, report, url)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Workloads, the client that sends them, and what is made of its times."""

@@ -1,0 +1,154 @@
+"""
+From times to figures: percentiles, ratios, a table and a JSON file.
+
+Rules:
+1. Two systems are compared within one run: in each round both do the same work, one
+   after the other. The ratio is the median of the rounds' ratios.
+2. A claim is a figure with its limit; a script ends with status 1 if one does not hold.
+3. Threads of libllama wait for each other, so one busy neighbour can slow a system many
+   times over, and not each alike. Timed figures taken beside such a neighbour prove
+   nothing: the report says so, and the script ends with status 2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from .machine import OthersCpu, machine
+
+TEST_MODEL = "PYLLAMA_RAW_TEST_MODEL"
+MAX_OTHERS = 0.1  # CPUs other processes may use while times are taken
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
+    ordered = sorted(values)
+    if not ordered:
+        return math.nan
+    return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median of above[i] / below[i], i being the round."""
+    return median(a / b for a, b in zip(above, below, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A figure and the limit it has to keep."""
+
+    name: str
+    value: float
+    relation: Literal["<=", ">="]
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """False for nan, too."""
+        if self.relation == "<=":
+            return self.value <= self.limit
+        return self.value >= self.limit
+
+    def __str__(self) -> str:
+        verdict = "holds" if self.holds else "DOES NOT HOLD"
+        return f"{self.name}: {self.value:.4g} {self.relation} {self.limit:g} {verdict}"
+
+
+@dataclass
+class Report:
+    """What one script found. Make it before the work begins."""
+
+    name: str
+    options: Namespace
+    timed: bool = True  # its claims are about time
+    rows: list[Mapping[str, object]] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)  # only in the file
+    others: OthersCpu = field(default_factory=OthersCpu)
+
+    def add(self, **row: object) -> None:
+        """One more line of the table."""
+        self.rows.append(row)
+
+    def claim(
+        self, name: str, value: float, relation: Literal["<=", ">="], limit: float
+    ) -> None:
+        """State that *value* keeps *limit*."""
+        self.claims.append(Claim(name, value, relation, limit))
+
+    def finish(self) -> int:
+        """Print the table, write the file, return the exit status."""
+        n_others = self.others.n_cpus()
+        disturbed = self.timed and not n_others <= MAX_OTHERS
+        lines = [*_table(self.rows), *map(str, self.claims)]
+        lines.append(f"other processes kept {n_others:.2f} CPUs busy")
+        if disturbed:
+            lines.append(f"NO PROOF: more than {MAX_OTHERS}, run it on a quiet machine")
+        print("\n".join(lines), flush=True)
+        if self.options.out is not None:
+            record = self._record() | {"others_cpus": n_others, "disturbed": disturbed}
+            text = json.dumps(record, indent=2, default=str)
+            Path(self.options.out).write_text(text + "\n")
+        if disturbed:
+            return 2
+        return 0 if all(claim.holds for claim in self.claims) else 1
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "benchmark": self.name,
+            "machine": machine(),
+            "options": {k: v for k, v in vars(self.options).items() if k != "out"},
+            "rows": self.rows,
+            "claims": [asdict(c) | {"holds": c.holds} for c in self.claims],
+            "details": self.details,
+        }
+
+
+def _table(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([_cell(row.get(c, "")) for c in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        for line in cells
+    ]
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def arguments(description: str | None) -> ArgumentParser:
+    """The options every script has."""
+    parser = ArgumentParser(description=(description or "").strip().split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved repeats (5)")
+    parser.add_argument("--out", metavar="FILE", help="write the results as JSON")
+    parser.add_argument("--model", help=f"a GGUF file; else ${TEST_MODEL}, the default")
+    parser.add_argument("--threads", type=int, help="of everyone (one a CPU)")
+    parser.add_argument("--no-peers", action="store_true", help="measure only ours")
+    return parser
+
+
+def parse(parser: ArgumentParser) -> Namespace:
+    """Parse the command line; model and threads become definite."""
+    from pyllama_raw import ContextConfig
+    from pyllama_raw.models import resolve_model
+
+    options = parser.parse_args()
+    options.model = resolve_model(options.model or os.environ.get(TEST_MODEL))
+    options.threads = ContextConfig(n_threads=options.threads).threads
+    return options
+
+
+def say(line: str) -> None:
+    """Progress, beside the table."""
+    sys.stderr.write(f"{line}\n")

@@ -1,0 +1,90 @@
+"""
+The systems we compare with: where they are, how they are started and stopped.
+
+`benchmarks/peers/setup` builds or installs them; LLAMA_SERVER, LLAMA_BATCHED_BENCH and
+XLLAMACPP_PYTHON name others. All listen on 127.0.0.1 only.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+HOST = "127.0.0.1"
+START_S = 120.0  # for a server to become healthy
+STOP_S = 10.0  # for it to leave when asked
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    command = [sys.executable, str(Path(__file__).with_name("setup"))]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, str] = json.loads(answer.stdout)
+    return found
+
+
+def find(name: str) -> str:
+    """The path of the program *name*; builds the peers if nobody names one."""
+    variable = name.upper().replace("-", "_")
+    return os.environ.get(variable) or _installed()[name]
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(command: Sequence[str], port: int) -> Iterator[str]:
+    """
+    Run a server until the block ends.
+
+    Yields:
+        Its base URL, once /health says that it is ready.
+    """
+    url = f"http://{HOST}:{port}"
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            if not _becomes_healthy(process, url):
+                log.seek(0)
+                raise RuntimeError(f"{command[0]} did not start:\n{log.read()[-2000:]}")
+            yield url
+        finally:
+            _stop(process)
+
+
+def _becomes_healthy(process: subprocess.Popen[bytes], url: str) -> bool:
+    give_up = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < give_up:
+        try:
+            if httpx.get(f"{url}/health", timeout=1).status_code == httpx.codes.OK:
+                return True
+        except httpx.TransportError:
+            pass  # does not listen yet
+        time.sleep(0.1)
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

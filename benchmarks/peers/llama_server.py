@@ -1,0 +1,31 @@
+"""llama-server of the pinned llama.cpp."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from . import HOST, find, free_port, serving
+
+
+def llama_server(
+    model: Path, *, n_slots: int, n_ctx: int, threads: int, flags: tuple[str, ...] = ()
+) -> AbstractContextManager[str]:
+    """
+    Start it with one pool of cells for all slots, as our engine has it.
+
+    Args:
+        n_ctx: cells of all slots.
+        flags: come last, so they overrule.
+    """
+    port = free_port()
+    command = [
+        find("llama-server"),
+        *("--model", str(model)),
+        *("--host", HOST, "--port", str(port)),
+        *("--parallel", str(n_slots), "--ctx-size", str(n_ctx)),
+        *("--threads", str(threads)),
+        *("--kv-unified", "--no-ui", "--offline", "--fit", "off"),
+        *flags,
+    ]
+    return serving(command, port)

@@ -1,0 +1,185 @@
+"""
+2,000 requests of every fate: each ends once, no law is broken, no memory is lost.
+
+Random lengths, priorities, deadlines, and clients that leave at random moments. After
+each step the scheduler checks its conservation laws. Memory is read after each half.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import ClassVar
+
+import anyio
+from load.client import open_engine
+from load.machine import ROOT, settled_rss_bytes
+from load.measure import Report, arguments, parse, say
+from load.workloads import generator
+
+from pyllama_raw import AsyncEngine, FinishReason, PyllamaError, SamplingParams
+from pyllama_raw.core.request import Event, Finished
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.engine import build
+
+N_CLIENTS, N_SLOTS, N_CTX = 32, 8, 512
+TINY_PROMPT = 200  # tokens; the cells do not suffice, so requests are preempted
+
+
+class CheckedScheduler(Scheduler):
+    """Checks itself after each step, and counts how often each request ends."""
+
+    ends: ClassVar[Counter[int]] = Counter()
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
+        events = super().apply(plan, result, now)
+        self.check_integrity()
+        return events
+
+    def take_events(self) -> list[Event]:
+        events = super().take_events()
+        self.ends.update(e.request_id for e in events if isinstance(e, Finished))
+        return events
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """One request, and how long its client stays."""
+
+    prompt: list[int]
+    params: SamplingParams
+    priority: int
+    deadline_s: float | None
+    leave_s: float | None
+    leave_after: int | None  # deltas
+
+
+def fates(seed: int, count: int, n_vocab: int, max_prompt: int) -> list[Fate]:
+    """Half of the requests run to their end."""
+    rng = generator(seed)
+    return [_fate(rng, n_vocab, max_prompt) for _ in range(count)]
+
+
+def _fate(rng: Random, n_vocab: int, max_prompt: int) -> Fate:
+    n_prompt = rng.randint(1, max_prompt)
+    fate = rng.choice(("end", "end", "end", "deadline", "leave", "break"))
+    return Fate(
+        prompt=[rng.randrange(n_vocab) for _ in range(n_prompt)],
+        params=SamplingParams(
+            max_tokens=rng.randint(1, 12),
+            temperature=rng.choice((0.0, 0.8)),
+            seed=rng.randrange(2**31),
+            ignore_eos=rng.random() < 0.5,
+        ),
+        priority=rng.randint(-2, 2),
+        deadline_s=rng.uniform(0.001, 2.0) if fate == "deadline" else None,
+        leave_s=rng.uniform(0.0, 2.0) if fate == "leave" else None,
+        leave_after=rng.randint(0, 4) if fate == "break" else None,
+    )
+
+
+async def live(engine: AsyncEngine, fate: Fate) -> str:
+    """Make the request; returns how the client saw it end."""
+    with anyio.move_on_after(fate.leave_s):
+        async with engine.generate(
+            fate.prompt,
+            fate.params,
+            priority=fate.priority,
+            deadline_s=fate.deadline_s,
+        ) as generation:
+            n_deltas = 0
+            while n_deltas != fate.leave_after:
+                if await anext(generation, None) is None:
+                    return str(generation.result.finish_reason)
+                n_deltas += 1
+    return "left"
+
+
+async def half(engine: AsyncEngine, work: list[Fate], seen: Counter[str]) -> int:
+    """Live all fates, wait until the engine is idle, and read the memory."""
+    waiting = iter(work)
+
+    async def client() -> None:
+        for fate in waiting:
+            try:
+                seen[await live(engine, fate)] += 1
+            except PyllamaError as error:
+                seen[type(error).__name__] += 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(N_CLIENTS):
+            group.start_soon(client)
+    while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+    return settled_rss_bytes()
+
+
+async def soak(options: Namespace, report: Report) -> None:
+    """Two halves on one engine."""
+    build.Scheduler = CheckedScheduler  # type: ignore[attr-defined]
+    max_prompt = TINY_PROMPT if options.tiny else 24
+    seen: Counter[str] = Counter()
+    rss: list[int] = []
+    async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine:
+        n_vocab = _n_vocab(options.model)
+        for part in range(2):
+            started = perf_counter()
+            work = fates(part, options.requests // 2, n_vocab, max_prompt)
+            rss.append(await half(engine, work, seen))
+            say(f"half {part + 1}: {perf_counter() - started:.0f} s, {dict(seen)}")
+        stats = engine.stats()
+    ends = CheckedScheduler.ends
+    report.add(
+        model=options.model.name,
+        requests=stats.submitted,
+        steps=stats.steps,
+        aborted_steps=stats.aborted_steps,
+        preempted=stats.preempted,
+        **stats.finished,
+        failed=stats.failed,
+        rss_mib=rss[1] / 2**20,
+    )
+    unhappy = seen.total() - seen["left"] - sum(seen[r] for r in FinishReason)
+    more_than_once = sum(count != 1 for count in ends.values())
+    report.claim("ended_not_once", more_than_once, "<=", 0)
+    report.claim("never_ended", stats.submitted - len(ends), "<=", 0)
+    report.claim("errors", unhappy + stats.failed, "<=", 0)
+    report.claim("rss_second_half_to_first", rss[1] / rss[0], "<=", 1.02)
+    report.details |= {"seen": dict(seen), "rss_bytes": rss}
+
+
+def _n_vocab(model: Path) -> int:
+    from pyllama_raw.native.model import Model
+
+    with Model.load(model, vocab_only=True) as loaded:
+        return loaded.n_vocab
+
+
+def _tiny_model() -> Path:
+    sys.path.append(str(ROOT))
+    from tests.tiny import tiny_model
+
+    return tiny_model("llama")
+
+
+def main() -> int:
+    """Run the script."""
+    parser = arguments(__doc__)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model")
+    options = parse(parser)
+    if options.tiny:
+        options.model = _tiny_model()
+    report = Report("soak", options, timed=False)
+    anyio.run(soak, options, report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

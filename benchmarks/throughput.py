@@ -1,0 +1,125 @@
+"""
+Tokens a second of full slots, against the C++ loop around llama_decode.
+
+32 requests of 128 tokens in and 64 out over 8 slots. Ours is measured as one list of
+prompts and as 32 streams, and samples its tokens; llama-batched-bench does not sample.
+Every run has prompts of its own, and a run that found its tokens in a cache is an error.
+Host time is what a step takes beside llama_decode and sampling, waiting included.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+import anyio
+from load.client import Call, EngineTarget, closed_loop, fixed_length, open_engine
+from load.measure import Report, arguments, median_ratio, parse, say
+from load.workloads import token_prompts
+from peers.batched_bench import batched_bench
+
+from pyllama_raw import AsyncEngine
+
+N_PROMPT, N_OUTPUT, N_SLOTS, N_CTX = 128, 64, 8, 4096
+
+
+Work = Callable[[AsyncEngine, list[list[int]]], Awaitable[None]]
+
+
+class Speed(NamedTuple):
+    """One run of ours."""
+
+    tok_per_s: float  # prompt and output
+    host_ms: float  # a step
+
+
+async def as_list(engine: AsyncEngine, prompts: list[list[int]]) -> None:
+    """All prompts in one call."""
+    await engine.complete_many(prompts, fixed_length(N_OUTPUT))
+
+
+async def as_streams(engine: AsyncEngine, prompts: list[list[int]]) -> None:
+    """A reader for each prompt, woken for every token."""
+    calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
+    await closed_loop(EngineTarget(engine), calls, len(calls))
+
+
+async def measure(options: Namespace, report: Report) -> None:
+    """Interleaved rounds: list, streams, C++."""
+    speeds: dict[str, list[Speed]] = {"list": [], "streams": []}
+    ceiling: list[float] = []
+    async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine:
+        await as_list(engine, _prompts(options, -1)[:N_SLOTS])
+        for index in range(options.rounds):
+            say(f"round {index + 1} of {options.rounds}")
+            for name, work in (("list", as_list), ("streams", as_streams)):
+                prompts = _prompts(options, 2 * index + (name == "streams"))
+                speeds[name].append(await _timed(engine, work, prompts))
+            if not options.no_peers:
+                ceiling.append(await anyio.to_thread.run_sync(_ceiling, options))
+    _conclude(report, speeds, ceiling)
+
+
+async def _timed(engine: AsyncEngine, work: Work, prompts: list[list[int]]) -> Speed:
+    before, started = engine.stats(), perf_counter()
+    await work(engine, prompts)
+    wall_s, after = perf_counter() - started, engine.stats()
+    n_tokens = len(prompts) * (N_PROMPT + N_OUTPUT)
+    n_computed = after.computed_tokens - before.computed_tokens
+    if n_computed < 0.98 * n_tokens:  # the last token of each is never computed
+        raise RuntimeError(f"only {n_computed} of {n_tokens} tokens were computed")
+    in_c_s = after.decode_s + after.sample_s - before.decode_s - before.sample_s
+    host_s = (wall_s - in_c_s) / (after.steps - before.steps)
+    return Speed(n_tokens / wall_s, host_s * 1e3)
+
+
+def _prompts(options: Namespace, seed: int) -> list[list[int]]:
+    return token_prompts(options.model, seed, [N_PROMPT] * options.requests)
+
+
+def _ceiling(options: Namespace) -> float:
+    return batched_bench(
+        options.model,
+        n_prompt=N_PROMPT,
+        n_output=N_OUTPUT,
+        n_slots=N_SLOTS,
+        repeats=max(options.requests // N_SLOTS, 1),
+        n_ctx=N_CTX,
+        threads=options.threads,
+    ).tok_per_s
+
+
+def _conclude(
+    report: Report, speeds: dict[str, list[Speed]], ceiling: list[float]
+) -> None:
+    for name, runs in speeds.items():
+        tok_per_s, host_ms = map(median, zip(*runs, strict=True))
+        row = {"tok_per_s": tok_per_s, "host_ms": host_ms}
+        report.details[name] = [run._asdict() for run in runs]
+        if ceiling:
+            ratio = median_ratio([run.tok_per_s for run in runs], ceiling)
+            row["ratio"] = ratio
+            report.claim(f"ratio_{name}", ratio, ">=", 0.98)
+        report.claim(f"host_ms_{name}", host_ms, "<=", 0.15)
+        report.add(system=f"ours, {name}", **row)
+    if ceiling:
+        report.add(system="llama-batched-bench", tok_per_s=median(ceiling))
+        report.details["llama-batched-bench"] = ceiling
+
+
+def main() -> int:
+    """Run the script."""
+    parser = arguments(__doc__)
+    parser.add_argument("--requests", type=int, default=32)
+    options = parse(parser)
+    report = Report("throughput", options)
+    anyio.run(measure, options, report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
