@@ -8,6 +8,7 @@ out of range are refused before anything native runs.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -124,6 +125,8 @@ class CacheConfig(Frozen):
     snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256  # 0: none regular
     max_bytes: Annotated[int, Field(ge=0)] = 2**30  # of host memory, never exceeded
     max_entries: Annotated[int, Field(ge=0)] = 65536
+    directory: Path | None = None  # of files that outlive the process; None: no files
+    max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30  # in directory, of all
     eviction: Literal["lru", "lfu", "fifo", "size_aware", "cost_aware"] = "lru"
     scope: Literal["shared", "salt"] = "shared"  # salt: only requests with cache_salt
     parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: by mode

@@ -105,7 +105,7 @@ def test_scheduler_options_are_those_of_the_scheduler():
         if parameter.kind is parameter.KEYWORD_ONLY
     }
 
-    for name in ("cache", "snapshot_cost", "snapshot_interval_tokens"):
+    for name in ("cache", "disk", "snapshot_cost", "snapshot_interval_tokens"):
         del accepted[name]
     assert SchedulerConfig().model_dump(exclude={"n_slots"}) == accepted
 

@@ -147,6 +147,20 @@ def _add_cache(parser: ArgumentParser) -> None:
     group.add_argument(
         "--cache-entries", dest="max_entries", type=int, metavar="N", help="(65536)"
     )
+    group.add_argument(
+        "--cache-dir",
+        dest="directory",
+        type=Path,
+        metavar="DIR",
+        help="keep what slots held in files here, for later runs (no files)",
+    )
+    group.add_argument(
+        "--cache-disk-bytes",
+        dest="max_disk_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="of all files there, like 20G (10G)",
+    )
 
 
 def engine_config(options: Namespace) -> EngineConfig:

@@ -56,6 +56,7 @@ class CacheStats:
     n_reserved_bytes: int
     max_entries: int
     max_bytes: int
+    disk: CacheStats | None = None  # of files; its host tokens are those read
 
 
 class Ledger:

@@ -2,7 +2,7 @@
 Where a sequence that gets a slot takes its first tokens from.
 
 In this order of preference: the memory of a slot, running or idle; a host snapshot if
-that reaches further; else they are computed. A sequence whose prefix another one is
+that reaches further; a file if that reaches much further; else they are computed. A sequence whose prefix another one is
 computing right now waits for it and takes it over, so n equal prompts cost one prefill.
 What an idle slot holds is captured before somebody else needs the place or the cells.
 
@@ -16,6 +16,7 @@ from bisect import insort
 from collections.abc import Hashable
 
 from pyllama_raw.core.cache_entry import Hit
+from pyllama_raw.core.disk_tier import MIN_GAIN, DiskTier
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
@@ -23,6 +24,8 @@ from pyllama_raw.core.slots import Slot, Slots
 from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
 from pyllama_raw.core.sources import Source, find_source
 from pyllama_raw.core.step import Copy, Operation, Release, StepResult, Trim
+
+Tier = Snapshots | DiskTier
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
 
@@ -34,6 +37,7 @@ class PrefixReuse:
         self,
         slots: Slots,
         cache: PrefixCache,
+        disk: DiskTier,
         operations: list[Operation],
         *,
         cost: SnapshotCost,
@@ -48,6 +52,7 @@ class PrefixReuse:
         self.keeps = keeps
         self.min_wait = MIN_WAIT
         self.cache = cache
+        self.disk = disk
         self._slots = slots
         self._operations = operations
         self._snapshots = Snapshots(
@@ -59,10 +64,10 @@ class PrefixReuse:
     def place(self, sequence: Sequence) -> None:
         """Give *sequence* the idle slot that suits it best, and its prefix."""
         source = find_source(self._slots, sequence) if self.keeps else None
-        if source is not None and self._takes_over(source):
+        if source is not None and self._takes_over(source, sequence):
             slot = source.slot
             if source.n_now < slot.n_left:
-                self._snapshots.save(slot)
+                self._save(slot)
                 self._slots.trim(slot, source.n_now)
                 self._operations.append(Trim(slot.index, source.n_now))
             self._slots.place(sequence, slot)
@@ -70,7 +75,8 @@ class PrefixReuse:
             self.cache.record(self._snapshots.match(sequence), source.n_now)
             self._snapshots.plan_points(sequence)
             return
-        free = [s for s in self._slots.idle if source is None or s is not source.slot]
+        idle = self._slots.idle
+        free = [s for s in idle if source is None or s is not source.slot] or idle
         self._evict(free[0])
         self._slots.place(sequence, free[0])
         if self.keeps:
@@ -97,9 +103,11 @@ class PrefixReuse:
     def _can_cut(self) -> bool:
         return self._slots.limits.can_cut
 
-    def _takes_over(self, source: Source) -> bool:
+    def _takes_over(self, source: Source, sequence: Sequence) -> bool:
         """Whether to go on in the slot of *source* instead of copying out of it."""
         if source.slot.sequence is not None or source.n_now == 0:
+            return False
+        if self._kept(sequence, source.n_now)[0].n_tokens >= source.n_now + MIN_GAIN:
             return False
         idle = self._slots.idle
         return source.n_now == source.slot.n_left or (len(idle) == 1 and self._can_cut)
@@ -107,17 +115,17 @@ class PrefixReuse:
     def _fill(self, sequence: Sequence) -> None:
         """Take the prefix of *sequence*, whose slot is empty, from the best source."""
         source = find_source(self._slots, sequence)
-        hit = self._snapshots.match(sequence)
         n_live = source.n_now if source else 0
+        hit, tier = self._kept(sequence, n_live)
         best = max(n_live, hit.n_tokens)
         if source is not None and source.n_later >= best + self.min_wait:
             self._follow(sequence, source)
             return
-        self.cache.record(hit, n_live)
+        tier.cache.record(hit, n_live)
         if source is not None and n_live >= max(hit.n_tokens, 1):
             self._copy(source.slot, sequence, n_live)
         elif hit.n_tokens:
-            self._restore(sequence, hit)
+            self._restore(sequence, hit, tier)
         self._snapshots.plan_points(sequence)
 
     def _follow(self, sequence: Sequence, source: Source) -> None:
@@ -136,17 +144,24 @@ class PrefixReuse:
         if sequence.n_computed and not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached, sequence.cache_tier = sequence.n_computed, tier
 
-    def _restore(self, sequence: Sequence, hit: Hit) -> None:
+    def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
+        """The most that is kept of *sequence*; a file only if it has much more."""
+        hit, file = self._snapshots.match(sequence), self.disk.match(sequence)
+        if file.n_tokens >= max(hit.n_tokens, n_live) + MIN_GAIN:
+            return file, self.disk
+        return hit, self._snapshots
+
+    def _restore(self, sequence: Sequence, hit: Hit, tier: Tier) -> None:
         # A piece is restored whole before its unused end is cut off.
         n_cells = max(entry.stop for entry in hit.entries)
-        self.cache.pin(hit)
+        tier.cache.pin(hit)
         self.reclaim(n_cells)
         if self._slots.n_free_cells < n_cells:
-            self.cache.unpin(hit)
+            tier.cache.unpin(hit)
             return
         self._slots.rewind(sequence, hit.n_tokens)
-        self._snapshots.restore(sequence.slot or 0, hit)
-        self._note_cached(sequence, CacheTier.HOST)
+        self._operations.append(tier.restore(sequence.slot or 0, hit))
+        self._note_cached(sequence, tier.tier)
 
     # -- before and after a step -------------------------------------------------
 
@@ -165,13 +180,19 @@ class PrefixReuse:
 
     def _evict(self, slot: Slot) -> None:
         if slot.n_left:
-            self._snapshots.save(slot)
+            self._save(slot)
             self._slots.empty(slot)
             self._operations.append(Release(slot.index))
+
+    def _save(self, slot: Slot) -> None:
+        """Keep what an idle slot holds, before somebody else needs the place."""
+        self._snapshots.save(slot)
+        self._operations += self.disk.save(slot)
 
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""
         self._snapshots.settle(result)
+        self.disk.settle(result)
         for index in result.not_restored:
             self._lose(self._slots.all[index])
 

@@ -15,12 +15,14 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
+from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.prefill import PrefillTurns
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Event, FinishReason, Request
@@ -30,7 +32,7 @@ from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits, growth
 from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.step import Captured, Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import PromptTooLong
 
 NO_COST = SnapshotCost()
@@ -54,12 +56,14 @@ class Scheduler:
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
         cache: PrefixCache | None = None,
+        disk: DiskTier | None = None,
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
     ) -> None:
         """
         Args:
             cache: None: slots forget what they held as soon as a request ends.
+            disk: None: nothing is kept in files.
         """
         assert limits.n_batch >= limits.n_slots
         self.limits = limits
@@ -75,6 +79,7 @@ class Scheduler:
         self._reuse = PrefixReuse(
             self._slots,
             cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0),
+            disk or DiskTier.off(),
             self._roster.operations,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
@@ -130,17 +135,32 @@ class Scheduler:
 
     def cache_stats(self) -> CacheStats:
         """What was reused and what is stored."""
-        return self._reuse.cache.stats()
+        return replace(self._reuse.cache.stats(), disk=self._reuse.disk.cache.stats())
 
     def clear_cache(self, namespace: Hashable | None = None) -> int:
-        """Forget snapshots and what idle slots hold; returns the host bytes freed."""
+        """Forget snapshots, files and idle slots; returns the host bytes freed."""
         self._reuse.forget_idle(namespace)
+        self._reuse.disk.cache.clear(namespace)
         return self._reuse.cache.clear(namespace)
 
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self._roster.check_integrity()
         self._reuse.cache.check_integrity()
+        self._reuse.disk.cache.check_integrity()
+
+    # -- files ------------------------------------------------------------------
+
+    def end_write(self, write_id: int, written: Captured | None) -> None:
+        """A file that a plan asked for is complete; None: there is none."""
+        self._reuse.disk.end_write(write_id, written)
+
+    def last_plans(self) -> Iterator[StepPlan]:
+        """Plans that write what idle slots hold, when no request is left."""
+        assert not self.has_work
+        for slot in self._slots.idle:
+            if writes := self._reuse.disk.save(slot):
+                yield StepPlan(tuple(writes))
 
     # -- plan -------------------------------------------------------------------
 
@@ -154,6 +174,7 @@ class Scheduler:
         self._reuse.advance()
         chunks = self._chunks(now)
         self._reuse.cache.take_released()  # before new captures need the room
+        self._roster.operations += self._reuse.disk.deletions()
         self._started = now
         plan = self._roster.take_plan(chunks)
         self._roster.in_flight = bool(plan)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pyllama_raw.core.cache_entry import Hit, Reservation
 from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import Slot
 from pyllama_raw.core.snapshot_points import snapshot_points
@@ -38,6 +39,8 @@ class Snapshots:
         interval: tokens between regular points of memory that cannot be cut.
     """
 
+    tier = CacheTier.HOST
+
     def __init__(
         self,
         cache: PrefixCache,
@@ -47,7 +50,7 @@ class Snapshots:
         interval: int,
         can_cut: bool,
     ) -> None:
-        self._cache = cache
+        self.cache = cache
         self._operations = operations
         self._cost = cost
         self._interval = interval
@@ -59,13 +62,13 @@ class Snapshots:
     def match(self, sequence: Sequence) -> Hit:
         """What can be restored of *sequence*; its last token has to be computed."""
         limit = len(sequence.tokens) - 1
-        return self._cache.match(sequence.request.namespace, sequence.tokens, limit)
+        return self.cache.match(sequence.request.namespace, sequence.tokens, limit)
 
-    def restore(self, slot: int, hit: Hit) -> None:
-        """Fill *slot*, which is empty, from *hit*, which is pinned."""
+    def restore(self, slot: int, hit: Hit) -> Operation:
+        """What fills *slot*, which is empty, from *hit*, which is pinned."""
         pieces = tuple(Piece(s.entry.payload, s.start, s.stop) for s in hit.spans)
-        self._operations.append(Restore(slot, pieces))
         self._restores[slot] = hit
+        return Restore(slot, pieces)
 
     def save(self, slot: Slot) -> None:
         """Capture what an idle slot holds and no snapshot has."""
@@ -80,7 +83,7 @@ class Snapshots:
         points = snapshot_points(
             request.n_prompt,
             interval=self._interval,
-            junctions=self._cache.junctions(request.namespace, request.tokens),
+            junctions=self.cache.junctions(request.namespace, request.tokens),
             cache_points=request.cache_points,
         )
         ahead = [point for point in points if point > sequence.n_computed]
@@ -100,11 +103,11 @@ class Snapshots:
         namespace = slot.namespace
         if slot.sequence is not None:
             namespace = slot.sequence.request.namespace
-        plan = self._cache.plan_store(namespace, tokens, len(tokens))
+        plan = self.cache.plan_store(namespace, tokens, len(tokens))
         if plan is None:
             return
         max_bytes = self._cost.bound(plan.stop - plan.start)
-        reservation = self._cache.reserve(plan, max_bytes)
+        reservation = self.cache.reserve(plan, max_bytes)
         if reservation is None:
             return
         self._n_captures += 1
@@ -118,12 +121,12 @@ class Snapshots:
         for capture_id, reservation in self._captures.items():
             captured = result.captured.get(capture_id)
             if captured is None:
-                self._cache.abandon(reservation)
+                self.cache.abandon(reservation)
             else:
-                self._cache.commit(reservation, captured.payload, captured.n_bytes)
+                self.cache.commit(reservation, captured.payload, captured.n_bytes)
         self._captures.clear()
         for slot, hit in self._restores.items():
-            self._cache.unpin(hit)
+            self.cache.unpin(hit)
             if slot in result.not_restored:
-                self._cache.drop(hit.entries[0])
+                self.cache.drop(hit.entries[0])
         self._restores.clear()

@@ -71,7 +71,31 @@ class Restore(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-Operation = Release | Trim | Shift | Copy | Capture | Restore
+class Write(NamedTuple):
+    """Copy all of a slot and have it written to a file; the step does not wait for it."""
+
+    write_id: int
+    slot: int
+    namespace: str | None
+    tokens: bytes  # what the slot holds, one C int each
+    max_bytes: int  # a larger file is not written, its tokens not counted
+
+
+class Read(NamedTuple):
+    """Fill a slot, which is empty, from a file; keep the first *n_tokens*."""
+
+    slot: int
+    payload: object
+    n_tokens: int
+
+
+class Delete(NamedTuple):
+    """Delete files."""
+
+    payloads: tuple[object, ...]
+
+
+Operation = Release | Trim | Shift | Copy | Capture | Restore | Write | Read | Delete
 
 
 class Chunk(NamedTuple):

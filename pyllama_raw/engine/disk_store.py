@@ -31,6 +31,7 @@ from pyllama_raw.engine.state_file import (
     BadFile,
     State,
     StoredFile,
+    digest_of,
     make_header,
     read_header,
     read_state,
@@ -90,17 +91,12 @@ class DiskStore:
                 path = self._put(block, tokens, state)
         except (OSError, BadFile):
             return None
-        return StoredFile(path, header.file_bytes, _digest(block))
+        return StoredFile(path, header.file_bytes, digest_of(block))
 
     def read(self, file: StoredFile) -> State | None:
         """The state in *file*; None, and the file is deleted, if it is not as written."""
         try:
-            with file.path.open("rb") as stream:
-                header, digest = read_header(stream)
-                if digest != file.digest:
-                    raise BadFile("another file")
-                read_tokens(stream, header)
-                state = read_state(stream, header)
+            state = _verified(file)
             os.utime(file.path)
         except (OSError, BadFile):
             _delete(file.path)
@@ -180,15 +176,18 @@ class DiskStore:
             os.close(descriptor)
 
 
+def _verified(file: StoredFile) -> State:
+    with file.path.open("rb") as stream:
+        header, digest = read_header(stream)
+        if digest != file.digest:
+            raise BadFile("another file")
+        read_tokens(stream, header)
+        return read_state(stream, header)
+
+
 def _delete(path: Path) -> None:
     """Files that are gone already, or that cannot be deleted, are no concern here."""
     try:
         path.unlink()
     except OSError:
         return
-
-
-def _digest(block: bytes) -> bytes:
-    from pyllama_raw.engine.state_file import BODY_AT, MAGIC
-
-    return block[len(MAGIC) : BODY_AT]

@@ -22,9 +22,18 @@ from typing import Any, TypeVar
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.core.step import Executor, StepPlan
+from pyllama_raw.core.step import Captured, Executor, StepPlan
 from pyllama_raw.engine.abort import AbortFlag, AbortGate
-from pyllama_raw.engine.mailbox import Call, Cancel, Close, Command, Mailbox, Submit
+from pyllama_raw.engine.mailbox import (
+    Call,
+    Cancel,
+    Close,
+    Command,
+    Mailbox,
+    Submit,
+    Written,
+)
+from pyllama_raw.engine.parts import FileWriter
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.wakeup import Waker, wake
 from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
@@ -43,11 +52,13 @@ class EngineThread:
         executor: Executor,
         flag: AbortFlag,
         *,
+        files: FileWriter | None = None,
         release: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
+            files: what the executor hands files to; None: it writes none.
             release: frees what the executor stands on; called once, by the thread, when
                 no step can follow.
         """
@@ -57,6 +68,9 @@ class EngineThread:
         self._scheduler = scheduler
         self._executor = executor
         self._release = release
+        self._files = files
+        if files is not None:
+            files.report = self._note_written
         self._gate = AbortGate(flag)
         self._mailbox = Mailbox()
         self._streams: dict[int, Stream] = {}
@@ -125,6 +139,9 @@ class EngineThread:
         if not self.alive:
             raise self._why_ended()
 
+    def _note_written(self, write_id: int, written: Captured | None) -> None:
+        self._post(Written(write_id, written))
+
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)
         if self._ended:
@@ -166,6 +183,7 @@ class EngineThread:
                 self._obey(command)
             if self._closing:
                 self._cancel_all()
+                self._write_idle()
                 return
             timeout_s = 0.0 if self._step() else self._idle_s()
 
@@ -178,6 +196,8 @@ class EngineThread:
                 self._gate.settle(request_id)
             case Call(function, answer):
                 _answer(function, answer)
+            case Written(write_id, written):
+                self._scheduler.end_write(write_id, written)
             case Close():
                 self._closing = True
 
@@ -259,6 +279,13 @@ class EngineThread:
             self._scheduler.cancel(request_id, self.clock())
         self.stats = self._scheduler.stats()
         self._deliver(self._scheduler.take_events())
+
+    def _write_idle(self) -> None:
+        """Keep in files what slots hold, one after the other: nobody waits any more."""
+        if self._files is not None:
+            for plan in self._scheduler.last_plans():
+                self._executor.execute(plan)
+                self._files.drain()
 
     def _end(self) -> None:
         self._ended = True

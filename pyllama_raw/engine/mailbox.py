@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from pyllama_raw.core.request import Request
+from pyllama_raw.core.step import Captured
 from pyllama_raw.engine.stream import Stream
 
 
@@ -37,11 +38,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A file is complete; None: it failed."""
+
+    write_id: int
+    written: Captured | None
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End every request, free everything, end the thread."""
 
 
-Command = Submit | Cancel | Call | Close
+Command = Submit | Cancel | Call | Written | Close
 
 
 class Mailbox:

@@ -3,7 +3,8 @@ The memory operations of a plan, on a context.
 
 With unified KV a *range* of positions can be captured alone: it is copied to a scratch
 slot, which costs nothing, and that slot is saved. A restore goes the same way back. So
-no position is ever held twice. Split KV and memory that cannot be cut are saved whole.
+no position is ever held twice. Split KV and memory that cannot be cut are saved whole,
+and so is what goes to files.
 
 Between the parts of split KV a copy goes through host memory too. libllama's own copy is
 only noted and done in the next decode, after operations that must come later.
@@ -22,12 +23,17 @@ from pyllama_raw.core.step import (
     Capture,
     Captured,
     Copy,
+    Delete,
     Operation,
+    Read,
     Release,
     Restore,
     Shift,
     Trim,
+    Write,
 )
+from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.state_file import HEADER_BYTES, StoredFile
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.context import Context
 
@@ -37,12 +43,20 @@ Payload = NDArray[np.uint8]
 class SlotOperations:
     """Runs operations in order; a snapshot that fails is missed, never an error."""
 
-    def __init__(self, context: Context, kind: SnapshotKind, scratch: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        kind: SnapshotKind,
+        scratch: int,
+        disk: DiskWriter | None = None,
+    ) -> None:
         """
         Args:
             scratch: a slot of the context that no sequence uses.
+            disk: None: plans have no operations on files.
         """
         self._context = context
+        self._disk = disk
         self._kind = kind
         self._scratch = scratch
         self._shares_cells = context.kv_unified or context.model.is_recurrent
@@ -77,6 +91,40 @@ class SlotOperations:
                 self._capture(operation)
             case Restore():
                 self._restore(operation)
+            case Write() | Read() | Delete():
+                assert self._disk is not None
+                self._do_on_disk(operation, self._disk)
+
+    def _do_on_disk(self, operation: Write | Read | Delete, disk: DiskWriter) -> None:
+        match operation:
+            case Write(write_id, slot, namespace, tokens, max_bytes):
+                state = self._saved(slot, max_bytes - HEADER_BYTES)
+                if state is None:
+                    disk.report(write_id, None)
+                else:
+                    disk.write(write_id, namespace, tokens, state)
+            case Read(slot, payload, n_tokens):
+                self._read(slot, payload, n_tokens, disk)
+            case Delete(payloads):
+                disk.delete(file for file in payloads if isinstance(file, StoredFile))
+
+    def _read(
+        self, slot: int, payload: object, n_tokens: int, disk: DiskWriter
+    ) -> None:
+        started = time.perf_counter_ns()
+        assert isinstance(payload, StoredFile)
+        try:
+            state = disk.read(payload)
+            if state is None:
+                self._lost.add(slot)
+                return
+            self._context.restore(slot, state)
+            self._trim(slot, n_tokens)
+        except (SnapshotFailed, MemoryError):
+            self._context.seq_rm(slot)
+            self._lost.add(slot)
+        finally:
+            self.restore_ns += time.perf_counter_ns() - started
 
     def _trim(self, slot: int, n_tokens: int) -> None:
         if n_tokens == 0:
@@ -108,29 +156,29 @@ class SlotOperations:
             self._trim(dst, n_tokens)
 
     def _capture(self, capture: Capture) -> None:
-        started = time.perf_counter_ns()
-        try:
-            payload = self._saved(capture)
-        except (SnapshotFailed, MemoryError):
-            payload = None
+        context, slot, scratch = self._context, capture.slot, self._scratch
+        if self._kind is not SnapshotKind.RANGE:
+            payload = self._saved(slot, capture.max_bytes)
+        else:
+            context.seq_cp(slot, scratch, capture.start, capture.stop)
+            payload = self._saved(scratch, capture.max_bytes)
+            context.seq_rm(scratch)
         if payload is not None:
             self._captured[capture.capture_id] = Captured(payload, payload.nbytes)
-        self.capture_ns += time.perf_counter_ns() - started
 
-    def _saved(self, capture: Capture) -> Payload | None:
-        context, slot = self._context, capture.slot
-        if self._kind is SnapshotKind.RANGE:
-            slot = self._scratch
-            context.seq_cp(capture.slot, slot, capture.start, capture.stop)
+    def _saved(self, slot: int, max_bytes: int) -> Payload | None:
+        """All of *slot*; None if that is not possible in *max_bytes*."""
+        started = time.perf_counter_ns()
         try:
-            n_bytes = context.state_bytes(slot)
-            if n_bytes > capture.max_bytes:
+            n_bytes = self._context.state_bytes(slot)
+            if n_bytes > max_bytes:
                 return None
             payload = np.empty(n_bytes, np.uint8)
-            context.capture(slot, payload)
+            self._context.capture(slot, payload)
+        except (SnapshotFailed, MemoryError):
+            return None
         finally:
-            if slot == self._scratch:
-                context.seq_rm(slot)
+            self.capture_ns += time.perf_counter_ns() - started
         return payload
 
     def _restore(self, restore: Restore) -> None:

@@ -77,6 +77,11 @@ def make_header(
     )
 
 
+def digest_of(block: bytes) -> bytes:
+    """What stands for the file that begins with *block*."""
+    return block[len(MAGIC) : BODY_AT]
+
+
 def read_header(stream: BufferedReader) -> tuple[Header, bytes]:
     """
     The header and its digest; *stream* is at the tokens then.
@@ -85,7 +90,7 @@ def read_header(stream: BufferedReader) -> tuple[Header, bytes]:
         BadFile: it is damaged.
     """
     block = stream.read(HEADER_BYTES)
-    digest, body = block[len(MAGIC) : BODY_AT], block[BODY_AT:]
+    digest, body = digest_of(block), block[BODY_AT:]
     if not block.startswith(MAGIC) or sha256(body).digest() != digest:
         raise BadFile("a damaged header")
     return Header(**json.loads(body)), digest

@@ -1,0 +1,140 @@
+"""
+Which states of slots are kept in files, and which one a prompt starts from.
+
+A file holds the whole state of one token path and stands alone. What an idle slot holds
+is written when somebody else needs the place, and when the engine closes.
+
+Rules:
+1. A file can be found only when its writer has reported it complete.
+2. The bytes of a file that is being written count; what it displaces is deleted first.
+3. A file is read only if it saves many tokens more than memory does. A read that fails
+   is a miss, and the file goes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple, Self
+
+from pyllama_raw.core.cache_entry import Hit, Reservation
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.slots import Slot
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import (
+    Captured,
+    Delete,
+    Operation,
+    Read,
+    StepResult,
+    Write,
+)
+
+MIN_GAIN = 64  # tokens a file must have beyond what memory has
+
+
+class KnownState(NamedTuple):
+    """A file that is there at the start."""
+
+    namespace: Hashable
+    tokens: array[int]
+    payload: object
+    n_bytes: int  # without those of the tokens, which the cache counts itself
+
+
+class DiskTier:
+    """An index of files, and the operations that write, read and delete them."""
+
+    tier = CacheTier.DISK
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        bound: Callable[[int], int],
+        known: Iterable[KnownState] = (),
+    ) -> None:
+        """
+        Args:
+            cache: the index, of states that stand alone; max_bytes 0 keeps nothing.
+            bound: no file of so many tokens is larger; its tokens are not counted.
+            known: from the one used longest ago to the latest.
+        """
+        assert cache.kind is not SnapshotKind.RANGE
+        self.cache = cache
+        self._bound = bound
+        self._n_writes = 0
+        self._writes: dict[int, Reservation] = {}
+        self._reads: dict[int, Hit] = {}  # by slot
+        self._superfluous: list[object] = []  # files found that are not in the index
+        for state in known:
+            self._adopt(state)
+
+    @classmethod
+    def off(cls) -> Self:
+        """One that keeps nothing."""
+        none = PrefixCache(SnapshotKind.STATE, max_bytes=0, max_entries=0)
+        return cls(none, lambda _: 0)
+
+    def match(self, sequence: Sequence) -> Hit:
+        """What can be read of *sequence*; its last token has to be computed."""
+        limit = len(sequence.tokens) - 1
+        return self.cache.match(sequence.request.namespace, sequence.tokens, limit)
+
+    def restore(self, slot: int, hit: Hit) -> Operation:
+        """What fills *slot*, which is empty, from *hit*, which is pinned."""
+        self._reads[slot] = hit
+        return Read(slot, hit.entries[0].payload, hit.n_tokens)
+
+    def save(self, slot: Slot) -> list[Operation]:
+        """What writes all that an idle slot holds, if no file has it."""
+        if not self.cache.max_bytes or slot.n_left < MIN_GAIN:
+            return []
+        if not isinstance(slot.namespace, str | None):
+            return []  # it ends with this process
+        tokens = array("i", slot.left)
+        reservation = self._reserve(slot.namespace, tokens, self._bound(slot.n_left))
+        if reservation is None:
+            return []
+        self._n_writes += 1
+        self._writes[self._n_writes] = reservation
+        write = Write(
+            self._n_writes, slot.index, slot.namespace, slot.left, reservation.n_bytes
+        )
+        return [*self.deletions(), write]
+
+    def end_write(self, write_id: int, written: Captured | None) -> None:
+        """The file is complete; None: there is none."""
+        reservation = self._writes.pop(write_id)
+        if written is None:
+            self.cache.abandon(reservation)
+        else:
+            self.cache.commit(reservation, written.payload, written.n_bytes)
+
+    def settle(self, result: StepResult) -> None:
+        """Take in which reads of the step have worked."""
+        for slot, hit in self._reads.items():
+            self.cache.unpin(hit)
+            if slot in result.not_restored:
+                self.cache.drop(hit.entries[0])
+        self._reads.clear()
+
+    def deletions(self) -> list[Operation]:
+        """What deletes the files that left the index since the last call."""
+        released = self._superfluous + self.cache.take_released()
+        self._superfluous = []
+        return [Delete(tuple(released))] if released else []
+
+    def _adopt(self, state: KnownState) -> None:
+        reservation = self._reserve(state.namespace, state.tokens, state.n_bytes)
+        if reservation is None:
+            self._superfluous.append(state.payload)
+        else:
+            self.cache.commit(reservation, state.payload, state.n_bytes)
+
+    def _reserve(
+        self, namespace: Hashable, tokens: array[int], n_bytes: int
+    ) -> Reservation | None:
+        plan = self.cache.plan_store(namespace, tokens, len(tokens))
+        return None if plan is None else self.cache.reserve(plan, n_bytes)

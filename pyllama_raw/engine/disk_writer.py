@@ -1,0 +1,106 @@
+"""
+Files are written and deleted by a thread of their own, in the order they were decided.
+
+The engine thread copies a state out of the context and hands it over; it never waits for
+the disk. What the writer still has to do is bounded: a state that comes too fast is not
+written, and reported like one that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from queue import Queue
+from threading import Lock, Thread
+
+from pyllama_raw.core.step import Captured
+from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.state_file import State, StoredFile
+
+MAX_PENDING_BYTES = 2**28  # of states on their way; a larger one goes alone
+
+
+class DiskWriter:
+    """
+    Writes to *store* until close().
+
+    Thread:
+        The engine thread calls; `report` is called by it or by the writer.
+    """
+
+    def __init__(
+        self, store: DiskStore, max_pending_bytes: int = MAX_PENDING_BYTES
+    ) -> None:
+        self.report: Callable[[int, Captured | None], None] = _ignore
+        self.error: Exception | None = None  # the latest nobody expected
+        self._store = store
+        self._max_pending_bytes = max_pending_bytes
+        self._pending_bytes = 0
+        self._lock = Lock()  # of _pending_bytes
+        self._jobs: Queue[Callable[[], None] | None] = Queue()
+        self._thread: Thread | None = None  # from the first job on
+
+    def write(
+        self, write_id: int, namespace: str | None, tokens: bytes, state: State
+    ) -> None:
+        """Write *state*, which must not change any more, and report the file or None."""
+        with self._lock:
+            total = self._pending_bytes + state.nbytes
+            accepted = not self._pending_bytes or total <= self._max_pending_bytes
+            if accepted:
+                self._pending_bytes = total
+        if accepted:
+            self._put(partial(self._write, write_id, namespace, tokens, state))
+        else:
+            self.report(write_id, None)
+
+    def read(self, file: StoredFile) -> State | None:
+        """The state in *file*, verified; None if it is gone or damaged."""
+        return self._store.read(file)
+
+    def delete(self, files: Iterable[StoredFile]) -> None:
+        """Delete *files* before anything is written that was not yet handed over."""
+        for file in files:
+            self._put(partial(self._store.delete, file))
+
+    def drain(self) -> None:
+        """Wait until all is written."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Write what is left and end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="pyllama-disk", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - the file is a miss
+                self.error = error
+            finally:
+                self._jobs.task_done()
+
+    def _write(
+        self, write_id: int, namespace: str | None, tokens: bytes, state: State
+    ) -> None:
+        written = None
+        try:
+            file = self._store.write(namespace, tokens, state)
+            if file is not None:
+                written = Captured(file, file.n_bytes - len(tokens))
+        finally:
+            with self._lock:
+                self._pending_bytes -= state.nbytes
+            self.report(write_id, written)
+
+
+def _ignore(_write_id: int, _written: Captured | None) -> None:
+    """Until somebody wants to know."""
