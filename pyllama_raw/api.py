@@ -69,7 +69,6 @@ class AsyncEngine:
             parts.scheduler,
             parts.executor,
             parts.flag,
-            files=parts.files,
             release=partial(_release, self._encoder, parts),
         )
         close_at_exit(self._thread)
@@ -232,6 +231,7 @@ class AsyncEngine:
         started = self._thread.clock()
         deadline_s = options.get("deadline_s")
         self._check(params, options)
+        constraint = await self._constrain(params)
         tokens = await self._encode(prompt)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -243,6 +243,7 @@ class AsyncEngine:
             request_id=request_ids[0],
             tokens=tokens,
             max_tokens=params.max_tokens,
+            constraint=constraint,
             stop=tuple(stop.encode() for stop in params.stop),
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
@@ -261,6 +262,12 @@ class AsyncEngine:
         )
         return Prepared(requests, seeds)
 
+    async def _constrain(self, params: SamplingParams) -> object:
+        if params.constraint is None:
+            return None
+        constrain = partial(self._parts.constrain, params)
+        return await to_thread.run_sync(self._encoder.run, constrain)
+
     async def _encode(self, prompt: Prompt) -> array[int]:
         if prompt_size(prompt) > LONG_PROMPT:
             return await to_thread.run_sync(self._encoder.encode, prompt)
@@ -275,11 +282,7 @@ class AsyncEngine:
 
     def _check(self, params: SamplingParams, options: RequestOptions) -> None:
         priority, deadline_s = options.get("priority", 0), options.get("deadline_s")
-        n_vocab = self._parts.vocab.n_tokens
-        for token in params.stop_token_ids:
-            if token >= n_vocab:
-                allowed = f"token ids below {n_vocab}"
-                raise InvalidRequest("stop_token_ids", token, allowed)
+        check_tokens(params, self._parts.vocab.n_tokens)
         if abs(priority) > MAX_PRIORITY:
             allowed = f"whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}"
             raise InvalidRequest("priority", priority, allowed)
@@ -288,6 +291,20 @@ class AsyncEngine:
         for point in options.get("cache_points", ()):
             if point < 1:
                 raise InvalidRequest("cache_points", point, "positions from 1")
+
+
+def check_tokens(params: SamplingParams, n_vocab: int) -> None:
+    """Raise InvalidRequest if *params* name a token that the model does not have."""
+    named: dict[str, Iterable[object]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "suppress_tokens": params.suppress_tokens,
+        "logit_bias": params.logit_bias,
+        "grammar_triggers": params.grammar_triggers,
+    }
+    for name, tokens in named.items():
+        for token in tokens:
+            if isinstance(token, int) and token >= n_vocab:
+                raise InvalidRequest(name, token, f"token ids below {n_vocab}")
 
 
 async def _gather(

@@ -37,7 +37,9 @@ def _describe(owner: str, error: ValidationError) -> str:
     lines = []
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"]) or "options"
-        lines.append(f"{owner}.{name}={item['input']!r}: {item['msg']}")
+        given = repr(item["input"])
+        shown = given if len(given) <= 80 else f"{given[:77]}..."
+        lines.append(f"{owner}.{name}={shown}: {item['msg']}")
     return "; ".join(lines)
 
 

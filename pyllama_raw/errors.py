@@ -62,6 +62,23 @@ class QueueFull(RequestError):
         )
 
 
+class BadGrammar(RequestError):
+    """The grammar cannot be used; *position* is an index into its text, if known."""
+
+    def __init__(self, reason: str, position: int | None) -> None:
+        self.reason, self.position = reason, position
+        where = "" if position is None else f" at {position}"
+        super().__init__(f"grammar{where}: {reason}")
+
+
+class BadSchema(RequestError):
+    """A JSON schema, regular expression or Lark grammar cannot be used."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"{name}: {reason}")
+
+
 class Unsupported(RequestError):
     """The model or context cannot do what was asked."""
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Condition
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, TypeVar
 
 from pyllama_raw.chat import ChatTemplate, Message
 from pyllama_raw.engine.parts import EngineParts, TextVocab
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
+
+T = TypeVar("T")
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -65,6 +67,11 @@ class PromptEncoder:
         if len(tokens) >= self._n_ctx_slot:
             raise PromptTooLong(len(tokens), self._n_ctx_slot)
         return tokens
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Call *function*, which may use the vocabulary."""
+        with self._using_vocab():
+            return function()
 
     def close(self) -> None:
         """Wait until nobody uses the vocabulary; later calls raise ClosedError."""

@@ -4,6 +4,7 @@
 
 #include "ggml.h"
 #include "log_ring.h"
+#include "logprobs.h"
 #include "mtmd-helper.h"
 
 #include <algorithm>
@@ -149,6 +150,10 @@ extern "C" llama_context * plr_context_new(llama_model * model,
 
 // ---- a step ------------------------------------------------------------------------------
 
+static int32_t n_vocab_of(const llama_context * ctx) {
+    return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+}
+
 // The largest of *n* logits; NaN is never larger. Lanes let the compiler use vectors.
 static float largest(const float * logits, int32_t n) {
     constexpr int32_t n_lanes = 32;
@@ -185,43 +190,164 @@ static llama_token argmax(const float * logits, int32_t n_vocab) {
     return static_cast<llama_token>(std::find(logits + start, logits + n_vocab, best) - logits);
 }
 
-// As llama_sampler_sample, which would end the process if the chain selects nothing.
-static llama_token sample(llama_sampler * chain, const float * logits, int32_t n_vocab) {
-    thread_local std::vector<llama_token_data> candidates;
-    candidates.resize(n_vocab);
-    for (llama_token id = 0; id < n_vocab; ++id) {
-        candidates[id] = llama_token_data{id, logits[id], 0.0f};
+// Change the row as its sampler says: biases first, then ids that must not be sampled.
+static void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) {
+    for (int32_t i = 0; i < sampler.n_bias; ++i) {
+        const llama_logit_bias bias = sampler.bias[i];
+        if (bias.token >= 0 && bias.token < n_vocab) {
+            logits[bias.token] += bias.bias;
+        }
     }
-    llama_token_data_array view = {candidates.data(), candidates.size(), -1, false};
+    const auto forbid = [&](const llama_token * ids, int32_t n) {
+        for (int32_t i = 0; i < n; ++i) {
+            if (ids[i] >= 0 && ids[i] < n_vocab) {
+                logits[ids[i]] = -INFINITY;
+            }
+        }
+    };
+    forbid(sampler.suppress, sampler.n_suppress);
+    if (sampler.n_min > 0) {
+        forbid(sampler.ending, sampler.n_ending);
+    }
+    if (sampler.mask != nullptr) {
+        for (int32_t id = 0; id < n_vocab; ++id) {
+            const bool allowed = (sampler.mask[id / 32] >> (id % 32)) & 1;
+            logits[id] = allowed ? logits[id] : -INFINITY;
+        }
+    }
+}
+
+// Close the gaps that -infinity and NaN leave: some samplers compute NaN from them.
+static void drop_forbidden(llama_token_data_array & view) {
+    size_t n_left = 0;
+    for (size_t i = 0; i < view.size; ++i) {
+        view.data[n_left] = view.data[i];
+        n_left += view.data[i].logit > -INFINITY;
+    }
+    view.size = n_left;
+    if (n_left == 0) {
+        throw std::runtime_error("no token is allowed here");
+    }
+}
+
+// All tokens, by rising id. One array a thread: gone with the next call.
+static llama_token_data_array candidates(const float * logits, int32_t n_vocab) {
+    thread_local std::vector<llama_token_data> storage;
+    storage.resize(n_vocab);
+    for (llama_token id = 0; id < n_vocab; ++id) {
+        storage[id] = llama_token_data{id, logits[id], 0.0f};
+    }
+    return {storage.data(), storage.size(), -1, false};
+}
+
+// As llama_sampler_sample, which would end the process if the chain selects nothing.
+// What the draw was from is left in *view*; nothing where there was no draw.
+static llama_token draw(llama_sampler * chain, llama_token_data_array & view) {
+    drop_forbidden(view);
+    if (chain == nullptr) {
+        const auto less = [](const auto & a, const auto & b) { return a.logit < b.logit; };
+        const size_t n = view.size;
+        view.size = 0;
+        return std::max_element(view.data, view.data + n, less)->id;
+    }
     llama_sampler_apply(chain, &view);
     if (view.selected < 0 || view.selected >= static_cast<int64_t>(view.size)) {
         throw std::runtime_error("the sampler chain selected no token");
     }
-    const llama_token token = view.data[view.selected].id;
-    llama_sampler_accept(chain, token);
+    return view.data[view.selected].id;
+}
+
+static bool allows(llama_sampler * grammar, llama_token token) {
+    llama_token_data data = {token, 1.0f, 0.0f};
+    llama_token_data_array view = {&data, 1, -1, false};
+    llama_sampler_apply(grammar, &view);
+    return data.logit != -INFINITY;
+}
+
+// A grammar looks at all tokens only if it refuses the one that was drawn without it.
+static llama_token sample(const plr_sampler & sampler, const float * logits,
+                          int32_t n_vocab, llama_token_data_array & view) {
+    llama_token token;
+    if (sampler.chain == nullptr) {
+        token = argmax(logits, n_vocab);
+    } else {
+        view  = candidates(logits, n_vocab);
+        token = draw(sampler.chain, view);
+    }
+    if (sampler.grammar == nullptr || allows(sampler.grammar, token)) {
+        return token;
+    }
+    view = candidates(logits, n_vocab);
+    llama_sampler_apply(sampler.grammar, &view);
+    return draw(sampler.chain, view);
+}
+
+static llama_token sample_and_accept(plr_sampler * sampler, float * logits,
+                                     int32_t n_vocab) {
+    if (sampler == nullptr || sampler->n_suppress < 0) {
+        throw std::invalid_argument("the sampler of the row is closed or was never set");
+    }
+    thread_local std::vector<float> raw;
+    plr_logprobs * wanted = sampler->logprobs;
+    if (wanted != nullptr && !wanted->of_sampler) {
+        raw.assign(logits, logits + n_vocab);
+    }
+    shape(*sampler, logits, n_vocab);
+    llama_token_data_array view = {nullptr, 0, -1, false};
+    const llama_token token = sample(*sampler, logits, n_vocab, view);
+    if (wanted != nullptr && wanted->of_sampler) {
+        logprobs::read_view(view, token, *wanted);
+    } else if (wanted != nullptr) {
+        logprobs::read_row(raw.data(), n_vocab, token, *wanted);
+    }
+    if (sampler->grammar != nullptr) {
+        llama_sampler_accept(sampler->grammar, token);
+    }
+    if (sampler->chain != nullptr) {
+        llama_sampler_accept(sampler->chain, token);
+    }
+    sampler->n_min -= sampler->n_min > 0;
     return token;
 }
 
 static llama_token sample_row(llama_context * ctx, const llama_batch * batch, int32_t row,
-                              const plr_sampler * sampler, int32_t n_vocab) {
+                              plr_sampler * sampler, int32_t n_vocab) {
     if (row < 0 || row >= batch->n_tokens || batch->logits[row] == 0) {
         throw std::out_of_range("the row is no output of this batch");
-    }
-    if (sampler == nullptr || sampler->n_suppress < 0) {
-        throw std::invalid_argument("the sampler of the row is closed or was never set");
     }
     float * logits = llama_get_logits_ith(ctx, row);
     if (logits == nullptr) {
         throw std::runtime_error("the row has no logits");
     }
-    for (int32_t i = 0; i < sampler->n_suppress; ++i) {
-        const llama_token id = sampler->suppress[i];
-        if (id >= 0 && id < n_vocab) {
-            logits[id] = -INFINITY;
+    return sample_and_accept(sampler, logits, n_vocab);
+}
+
+extern "C" int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab,
+                          llama_token * token) {
+    *token = LLAMA_TOKEN_NULL;
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        *token = sample_and_accept(sampler, logits, n_vocab);
+        return 0;
+    });
+}
+
+extern "C" int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * rows,
+                         const llama_token * tokens, int32_t n_top, float * chosen,
+                         llama_token * ids, float * values) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        const int32_t n_vocab = n_vocab_of(ctx);
+        for (int32_t i = 0; i < n_rows; ++i) {
+            const float * logits = llama_get_logits_ith(ctx, rows[i]);
+            if (logits == nullptr) {
+                throw std::runtime_error("the row has no logits");
+            }
+            plr_logprobs out = {n_top, false, 0, 0.0f, ids + i * n_top, values + i * n_top};
+            logprobs::read_row(logits, n_vocab, tokens[i], out);
+            chosen[i] = out.value;
+            std::fill(out.ids + out.n_found, out.ids + n_top, LLAMA_TOKEN_NULL);
         }
-    }
-    return sampler->chain == nullptr ? argmax(logits, n_vocab)
-                                     : sample(sampler->chain, logits, n_vocab);
+        return 0;
+    });
 }
 
 static int decode(llama_context * ctx, const llama_batch * batch) {
@@ -233,7 +359,7 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
 }
 
 extern "C" int plr_step(llama_context * ctx, const llama_batch * batch, int32_t n_rows,
-                        const int32_t * rows, const plr_sampler * const * samplers,
+                        const int32_t * rows, plr_sampler * const * samplers,
                         llama_token * tokens, int32_t * codes, plr_times * times) {
     const int64_t start_ns = now_ns();
     const int code = decode(ctx, batch);
@@ -243,7 +369,7 @@ extern "C" int plr_step(llama_context * ctx, const llama_batch * batch, int32_t 
     if (code != 0) {
         return code;
     }
-    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+    const int32_t n_vocab = n_vocab_of(ctx);
     for (int32_t i = 0; i < n_rows; ++i) {
         tokens[i] = guarded<llama_token>(LLAMA_TOKEN_NULL, [&] {
             return sample_row(ctx, batch, rows[i], samplers[i], n_vocab);
@@ -268,9 +394,38 @@ extern "C" int plr_encode(llama_context * ctx, const llama_batch * batch) {
 
 // ---- calls that may throw ----------------------------------------------------------------
 
-extern "C" int plr_sampler_accept(llama_sampler * sampler, llama_token token) {
+extern "C" llama_sampler * plr_init_dry(const llama_vocab * vocab, float multiplier, float base,
+                                        int32_t allowed_length, int32_t last_n,
+                                        const char ** breakers, size_t n_breakers) {
+    remember("");
+    return guarded<llama_sampler *>(nullptr, [&] {
+        return llama_sampler_init_dry(vocab, multiplier, base, allowed_length, last_n,
+                                      breakers, n_breakers);
+    });
+}
+
+extern "C" llama_sampler * plr_init_grammar(const llama_vocab * vocab, const char * grammar,
+                                            const char * root, bool lazy,
+                                            const char ** patterns, size_t n_patterns,
+                                            const llama_token * tokens, size_t n_tokens) {
+    remember("");
+    return guarded<llama_sampler *>(nullptr, [&] {
+        return lazy ? llama_sampler_init_grammar_lazy_patterns(
+                          vocab, grammar, root, patterns, n_patterns, tokens, n_tokens)
+                    : llama_sampler_init_grammar(vocab, grammar, root);
+    });
+}
+
+extern "C" llama_sampler * plr_sampler_clone(const llama_sampler * sampler) {
+    return guarded<llama_sampler *>(nullptr, [&] { return llama_sampler_clone(sampler); });
+}
+
+extern "C" int plr_sampler_accept_many(llama_sampler * sampler, const llama_token * tokens,
+                                       int32_t n_tokens) {
     return guarded<int>(PLR_EXCEPTION, [&] {
-        llama_sampler_accept(sampler, token);
+        for (int32_t i = 0; i < n_tokens; ++i) {
+            llama_sampler_accept(sampler, tokens[i]);
+        }
         return 0;
     });
 }

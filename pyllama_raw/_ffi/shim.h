@@ -45,11 +45,32 @@ struct llama_model * plr_model_load(const char * path, const struct llama_model_
 struct llama_context * plr_context_new(struct llama_model * model,
                                        const struct llama_context_params * params);
 
-/* How one row is sampled. chain NULL means greedy: the largest logit, lowest id. */
+/*
+ * Log-softmax of one row: of the token it gave, and of the n_top most likely ones.
+ * Without of_sampler of the row as the model made it, else of what the draw was from.
+ */
+typedef struct plr_logprobs {
+    int32_t       n_top;      /* places in ids and values */
+    bool          of_sampler;
+    int32_t       n_found;    /* out: places filled; tokens of probability 0 are left out */
+    float         value;      /* out: of the token */
+    llama_token * ids;        /* out: most likely first, of equals the lowest id */
+    float       * values;     /* out */
+} plr_logprobs;
+
+/* How one row is sampled. Pointers may be NULL where their count is 0. */
 typedef struct plr_sampler {
-    struct llama_sampler * chain;
-    const llama_token    * suppress;   /* ids that must not be sampled */
-    int32_t                n_suppress; /* below 0: the sampler was closed */
+    struct llama_sampler   * chain;      /* NULL means greedy: the largest logit, lowest id */
+    struct llama_sampler   * grammar;    /* NULL, or what the token must be allowed by */
+    const uint32_t         * mask;       /* NULL, or a bit a token: 0 must not be sampled */
+    const llama_logit_bias * bias;       /* added to the logits first */
+    const llama_token      * suppress;   /* ids that must not be sampled */
+    const llama_token      * ending;     /* ids that must not be sampled while n_min > 0 */
+    int32_t                  n_bias;
+    int32_t                  n_suppress; /* below 0: the sampler was closed */
+    int32_t                  n_ending;
+    int32_t                  n_min;      /* counted down with every token sampled */
+    plr_logprobs           * logprobs;   /* NULL, or filled with every token sampled */
 } plr_sampler;
 
 typedef struct plr_times {
@@ -63,18 +84,39 @@ typedef struct plr_times {
  *   samplers[i] how to sample it
  *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
  *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
- * Suppressed ids are set to -infinity in the row's logits.
+ * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
  * Nothing is sampled unless llama_decode returned 0.
  */
 int plr_step(struct llama_context * ctx, const struct llama_batch * batch, int32_t n_rows,
-             const int32_t * rows, const plr_sampler * const * samplers,
+             const int32_t * rows, plr_sampler * const * samplers,
              llama_token * tokens, int32_t * codes, plr_times * times);
+
+/*
+ * Log-probabilities of tokens[i] in output row rows[i] of the last batch; ids and values have
+ * n_rows times n_top places, unused ids are LLAMA_TOKEN_NULL. Rows that were sampled are
+ * changed: ask for others only.
+ */
+int plr_score(struct llama_context * ctx, int32_t n_rows, const int32_t * rows,
+              const llama_token * tokens, int32_t n_top, float * chosen, llama_token * ids,
+              float * values);
 
 int plr_decode(struct llama_context * ctx, const struct llama_batch * batch);
 int plr_encode(struct llama_context * ctx, const struct llama_batch * batch);
 
-/* llama_sampler_accept and llama_tokenize behind a try block. */
-int plr_sampler_accept(struct llama_sampler * sampler, llama_token token);
+/* Sample one row that comes from no context; *logits* are changed as by plr_step. */
+int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab, llama_token * token);
+
+/* llama_sampler_init_dry, _init_grammar(_lazy_patterns), llama_sampler_clone, llama_sampler_accept
+ * and llama_tokenize behind a try block; NULL on failure. */
+struct llama_sampler * plr_init_dry(
+    const struct llama_vocab * vocab, float multiplier, float base, int32_t allowed_length,
+    int32_t last_n, const char ** breakers, size_t n_breakers);
+struct llama_sampler * plr_init_grammar(
+    const struct llama_vocab * vocab, const char * grammar, const char * root, bool lazy,
+    const char ** patterns, size_t n_patterns, const llama_token * tokens, size_t n_tokens);
+struct llama_sampler * plr_sampler_clone(const struct llama_sampler * sampler);
+int plr_sampler_accept_many(struct llama_sampler * sampler, const llama_token * tokens,
+                            int32_t n_tokens);
 int plr_tokenize(const struct llama_vocab * vocab, const char * text, int32_t text_len,
                  llama_token * tokens, int32_t n_tokens_max, bool add_special,
                  bool parse_special, int32_t * n_tokens);

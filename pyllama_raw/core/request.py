@@ -36,12 +36,14 @@ class Request:
     tokens: array[int]  # prompt, array("i"), never empty, never changed
     max_tokens: int  # >= 1
     sampling: object = None  # read by the executor only
+    constraint: object = None  # of the output; read by the executor only
     stop: tuple[bytes, ...] = ()  # stop strings, UTF-8
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
     namespace: Hashable = None  # who may share this prompt's cache
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
+    scores_prompt: bool = False  # log-probabilities of its tokens are wanted
 
     @property
     def n_prompt(self) -> int:
@@ -59,12 +61,21 @@ class Timings:
     itl: tuple[float, ...] = field(repr=False)  # gaps between output tokens
 
 
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities, at one place of a sequence."""
+
+    token_id: int  # the token that is there
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (id, logprob) of the likely ones, best first
+
+
 class Delta(NamedTuple):
     """One output token; text may be empty while a character or stop string is open."""
 
     request_id: int
     token: int
     text: str
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,7 @@ class Finished:
     cache_tier: CacheTier | None  # where they came from
     n_preempted: int
     timings: Timings
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
 
 
 Event = Delta | Finished

@@ -19,15 +19,17 @@ import numpy as np
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
-from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.engine.guidance import MaskConstraint, MaskState
 from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.parts import StepTimes
+from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.errors import InvalidBatch, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.library import last_error
-from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from pyllama_raw.native.sampler import RowSampler, RowSamplers
 from pyllama_raw.sampling.params import SamplingParams
 
 
@@ -41,7 +43,6 @@ class NativeExecutor:
         kind: whether the memory can forget the last tokens of a slot, and how it is
             captured.
         scratch: a slot no sequence uses.
-        disk: None: nothing is kept in files.
     """
 
     def __init__(
@@ -51,18 +52,17 @@ class NativeExecutor:
         *,
         kind: SnapshotKind,
         scratch: int,
-        disk: DiskWriter | None = None,
     ) -> None:
         self._make_context = make_context
-        self._eog_tokens = sorted(eog_tokens)
+        self._eog_tokens = frozenset(eog_tokens)
         self._kind = kind
         self._scratch = scratch
-        self._disk = disk
         self._use(make_context())
         self._batch = Batch(self.context.max_tokens)
         self._rows = np.zeros(self.context.n_seq_max, np.int32)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._samplers: dict[int, RowSampler] = {}  # by request_id
+        self._masks: dict[int, MaskState] = {}  # by request_id, few have one
         self._n_steps = self._decode_ns = self._sample_ns = 0
 
     @property
@@ -70,25 +70,29 @@ class NativeExecutor:
         return StepTimes(self._n_steps, self._decode_ns / 1e9, self._sample_ns / 1e9)
 
     def open(self, request: Request) -> None:
-        """Build the sampler chain of *request*; `sampling` has its seed resolved."""
+        """Build the sampler of *request*; `sampling` has its seed resolved."""
         params = request.sampling
         assert isinstance(params, SamplingParams)
-        assert params.seed is not None
-        chain = SamplerChain.build(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
+        constraint = request.constraint
+        started = None
+        if isinstance(constraint, GrammarConstraint | MaskConstraint):
+            started = constraint.start()
+        self._samplers[request.request_id] = open_sampler(
+            params,
+            self.context.model.vocab,
+            request.tokens,
+            request.stop_token_ids | self._eog_tokens,
+            started,
         )
-        suppress = self._eog_tokens if params.ignore_eos else ()
-        self._samplers[request.request_id] = RowSampler(chain, suppress)
+        if isinstance(started, MaskState):
+            self._masks[request.request_id] = started
 
     def close(self, request_id: int) -> None:
-        """Free the sampler chain."""
+        """Free the sampler."""
         sampler = self._samplers.pop(request_id, None)
         if sampler is not None:
             sampler.close()
+            self._masks.pop(request_id, None)
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
@@ -119,7 +123,7 @@ class NativeExecutor:
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
-            return _sampled(chunks, outcome)
+            return self._sampled(chunks, outcome)
         return self._failed(chunks, outcome.code)
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> StepOutcome:
@@ -139,12 +143,41 @@ class NativeExecutor:
             if wants_output:
                 rows.append(batch.n_tokens - 1)
                 samplers.append(self._samplers[request_id])
+        if self._masks:
+            self._prepare_masks(chunks)
         if len(rows) > len(self._rows):
             text = f"{len(rows)} output rows, {len(self._rows)} slots"
             raise InvalidBatch("llama_decode", None, text)
         self._rows[: len(rows)] = rows
         self._row_samplers.set_all(samplers)
         return self.context.step(batch, self._rows[: len(rows)], self._row_samplers)
+
+    def _prepare_masks(self, chunks: tuple[Chunk, ...]) -> None:
+        for chunk in chunks:
+            mask = self._masks.get(chunk.request_id)
+            if mask is not None and chunk.wants_output:
+                mask.prepare()
+
+    def _sampled(self, chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
+        tokens: list[int | None] = outcome.tokens.tolist()
+        codes: list[int] = outcome.codes.tolist()
+        if not (self._masks or any(codes)):
+            return StepResult(tokens=tuple(tokens))
+        errors: dict[int, PyllamaError] = {}
+        outputs = [chunk for chunk in chunks if chunk.wants_output]
+        for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
+            mask = self._masks.get(chunk.request_id)
+            token = tokens[row]
+            if code:
+                said = (mask.error if mask is not None else "") or last_error()
+                message = said or "the sampler failed"
+                errors[chunk.request_id] = SamplingFailed(
+                    "llama_sampler_sample", code, message
+                )
+                tokens[row] = None
+            elif mask is not None and token is not None:
+                mask.accept(token)
+        return StepResult(tokens=tuple(tokens), row_errors=errors)
 
     def _failed(self, chunks: tuple[Chunk, ...], code: int) -> StepResult:
         match code:
@@ -180,9 +213,7 @@ class NativeExecutor:
 
     def _use(self, context: Context) -> None:
         self.context = context
-        self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._disk
-        )
+        self._operations = SlotOperations(context, self._kind, self._scratch)
 
 
 def _count_rows(chunks: tuple[Chunk, ...]) -> int:
@@ -191,23 +222,6 @@ def _count_rows(chunks: tuple[Chunk, ...]) -> int:
         if len(chunk.tokens) != 1 or not chunk.wants_output:
             return index
     return len(chunks)
-
-
-def _sampled(chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
-    tokens: list[int | None] = outcome.tokens.tolist()
-    codes: list[int] = outcome.codes.tolist()
-    if not any(codes):
-        return StepResult(tokens=tuple(tokens))
-    errors: dict[int, PyllamaError] = {}
-    outputs = [chunk for chunk in chunks if chunk.wants_output]
-    for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
-        if code:
-            message = last_error() or "the sampler failed"
-            errors[chunk.request_id] = SamplingFailed(
-                "llama_sampler_sample", code, message
-            )
-            tokens[row] = None
-    return StepResult(tokens=tuple(tokens), row_errors=errors)
 
 
 def _with_gaps(

@@ -11,8 +11,15 @@ from pyllama_raw.native.library import ffi
 
 INT32 = np.dtype(np.int32)
 UINT8 = np.dtype(np.uint8)
+UINT32 = np.dtype(np.uint32)
+FLOAT32 = np.dtype(np.float32)
 
-_C_NAMES = {INT32: "int32_t[]", UINT8: "uint8_t[]"}
+_C_NAMES = {
+    INT32: "int32_t[]",
+    UINT8: "uint8_t[]",
+    UINT32: "uint32_t[]",
+    FLOAT32: "float[]",
+}
 
 
 def pointer(

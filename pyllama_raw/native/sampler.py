@@ -1,71 +1,60 @@
 """
 How output rows become tokens.
 
-The order is that of llama-server: top_k, top_p, min_p, temperature, then the draw; a
-stage that would change nothing is left out.
+A row is sampled by a chain, or, without one, by taking the largest logit. Around it: what
+must not be sampled, what its logits get added, and a grammar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.errors import InvalidRequest, NativeError, SamplingFailed
+from pyllama_raw.native.arrays import FLOAT32, INT32, UINT32, pointer
+from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, lib
-
-_INT32_MAX = 2**31 - 1
-_SEED_MAX = 2**32 - 1  # llama.h: LLAMA_DEFAULT_SEED, a random seed
+from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.stages import Stage
+from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
 
 class SamplerChain(Handle):
-    """A llama_sampler chain that ends with a random draw. Belongs to one request."""
+    """A llama_sampler chain. Belongs to one request."""
 
     @classmethod
-    def build(
-        cls, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
-    ) -> Self | None:
+    def build(cls, stages: Sequence[Stage], vocab: Vocab) -> Self:
         """
-        The chain for these parameters; None where they mean the most likely token.
-
-        Args:
-            temperature: 0 is greedy.
-            top_k: 0 is off, 1 is greedy.
-            top_p: 1 is off.
-            min_p: 0 is off.
-            seed: 0 to 2**32 - 2.
+        The chain of *stages*; the last one has to choose a token.
 
         Raises:
             InvalidRequest: a number out of range.
+            Unsupported: the vocabulary lacks what a stage needs.
         """
-        _check("temperature", temperature, 0, float("inf"))
-        _check("top_k", top_k, 0, _INT32_MAX)
-        _check("top_p", top_p, 0, 1)
-        _check("min_p", min_p, 0, 1)
-        _check("seed", seed, 0, _SEED_MAX - 1)
-        if temperature == 0 or top_k == 1:
-            return None
-        stages = []
-        if top_k > 0:
-            stages.append(lib.llama_sampler_init_top_k(top_k))
-        if top_p < 1:
-            stages.append(lib.llama_sampler_init_top_p(top_p, 1))
-        if min_p > 0:
-            stages.append(lib.llama_sampler_init_min_p(min_p, 1))
-        if temperature != 1:
-            stages.append(lib.llama_sampler_init_temp(temperature))
-        stages.append(lib.llama_sampler_init_dist(seed))
-        return cls._of(stages)
-
-    @classmethod
-    def _of(cls, stages: Sequence[Any]) -> Self:
         params = lib.llama_sampler_chain_default_params()
-        pointer = lib.llama_sampler_chain_init(params)
-        for stage in stages:
-            lib.llama_sampler_chain_add(pointer, stage)  # the chain owns it now
-        return cls(pointer, lib.llama_sampler_free)
+        chain = cls(
+            lib.llama_sampler_chain_init(params),
+            lib.llama_sampler_free,
+            parents=[vocab.model],  # some stages read its vocabulary
+        )
+        try:
+            for stage in stages:
+                lib.llama_sampler_chain_add(chain.ptr, stage.make(vocab))
+        except BaseException:
+            chain.close()
+            raise
+        return chain
+
+    def accept(self, tokens: NDArray[np.int32]) -> None:
+        """Let the penalties know *tokens*, in one call."""
+        code = lib.plr_sampler_accept_many(
+            self.ptr, pointer(tokens, INT32), len(tokens)
+        )
+        if code:
+            raise NativeError("llama_sampler_accept", code, last_error())
 
     def reset(self) -> None:
         """As newly built: the same seed draws the same tokens again."""
@@ -73,7 +62,7 @@ class SamplerChain(Handle):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The stages in order."""
+        """The stages in order; a question mark is one that does nothing."""
         ptr = self.ptr
         found = []
         for i in range(lib.llama_sampler_chain_n(ptr)):
@@ -84,35 +73,70 @@ class SamplerChain(Handle):
 
 class RowSampler:
     """
-    What the rows of one request are sampled with: a chain or greedy, and forbidden ids.
+    What the rows of one request are sampled with.
 
-    Closes its chain. Used after close(), its rows fail and no other.
+    Closes its chain and grammar. Used after close(), its rows fail and no other.
 
     Args:
         chain: None takes the largest logit, the lowest id among equals.
         suppress: ids that are never sampled.
+        ending: ids that are not sampled before n_min others have been.
+        bias: added to the logits of these ids, before all else.
+        grammar: what the token must be allowed by.
+        mask: uint32 [ceil(n_vocab / 32)], one bit a token, read at every sampling; None:
+            all may be sampled.
     """
 
     def __init__(
-        self, chain: SamplerChain | None = None, suppress: Sequence[int] = ()
+        self,
+        chain: SamplerChain | None = None,
+        suppress: Sequence[int] = (),
+        *,
+        ending: Sequence[int] = (),
+        n_min: int = 0,
+        bias: Mapping[int, float] | None = None,
+        grammar: Grammar | None = None,
+        mask: NDArray[np.uint32] | None = None,
     ) -> None:
-        for token in suppress:
-            if not 0 <= token <= _INT32_MAX:
-                raise InvalidRequest("suppress", token, "token ids")
-        self.chain = chain
+        for name, tokens in (("suppress", suppress), ("ending", ending)):
+            _check_tokens(name, tokens)
+        _check_tokens("bias", bias or ())
+        self.chain, self.grammar, self.mask = chain, grammar, mask
         self._suppress = ffi.new("llama_token[]", list(suppress))
+        self._ending = ffi.new("llama_token[]", list(ending))
+        self._bias = ffi.new("llama_logit_bias[]", list((bias or {}).items()))
+        self._mask = ffi.NULL if mask is None else pointer(mask, UINT32)
         self._struct = ffi.new("plr_sampler *")
         self._struct.chain = ffi.NULL if chain is None else chain.ptr
-        self._struct.suppress = self._suppress
-        self._struct.n_suppress = len(suppress)
+        self._struct.grammar = ffi.NULL if grammar is None else grammar.ptr
+        self._struct.mask = self._mask
+        self._struct.bias, self._struct.n_bias = self._bias, len(self._bias)
+        self._struct.suppress, self._struct.n_suppress = self._suppress, len(suppress)
+        self._struct.ending, self._struct.n_ending = self._ending, len(ending)
+        self._struct.n_min = n_min
         self.address = int(ffi.cast("uintptr_t", self._struct))
 
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """
+        A token for a row that comes from no context. *logits* are changed.
+
+        Raises:
+            SamplingFailed: no token is allowed, or this is closed.
+        """
+        token = ffi.new("llama_token *")
+        row = pointer(logits, FLOAT32, writable=True)
+        code = lib.plr_sample(self._struct, row, len(logits), token)
+        if code:
+            raise SamplingFailed("llama_sampler_sample", code, last_error())
+        return int(token[0])
+
     def close(self) -> None:
-        """Free the chain. Idempotent."""
+        """Free chain and grammar. Idempotent."""
         self._struct.n_suppress = -1
-        self._struct.chain = ffi.NULL
-        if self.chain is not None:
-            self.chain.close()
+        self._struct.chain = self._struct.grammar = self._struct.mask = ffi.NULL
+        for owned in (self.chain, self.grammar):
+            if owned is not None:
+                owned.close()
 
 
 class RowSamplers:
@@ -144,6 +168,7 @@ class RowSamplers:
             self._kept[:count] = samplers
 
 
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(name, value, f"{low} to {high}")
+def _check_tokens(name: str, tokens: Sequence[int] | Mapping[int, float]) -> None:
+    for token in tokens:
+        if not 0 <= token <= INT32_MAX:
+            raise InvalidRequest(name, token, "token ids")

@@ -27,14 +27,14 @@ class Vocab:
     """
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self.model = model
         self._ptr = lib.llama_model_get_vocab(model.ptr)
         self.pieces = Pieces(self)
 
     @property
     def ptr(self) -> Any:
         """llama_vocab *. Raises ClosedError after the model's close()."""
-        assert self._model.ptr
+        assert self.model.ptr
         return self._ptr
 
     @cached_property
@@ -81,6 +81,14 @@ class Vocab:
             return frozenset()
         ptr, is_eog = self.ptr, lib.llama_vocab_is_eog
         return frozenset(t for t in range(self.n_tokens) if is_eog(ptr, t))
+
+    @cached_property
+    def suppress_tokens(self) -> tuple[int, ...]:
+        """Tokens that the model file says must not be sampled."""
+        count = ffi.new("int32_t *")
+        found = lib.llama_vocab_get_suppress_tokens(self.ptr, count)
+        tokens = (int(found[i]) for i in range(count[0]))
+        return tuple(token for token in tokens if 0 <= token < self.n_tokens)
 
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool

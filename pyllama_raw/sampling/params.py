@@ -107,6 +107,8 @@ class SamplingParams(Frozen):
             raise ValueError(f"min_tokens must be at most max_tokens {self.max_tokens}")
         if self.grammar_triggers and self.grammar is None:
             raise ValueError("grammar_triggers needs a grammar")
+        if self.top_n_sigma and self._has("typical") and self.typical_p < 1:
+            raise ValueError("typical_p goes not with top_n_sigma: it would see gaps")
         self._check_constraint()
         self._check_infill()
         return self
@@ -136,11 +138,14 @@ class SamplingParams(Frozen):
     @property
     def greedy(self) -> bool:
         """Whether the draw is no draw: the most likely candidate is taken."""
-        if self.temperature < MIN_TEMPERATURE and (
-            self.mirostat or "temperature" in self.stages
-        ):
+        if self.is_cold and (self.mirostat or "temperature" in self.stages):
             return True
         return self.top_k == 1 and "top_k" in self.stages and not self.mirostat
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the temperature counts as 0."""
+        return self.temperature < MIN_TEMPERATURE
 
     def prompt_window(self, n_prompt: int) -> int:
         """Where the part of a prompt begins that penalties look back to."""

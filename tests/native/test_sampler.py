@@ -7,58 +7,29 @@ import pytest
 
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from pyllama_raw.native.stages import Draw, Nucleus, Stage, Temperature, TopK
 from tests.native.support import generate, last_logits, make_context, make_prompt
 
 pytestmark = pytest.mark.native
 
-PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+
+def build(model, *stages: Stage) -> SamplerChain:
+    return SamplerChain.build(stages, model.vocab)
 
 
-def build(**changes: float) -> SamplerChain:
-    chain = SamplerChain.build(**(PLAIN | changes))
-    assert chain is not None
-    return chain
+def narrow(model) -> SamplerChain:
+    """Leaves one candidate."""
+    return build(model, Nucleus("min_p", 1.0), Draw(0))
 
 
-def test_stages_come_in_the_order_of_the_server():
+def test_a_chain_has_its_stages_in_order(model):
     """
-    Every active stage is there once, in order; inactive ones are left out.
+    What is given is built, in that order, and nothing else.
     """
-    full = build(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    chain = build(model, TopK(40), Nucleus("top_p", 0.9), Temperature(0.8), Draw(1))
 
-    assert full.names == ("top-k", "top-p", "min-p", "temp", "dist")
-    assert build().names == ("dist",)
-    assert build(min_p=0.1).names == ("min-p", "dist")
-
-
-@pytest.mark.parametrize("changes", [{"temperature": 0}, {"top_k": 1}])
-def test_greedy_needs_no_chain(changes):
-    """
-    Parameters that leave only the most likely token are None: the shim takes it.
-    """
-    assert SamplerChain.build(**(PLAIN | changes)) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("top_k", -1),
-        ("top_k", 2**31),
-        ("top_p", 1.5),
-        ("min_p", -0.5),
-        ("seed", 2**32 - 1),
-    ],
-)
-def test_parameters_out_of_range_are_refused(name, value):
-    """
-    The error names the parameter and what is allowed.
-    """
-    with pytest.raises(InvalidRequest, match=name) as caught:
-        SamplerChain.build(**(PLAIN | {name: value}))
-
-    assert caught.value.name == name
+    assert chain.names == ("top-k", "top-p", "temp-ext", "dist")
+    assert build(model, Draw(1)).names == ("dist",)
 
 
 def test_a_narrow_chain_gives_the_argmax(model):
@@ -69,7 +40,7 @@ def test_a_narrow_chain_gives_the_argmax(model):
     with make_context(model) as context:
         greedy = generate(context, prompt, 12, RowSampler())
         context.clear()
-        chain = generate(context, prompt, 12, RowSampler(build(min_p=1.0)))
+        chain = generate(context, prompt, 12, RowSampler(narrow(model)))
 
     assert chain == greedy
 
@@ -81,8 +52,10 @@ def test_equal_seeds_draw_equal_tokens(model):
     prompt = make_prompt(16, seed=4)
     outputs = []
     with make_context(model) as context:
-        chain = build(seed=7, temperature=1.5)
-        for sampler in (chain, build(seed=7, temperature=1.5), chain, build(seed=8)):
+        hot = Temperature(1.5)
+        chain = build(model, hot, Draw(7))
+        others = build(model, hot, Draw(7)), build(model, hot, Draw(8))
+        for sampler in (chain, others[0], chain, others[1]):
             if len(outputs) == 2:
                 chain.reset()
             outputs.append(generate(context, prompt, 10, RowSampler(sampler)))
@@ -100,7 +73,7 @@ def test_suppressed_tokens_never_come(model):
         logits = last_logits(context, prompt)
         best = np.argsort(-logits, kind="stable")[:4].tolist()
         for suppress, expected in ((best[:1], best[1]), (best[:3], best[3])):
-            for chain in (None, build(min_p=1.0)):
+            for chain in (None, narrow(model)):
                 context.clear()
                 sampler = RowSampler(chain, suppress)
                 assert generate(context, prompt, 1, sampler) == [expected]
@@ -152,11 +125,11 @@ def test_suppressed_ids_must_be_token_ids():
         RowSampler(None, [-1])
 
 
-def test_closing_a_row_sampler_closes_its_chain():
+def test_closing_a_row_sampler_closes_its_chain(model):
     """
     A request's chain is freed with its row sampler.
     """
-    chain = build()
+    chain = build(model, Draw(0))
     sampler = RowSampler(chain)
     sampler.close()
     sampler.close()

@@ -1,0 +1,65 @@
+"""
+What limits the output of a request to a language: made once, started for each request.
+
+Making one may take long and is done in a worker thread; the engine thread starts it. A
+grammar is followed by the sampler itself; of a schema each step computes a mask.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+from pyllama_raw.engine.guidance import Guidance, MaskConstraint
+from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.sampling import gbnf
+from pyllama_raw.sampling.params import SamplingParams
+
+
+class Constraints:
+    """Makes the constraints of one model; any thread may call it."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._lock = Lock()
+        self._guidance: Guidance | None = None
+
+    def make(self, params: SamplingParams) -> GrammarConstraint | MaskConstraint | None:
+        """
+        Check and compile what *params* ask for; None if they ask for nothing.
+
+        Raises:
+            BadGrammar, BadSchema: it cannot be used; the error says where and why.
+            Unsupported: the extra "guidance" is not installed.
+        """
+        match params.constraint:
+            case None:
+                return None
+            case "grammar":
+                return GrammarConstraint(params, self._vocab)
+            case "json_schema" | "regex" | "lark" as kind:
+                with self._lock:  # the first request of this kind reads the vocabulary
+                    if self._guidance is None:
+                        self._guidance = Guidance(self._vocab)
+                return self._guidance.make(kind, getattr(params, kind))
+
+
+class GrammarConstraint:
+    """GBNF: the sampler checks each token it drew."""
+
+    def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
+        assert params.grammar is not None
+        gbnf.check(params.grammar, params.grammar_root)
+        triggers = params.grammar_triggers
+        self._vocab = vocab
+        self._grammar = Grammar.parse(
+            params.grammar,
+            vocab,
+            root=params.grammar_root,
+            trigger_texts=[t for t in triggers if isinstance(t, str)],
+            trigger_tokens=[t for t in triggers if isinstance(t, int)],
+        )
+
+    def start(self) -> Grammar:
+        """One at its beginning: grammars have a state and are never shared."""
+        return self._grammar.copy(self._vocab)

@@ -1,0 +1,118 @@
+"""
+JSON schemas, regular expressions and Lark grammars, by the package llguidance.
+
+Its tokenizer is made once a model, from the pieces of the vocabulary. A request has a
+matcher, which gives the mask of the tokens that may come next.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import numpy as np
+
+from pyllama_raw.errors import BadSchema, Unsupported
+from pyllama_raw.native.vocab import Vocab
+
+INSTALL = 'pip install "pyllama-raw[guidance]"'
+
+
+class Guidance:
+    """Compiles constraints for one vocabulary."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        """Reads the whole vocabulary. Raises Unsupported without llguidance."""
+        try:
+            import llguidance
+        except ImportError:
+            text = f"json_schema, regex and lark need llguidance: {INSTALL}"
+            raise Unsupported(text) from None
+        if vocab.kind == "none" or not vocab.eog_tokens:
+            raise Unsupported("a constraint needs a vocabulary with an end token")
+        self._n_tokens = vocab.n_tokens
+        self._matcher: Any = llguidance.LLMatcher
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Pieces(vocab)),
+            eos_token=sorted(vocab.eog_tokens),
+        )
+
+    def make(
+        self, kind: Literal["json_schema", "regex", "lark"], value: Any
+    ) -> MaskConstraint:
+        """Compile *value*. Raises BadSchema with the reason."""
+        translate = {
+            "json_schema": self._from_schema,
+            "regex": self._matcher.grammar_from_regex,
+            "lark": self._matcher.grammar_from_lark,
+        }
+        try:
+            grammar = translate[kind](value)
+        except (ValueError, RecursionError) as error:
+            raise BadSchema(kind, str(error)) from error
+        matcher = self._matcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise BadSchema(kind, str(matcher.get_error()))
+        return MaskConstraint(matcher, self._n_tokens)
+
+    def _from_schema(self, schema: dict[str, Any]) -> str:
+        grammar: str = self._matcher.grammar_from_json_schema(json.dumps(schema))
+        return grammar
+
+
+class MaskConstraint:
+    """A compiled constraint without a state."""
+
+    def __init__(self, matcher: Any, n_tokens: int) -> None:
+        self._matcher, self._n_tokens = matcher, n_tokens
+
+    def start(self) -> MaskState:
+        """For one request, at its beginning."""
+        return MaskState(self._matcher.deep_copy(), self._n_tokens)
+
+
+class MaskState:
+    """Where one request is in its constraint, and the mask of what may follow."""
+
+    def __init__(self, matcher: Any, n_tokens: int) -> None:
+        self.mask = np.zeros((n_tokens + 31) // 32, np.uint32)
+        self._matcher = matcher
+        self._is_current = False
+
+    @property
+    def error(self) -> str:
+        """Why nothing can follow; empty if something can."""
+        return str(self._matcher.get_error())
+
+    def prepare(self) -> None:
+        """Fill the mask; all zero, which fails the row, if nothing can follow."""
+        if self._is_current:
+            return  # the step that wanted it sampled nothing
+        self._matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        if self._matcher.is_error():
+            self.mask[:] = 0
+        self._is_current = True
+
+    def accept(self, token: int) -> None:
+        """Go on after *token*."""
+        self._matcher.consume_token(token)
+        self._is_current = False
+
+
+class _Pieces:
+    """The vocabulary as llguidance.TokenizerWrapper wants it."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self.eos_token_id = min(vocab.eog_tokens)
+        self.bos_token_id = vocab.bos
+        self.tokens = [_piece(vocab, token) for token in range(vocab.n_tokens)]
+
+    def __call__(self, text: str) -> list[int]:
+        tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
+        return tokens.tolist()
+
+
+def _piece(vocab: Vocab, token: int) -> bytes:
+    """Bytes of *token*; 0xff, which is in no text, marks names of control tokens."""
+    return vocab.piece(token) or b"\xff" + vocab.piece(token, special=True)

@@ -1,0 +1,185 @@
+"""
+From sampling parameters to what samples the rows of a request.
+
+The order is that of llama-server: biases, the stages as given, then one draw. Greedy
+requests keep only the stages that can change which token is the most likely; without any
+they need no chain.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pyllama_raw.engine.guidance import MaskState
+from pyllama_raw.native import stages
+from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.sampler import RowSampler, SamplerChain
+from pyllama_raw.native.stages import Stage
+from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.sampling.params import SamplingParams
+
+
+def open_sampler(
+    params: SamplingParams,
+    vocab: Vocab,
+    prompt: array[int],
+    ending: frozenset[int],
+    constraint: Grammar | MaskState | None,
+) -> RowSampler:
+    """
+    Build the sampler of a request, with what its penalties see of the prompt.
+
+    Args:
+        params: its seed is resolved.
+        ending: tokens that end the request.
+        constraint: of this request alone; a grammar is closed with the sampler.
+
+    Raises:
+        RequestError: the model or libllama cannot do what is asked.
+    """
+    grammar = constraint if isinstance(constraint, Grammar) else None
+    mask = constraint.mask if isinstance(constraint, MaskState) else None
+    suppress = {*params.suppress_tokens, *vocab.suppress_tokens}
+    if params.ignore_eos:
+        suppress |= vocab.eog_tokens
+    return RowSampler(
+        _chain(params, vocab, prompt),
+        sorted(suppress),
+        ending=sorted(ending) if params.min_tokens else (),
+        n_min=params.min_tokens,
+        bias=params.logit_bias,
+        grammar=grammar,
+        mask=mask,
+    )
+
+
+def _chain(
+    params: SamplingParams, vocab: Vocab, prompt: array[int]
+) -> SamplerChain | None:
+    n_most = min(len(prompt) + params.max_tokens, stages.HISTORY_MAX)
+    wanted = stages_of(params, n_most)
+    if not wanted:
+        return None
+    chain = SamplerChain.build(wanted, vocab)
+    n_history = params.n_history(n_most)
+    if n_history:
+        seen = prompt[-n_history:]
+        chain.accept(np.frombuffer(seen, np.int32))
+    return chain
+
+
+def stages_of(params: SamplingParams, n_most: int) -> list[Stage]:
+    """
+    The chain for *params*; empty where it would be the largest logit.
+
+    Args:
+        n_most: tokens the request can have; a longer history is never needed.
+    """
+    assert params.seed is not None
+    if params.mirostat and not params.greedy:
+        return [
+            *_temperature(params, n_most),
+            stages.Mirostat(
+                params.mirostat, params.mirostat_tau, params.mirostat_eta, params.seed
+            ),
+        ]
+    names: Sequence[str] = params.stages if not params.mirostat else ()
+    if params.greedy:
+        names = _before_greedy(params)
+    found = [stage for name in names for stage in _STAGES[name](params, n_most)]
+    if params.greedy:
+        return [*found, stages.Greedy()] if found else []
+    if params.adaptive_target is not None:
+        target, decay = params.adaptive_target, params.adaptive_decay
+        return [*found, stages.AdaptiveP(target, decay, params.seed)]
+    return [*found, stages.Draw(params.seed)]
+
+
+def _before_greedy(params: SamplingParams) -> Sequence[str]:
+    """The stages that decide which token is the most likely; none if it is the logit."""
+    if params.mirostat:
+        return ()
+    names = params.stages
+    if params.is_cold and "temperature" in names:
+        names = names[: names.index("temperature")]
+    drops_best = {
+        "typical": params.typical_p < 1,
+        "xtc": params.xtc_probability > 0,
+        "infill": True,
+    }
+    if any(drops_best.get(name, False) for name in names):
+        return [name for name in names if name != "temperature"]
+    return [name for name in names if name in ("penalties", "dry")]
+
+
+def _penalties(params: SamplingParams, n_most: int) -> list[Stage]:
+    if not params.penalizes:
+        return []
+    last_n = _history(params.penalty_last_n, n_most)
+    return [
+        stages.Penalties(
+            last_n,
+            params.repeat_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        )
+    ]
+
+
+def _dry(params: SamplingParams, n_most: int) -> list[Stage]:
+    if not params.dries:
+        return []
+    return [
+        stages.Dry(
+            _history(params.dry_last_n, n_most),
+            params.dry_multiplier,
+            params.dry_base,
+            params.dry_allowed_length,
+            params.dry_sequence_breakers,
+        )
+    ]
+
+
+def _history(limit: int | None, n_most: int) -> int:
+    return n_most if limit is None else min(limit, n_most)
+
+
+def _xtc(params: SamplingParams, n_most: int) -> list[Stage]:  # noqa: ARG001
+    probability, threshold = params.xtc_probability, params.xtc_threshold
+    if probability == 0 or threshold > 0.5:
+        return []
+    assert params.seed is not None
+    return [stages.Xtc(probability, threshold, params.seed, params.min_keep)]
+
+
+def _temperature(params: SamplingParams, n_most: int) -> list[Stage]:  # noqa: ARG001
+    spread = 0.0 if params.mirostat else params.dynatemp_range
+    if params.temperature == 1 and spread == 0:
+        return []
+    exponent = params.dynatemp_exponent
+    return [stages.Temperature(params.temperature, spread, exponent)]
+
+
+_STAGES: dict[str, Callable[[SamplingParams, int], list[Stage]]] = {
+    "penalties": _penalties,
+    "dry": _dry,
+    "top_n_sigma": lambda p, _: (
+        [stages.TopNSigma(p.top_n_sigma)] if p.top_n_sigma else []
+    ),
+    "top_k": lambda p, _: [stages.TopK(p.top_k)] if p.top_k else [],
+    "typical": lambda p, _: (
+        [stages.Nucleus("typical", p.typical_p, p.min_keep)] if p.typical_p < 1 else []
+    ),
+    "top_p": lambda p, _: (
+        [stages.Nucleus("top_p", p.top_p, p.min_keep)] if p.top_p < 1 else []
+    ),
+    "min_p": lambda p, _: (
+        [stages.Nucleus("min_p", p.min_p, p.min_keep)] if p.min_p else []
+    ),
+    "xtc": _xtc,
+    "temperature": _temperature,
+    "infill": lambda p, _: [stages.Infill(p.top_k)],
+}
