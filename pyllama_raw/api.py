@@ -69,6 +69,7 @@ class AsyncEngine:
             parts.scheduler,
             parts.executor,
             parts.flag,
+            files=parts.files,
             release=partial(_release, self._encoder, parts),
         )
         close_at_exit(self._thread)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig
+from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.eviction import ORDER_KEYS
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.engine.constraint import Constraints
+from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
+from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind, measure
+from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
@@ -53,26 +59,33 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     layout = layout_of(model, config)
     fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
     flag = AbortFlag()
+    store = open_store(model, config, fields | {"n_seq_max": layout.n_seq_max})
+    files = None if store is None else DiskWriter(store)
     executor = NativeExecutor(
         partial(Context, model, n_seq_max=layout.n_seq_max, abort=flag, **fields),
         model.vocab.eog_tokens,
         kind=layout.kind,
         scratch=layout.scratch,
+        disk=files,
     )
     context = executor.context
     if not context.has_memory:
         executor.shutdown()
         raise Unsupported("a pure encoder does not generate text")
+    cost = measure(context)
     scheduler = Scheduler(
         limits_of(context, config, layout),
         model.vocab.pieces,
         cache=make_cache(cache, layout.kind),
-        snapshot_cost=measure(context),
+        disk=None if store is None else make_disk_tier(store, layout.kind, cost),
+        snapshot_cost=cost,
         snapshot_interval_tokens=cache.snapshot_interval_tokens,
         **config.scheduler.model_dump(exclude={"n_slots"}),
     )
 
     def release() -> None:
+        if files is not None:
+            files.close()
         executor.shutdown()
         model.close()
 
@@ -84,6 +97,7 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
         model.chat_template(),
         release,
         cache.scope,
+        files,
         constrain=Constraints(model.vocab).make,
     )
 
@@ -144,6 +158,35 @@ def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
         max_entries=config.max_entries,
         order_key=ORDER_KEYS[config.eviction],
     )
+
+
+def open_store(
+    model: Model, config: EngineConfig, fields: Mapping[str, object]
+) -> DiskStore | None:
+    """
+    The files of earlier processes that used *model* like this; None: no files.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+    """
+    cache = config.cache
+    if cache.mode == "off" or cache.directory is None or not cache.max_disk_bytes:
+        return None
+    name = fingerprint(Path(model.path), config.model.model_dump(), fields)
+    return DiskStore(cache.directory, name, cache.max_disk_bytes)
+
+
+def make_disk_tier(
+    store: DiskStore, kind: SnapshotKind, cost: SnapshotCost
+) -> DiskTier:
+    """A file holds a whole state, also where host snapshots are ranges."""
+    whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
+    cache = PrefixCache(whole, max_bytes=store.max_bytes, max_entries=MAX_FILES)
+
+    def bound(n_tokens: int) -> int:
+        return HEADER_BYTES + cost.bound(n_tokens)
+
+    return DiskTier(cache, bound, store.scan())
 
 
 def limits_of(context: Context, config: EngineConfig, layout: Layout) -> ContextLimits:

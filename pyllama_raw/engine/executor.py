@@ -20,6 +20,7 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskConstraint, MaskState
 from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.parts import StepTimes
@@ -43,6 +44,7 @@ class NativeExecutor:
         kind: whether the memory can forget the last tokens of a slot, and how it is
             captured.
         scratch: a slot no sequence uses.
+        disk: None: nothing is kept in files.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class NativeExecutor:
         *,
         kind: SnapshotKind,
         scratch: int,
+        disk: DiskWriter | None = None,
     ) -> None:
         self._make_context = make_context
         self._eog_tokens = frozenset(eog_tokens)
         self._kind = kind
         self._scratch = scratch
+        self._disk = disk
         self._use(make_context())
         self._batch = Batch(self.context.max_tokens)
         self._rows = np.zeros(self.context.n_seq_max, np.int32)
@@ -213,7 +217,9 @@ class NativeExecutor:
 
     def _use(self, context: Context) -> None:
         self.context = context
-        self._operations = SlotOperations(context, self._kind, self._scratch)
+        self._operations = SlotOperations(
+            context, self._kind, self._scratch, self._disk
+        )
 
 
 def _count_rows(chunks: tuple[Chunk, ...]) -> int:

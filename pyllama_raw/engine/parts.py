@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import Executor
+from pyllama_raw.core.step import Captured, Executor
 from pyllama_raw.engine.abort import AbortFlag
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -62,6 +62,15 @@ class TextVocab(Protocol):
         """Bytes of *token*; control tokens have some only if *special*."""
 
 
+class FileWriter(Protocol):
+    """Writes what an executor hands it, while steps go on."""
+
+    report: Callable[[int, Captured | None], None]  # write_id, and None if it failed
+
+    def drain(self) -> None:
+        """Wait until all is written and reported."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
@@ -73,4 +82,5 @@ class EngineParts:
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
+    files: FileWriter | None = None  # of the executor; None: nothing is kept in files
     constrain: Callable[[SamplingParams], object] = lambda _: None  # may take long
