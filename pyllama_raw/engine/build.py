@@ -29,6 +29,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
+MAX_FILES = 2**20
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
