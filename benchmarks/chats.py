@@ -3,7 +3,7 @@ Chats that come back: 24 chats of 3 turns in random order, 8 at a time, 8,192 ce
 
 A chat begins with 300 words; each later turn adds 40. 24 tokens out a turn. More chats
 than slots: what was computed for a chat has to be kept elsewhere until its next turn.
-llama-server is measured with several sizes of its cache in memory (--cache-ram).
+Both keep snapshots in host memory, and are measured with the same limits of it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from load.workloads import Chat, generator, turns
 from peers.llama_server import llama_server
 
 N_CLIENTS, N_SLOTS, N_CTX, N_OUTPUT = 8, 8, 8192, 24
+OURS, PEER = "ours", "llama-server"
+UNLIMITED = 2**40  # bytes
 
 
 async def workload(target: Target, seed: int, n_chats: int, n_turns: int) -> Run:
@@ -50,9 +52,16 @@ async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> N
     """Interleaved rounds of all systems, each with new chats."""
     runs: dict[str, list[Run]] = {}
     async with AsyncExitStack() as stack:
-        opening = open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX)
-        engine = await stack.enter_async_context(opening)
-        targets: dict[str, Target] = {"ours": EngineTarget(engine)}
+        targets: dict[str, Target] = {}
+        for mib in options.cache_ram:
+            opening = open_engine(
+                options,
+                n_slots=N_SLOTS,
+                n_ctx=N_CTX,
+                cache_bytes=UNLIMITED if mib < 0 else mib * 2**20,
+            )
+            engine = await stack.enter_async_context(opening)
+            targets[_name(OURS, mib)] = EngineTarget(engine)
         for name, url in urls.items():
             targets[name] = await stack.enter_async_context(http_target(url))
         for target in targets.values():
@@ -66,9 +75,9 @@ async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> N
 
 
 def conclude(report: Report, runs: dict[str, list[Run]]) -> None:
-    """The ratio is their time to ours."""
-    wall_s = [run.wall_s for run in runs["ours"]]
+    """The ratio is their time to ours with the same limit."""
     for name, theirs in runs.items():
+        wall_s = [run.wall_s for run in runs[name.replace(PEER, OURS)]]
         their_wall_s = [run.wall_s for run in theirs]
         report.add(
             system=name,
@@ -80,13 +89,21 @@ def conclude(report: Report, runs: dict[str, list[Run]]) -> None:
         report.details[name] = {"wall_s": their_wall_s}
 
 
+def _name(system: str, mib: int) -> str:
+    return f"{system}, {'no limit' if mib < 0 else f'{mib} MiB'}"
+
+
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--chats", type=int, default=24)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument(
-        "--cache-ram", type=int, nargs="+", default=[-1, 128, 48], help="MiB; -1: all"
+        "--cache-ram",
+        type=int,
+        nargs="+",
+        default=[-1, 128, 48],
+        help="MiB; -1: no limit",
     )
     options = parse(parser)
     report = Report("chats", options)
@@ -100,7 +117,7 @@ def main() -> int:
                 threads=options.threads,
                 flags=("--cache-ram", str(mib)),
             )
-            urls[f"llama-server, {mib} MiB"] = stack.enter_context(server)
+            urls[_name(PEER, mib)] = stack.enter_context(server)
         anyio.run(measure, options, report, urls)
     return report.finish()
 

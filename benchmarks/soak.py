@@ -2,7 +2,8 @@
 2,000 requests of every fate: each ends once, no law is broken, no memory is lost.
 
 Random lengths, priorities, deadlines, and clients that leave at random moments. After
-each step the scheduler checks its conservation laws. Memory is read after each half.
+each step the scheduler checks its conservation laws. Memory is read after each half; the
+prefix cache is limited, so that it is full, and evicts, well before the first reading.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.engine import build
 
 N_CLIENTS, N_SLOTS, N_CTX = 32, 8, 512
-TINY_PROMPT = 200  # tokens; the cells do not suffice, so requests are preempted
+CACHE_BYTES = 16 * 2**20
+MAX_PROMPT, MAX_OUTPUT = 24, 12  # tokens, of the real model
+TINY_PROMPT, TINY_OUTPUT = 200, 200  # 8 do not fit the cells: some are preempted
 
 
 class CheckedScheduler(Scheduler):
@@ -60,19 +63,21 @@ class Fate:
     leave_after: int | None  # deltas
 
 
-def fates(seed: int, count: int, n_vocab: int, max_prompt: int) -> list[Fate]:
+def fates(
+    seed: int, count: int, n_vocab: int, max_prompt: int, max_output: int
+) -> list[Fate]:
     """Half of the requests run to their end."""
     rng = generator(seed)
-    return [_fate(rng, n_vocab, max_prompt) for _ in range(count)]
+    return [_fate(rng, n_vocab, max_prompt, max_output) for _ in range(count)]
 
 
-def _fate(rng: Random, n_vocab: int, max_prompt: int) -> Fate:
+def _fate(rng: Random, n_vocab: int, max_prompt: int, max_output: int) -> Fate:
     n_prompt = rng.randint(1, max_prompt)
     fate = rng.choice(("end", "end", "end", "deadline", "leave", "break"))
     return Fate(
         prompt=[rng.randrange(n_vocab) for _ in range(n_prompt)],
         params=SamplingParams(
-            max_tokens=rng.randint(1, 12),
+            max_tokens=rng.randint(1, max_output),
             temperature=rng.choice((0.0, 0.8)),
             seed=rng.randrange(2**31),
             ignore_eos=rng.random() < 0.5,
@@ -123,14 +128,17 @@ async def half(engine: AsyncEngine, work: list[Fate], seen: Counter[str]) -> int
 async def soak(options: Namespace, report: Report) -> None:
     """Two halves on one engine."""
     build.Scheduler = CheckedScheduler  # type: ignore[attr-defined]
-    max_prompt = TINY_PROMPT if options.tiny else 24
+    sizes = (TINY_PROMPT, TINY_OUTPUT) if options.tiny else (MAX_PROMPT, MAX_OUTPUT)
     seen: Counter[str] = Counter()
     rss: list[int] = []
-    async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine:
+    opening = open_engine(
+        options, n_slots=N_SLOTS, n_ctx=N_CTX, cache_bytes=CACHE_BYTES
+    )
+    async with opening as engine:
         n_vocab = _n_vocab(options.model)
         for part in range(2):
             started = perf_counter()
-            work = fates(part, options.requests // 2, n_vocab, max_prompt)
+            work = fates(part, options.requests // 2, n_vocab, *sizes)
             rss.append(await half(engine, work, seen))
             say(f"half {part + 1}: {perf_counter() - started:.0f} s, {dict(seen)}")
         stats = engine.stats()

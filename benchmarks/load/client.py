@@ -21,6 +21,7 @@ import httpx
 
 from pyllama_raw import (
     AsyncEngine,
+    CacheConfig,
     ContextConfig,
     EngineConfig,
     SamplingParams,
@@ -174,12 +175,20 @@ async def http_target(url: str) -> AsyncIterator[HttpTarget]:
 
 
 def open_engine(
-    options: Namespace, *, n_slots: int, n_ctx: int, **scheduler: Any
+    options: Namespace,
+    *,
+    n_slots: int,
+    n_ctx: int,
+    cache_bytes: int | None = None,
+    **scheduler: Any,
 ) -> AbstractAsyncContextManager[AsyncEngine]:
     """Our engine as configured by default, but for what is given."""
     config = EngineConfig(
         context=ContextConfig(n_ctx=n_ctx, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=n_slots, **scheduler),
+        cache=CacheConfig()
+        if cache_bytes is None
+        else CacheConfig(max_bytes=cache_bytes),
     )
     return AsyncEngine.open(options.model, config)
 

@@ -1,0 +1,155 @@
+"""The benchmarks: their arithmetic, their workloads, and that the scripts run."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load.measure import Claim, Report, median_ratio, percentile
+from benchmarks.load.workloads import Chat, generator, texts, turns
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).parents[1]
+
+
+def make_report(**options: object) -> Report:
+    return Report("test", Namespace(out=None, **options), timed=False)
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(0, 1), (50, 2), (75, 3), (99, 4), (100, 4)]
+)
+def test_percentile_is_a_value_that_occurred(percent, expected):
+    """
+    It is the smallest value that so many per cent do not exceed.
+    """
+    assert percentile([4, 1, 3, 2], percent) == expected
+
+
+def test_percentile_of_nothing_is_nan():
+    """
+    No value, no percentile; and nan keeps no limit.
+    """
+    value = percentile([], 50)
+
+    assert math.isnan(value)
+    assert not Claim("nothing", value, "<=", 1).holds
+    assert not Claim("nothing", value, ">=", 1).holds
+
+
+def test_ratio_is_taken_within_each_round():
+    """
+    A round that was slow for both does not move the ratio.
+    """
+    assert median_ratio([2, 20, 4], [1, 10, 1]) == 2
+
+
+def test_report_fails_if_one_claim_does_not_hold(capsys):
+    """
+    The exit status is 1, and the line says which.
+    """
+    report = make_report()
+    report.claim("fast", 0.9, ">=", 0.98)
+    report.claim("small", 1.0, "<=", 1.0)
+
+    status = report.finish()
+
+    assert status == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "fast: 0.9 >= 0.98 DOES NOT HOLD" in lines
+    assert "small: 1 <= 1 holds" in lines
+
+
+class BusyNeighbour:
+    def n_cpus(self) -> float:
+        return 1.5
+
+
+@pytest.mark.parametrize(("timed", "status"), [(True, 2), (False, 0)])
+def test_times_beside_a_busy_neighbour_prove_nothing(timed, status, capsys):
+    """
+    Claims about time are void, others are not.
+    """
+    options = Namespace(out=None)
+    report = Report("test", options, timed=timed, others=BusyNeighbour())
+    report.claim("fast", 2.0, ">=", 1.0)
+
+    assert report.finish() == status
+    assert ("NO PROOF" in capsys.readouterr().out) is timed
+
+
+def test_report_writes_rows_and_claims(tmp_path, capsys):
+    """
+    The file has what was printed, and where it was measured.
+    """
+    out = tmp_path / "result.json"
+    report = Report("test", Namespace(out=str(out)), timed=False)
+    report.add(system="ours", speed=2.0)
+    report.claim("speed", 2.0, ">=", 1.0)
+
+    report.finish()
+
+    written = json.loads(out.read_text())
+    assert written["rows"] == [{"system": "ours", "speed": 2.0}]
+    assert [claim["holds"] for claim in written["claims"]] == [True]
+    assert written["machine"]["n_cpus"] == os.cpu_count()
+
+
+def test_every_seed_has_its_own_text():
+    """
+    The same seed gives the same text; others, negative ones included, do not.
+    """
+    found = [texts(seed, 1, 20)[0] for seed in (-1, 0, 1, 2)]
+
+    assert len(set(found)) == 4
+    assert found[2] == texts(1, 1, 20)[0]
+
+
+def test_a_turn_of_a_chat_repeats_all_before():
+    """
+    A prompt begins with the earlier prompt and its answer.
+    """
+    chat = Chat(generator(1), 2)
+    first = chat.ask()
+    chat.hear(" the answer")
+
+    second = chat.ask()
+
+    assert second.startswith(first + " the answer ")
+    assert (len(first.split()), len(second.split())) == (300, 342)
+
+
+def test_every_chat_has_all_its_turns():
+    """
+    The order is random, the number is not.
+    """
+    order = turns(generator(1), 4, 3)
+
+    assert sorted(order) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [("soak.py", ["--requests", "40"]), ("interference.py", ["--no-peers"])],
+)
+def test_script_runs(script, arguments, tmp_path):
+    """
+    A script ends without an error and writes its figures.
+    """
+    out = tmp_path / "result.json"
+    command = [sys.executable, f"benchmarks/{script}", "--rounds", "1"]
+    command += ["--model", str(tiny_model("llama")), "--out", str(out), *arguments]
+
+    done = subprocess.run(
+        command, cwd=ROOT, check=False, capture_output=True, text=True
+    )
+
+    assert done.returncode in (0, 1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads(out.read_text())["claims"]
