@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -139,11 +140,16 @@ def arguments(description: str | None) -> ArgumentParser:
 
 
 def parse(parser: ArgumentParser) -> Namespace:
-    """Parse the command line; model and threads become definite."""
+    """
+    Parse the command line; model and threads become definite.
+
+    From here on SIGTERM unwinds the script, so that no server outlives it.
+    """
     from pyllama_raw import ContextConfig
     from pyllama_raw.models import resolve_model
 
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.model = resolve_model(options.model or os.environ.get(TEST_MODEL))
     options.threads = ContextConfig(n_threads=options.threads).threads
     return options
