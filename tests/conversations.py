@@ -1,0 +1,128 @@
+"""
+Random chats that branch, several at a time, on one engine; and what they should say.
+
+A turn goes on from any earlier point of its chat, at a turn's end or in the middle of
+it. Chats may begin alike, some requests are cancelled, and memory is short: so prefixes
+are found in slots, in slots that are still computing, and in host snapshots, or lost.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.player import Played, Player, differences, distance_to_replay, playing
+
+
+def dice(seed: float) -> random.Random:
+    return random.Random(seed)  # noqa: S311
+
+
+TOKENS = range(3, 200)  # of every tiny model, none ends generation
+BEGINNINGS = [[dice(n).choice(TOKENS) for _ in range(48)] for n in range(3)]
+N_CTX_SLOT, MAX_TOKENS, MAX_NEW = 256, 8, 40
+
+
+@dataclass
+class Chat:
+    """The texts of all its turns so far."""
+
+    rng: random.Random
+    texts: list[array] = field(default_factory=list)
+
+    def next_prompt(self) -> array:
+        rng = self.rng
+        if not self.texts:
+            begin = rng.choice([[], *BEGINNINGS])
+            return array("i", [*begin, *self._new()])
+        text = rng.choice(self.texts[-2:])
+        if rng.random() < 0.4:
+            text = text[: rng.randrange(1, len(text) + 1)]
+        room = N_CTX_SLOT - MAX_NEW - MAX_TOKENS - 1
+        return text[:room] + array("i", self._new())
+
+    def _new(self) -> list[int]:
+        return self.rng.choices(TOKENS, k=self.rng.randrange(1, MAX_NEW))
+
+
+@dataclass
+class Report:
+    """Counts, and the worst differences from runs without a cache."""
+
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_cancelled: int = 0
+    n_parted: int = 0  # other tokens, at a margin below the tolerance
+    n_wrong: int = 0  # other tokens, at a larger one
+    worst_logit: float = 0.0  # from a run of the prompt at once
+    worst_same_chunks: float = 0.0  # from a run alone of the same chunks
+    worst_margin: float = 0.0
+    tiers: dict[str, int] = field(default_factory=dict)
+
+
+def converse(
+    path: Path, n_chats: int, seed: int, tolerance: float, **options: Any
+) -> Report:
+    """Run *n_chats* chats of 3 to 4 turns, then each prompt alone in a cold engine."""
+    rng = dice(seed)
+    options.setdefault("n_slots", 3)
+    n_slots = options["n_slots"]
+    options.setdefault("n_ctx", N_CTX_SLOT * n_slots)
+    options.setdefault("snapshot_interval_tokens", 32)
+    options.setdefault("max_bytes", 2_000_000)
+    cold = options | {"n_slots": 1, "n_ctx": N_CTX_SLOT, "mode": "off"}
+    for name in ("parked_slots", "max_bytes", "snapshot_interval_tokens"):
+        cold.pop(name, None)
+    with playing(path, **options) as player:
+        played = _talk(player, rng, n_chats)
+        distances = [distance_to_replay(player, one) for one in played]
+    report = Report(worst_same_chunks=max(distances))
+    with playing(path, **cold) as player:
+        for one in played:
+            _judge(report, one, player.play(one.prompt, MAX_TOKENS), tolerance)
+    return report
+
+
+def _talk(player: Player, rng: random.Random, n_chats: int) -> list[Played]:
+    played = []
+    chats = [Chat(dice(rng.random())) for _ in range(n_chats)]
+    left = {id(chat): rng.choice([3, 4]) for chat in chats}
+    while chats:
+        some = rng.sample(chats, min(len(chats), 5))
+        prompts = [chat.next_prompt() for chat in some]
+        cancel_after = {
+            i: rng.randrange(1, 12) for i in range(len(some)) if rng.random() < 0.15
+        }
+        results = player.play_all(prompts, MAX_TOKENS, cancel_after)
+        if rng.random() < 0.05:
+            player.parts.scheduler.clear_cache()
+        for chat, one in zip(some, results, strict=True):
+            chat.texts.append(one.text)
+            left[id(chat)] -= 1
+        played += results
+        chats = [chat for chat in chats if left[id(chat)]]
+    return played
+
+
+def _judge(report: Report, played: Played, cold: Played, tolerance: float) -> None:
+    worst, margin = differences(played, cold)
+    assert played.end is not None
+    assert played.end.error is None, played.end.error
+    report.n_requests += 1
+    report.n_prompt += len(played.prompt)
+    report.n_cached += played.end.n_cached
+    report.n_cancelled += played.end.reason == "cancelled"
+    report.worst_logit = max(report.worst_logit, worst)
+    tier = str(played.end.cache_tier)
+    report.tiers[tier] = report.tiers.get(tier, 0) + 1
+    same = played.tokens == cold.tokens[: len(played.tokens)]
+    if not same:
+        report.worst_margin = max(report.worst_margin, margin)
+        report.n_parted += margin <= tolerance
+        report.n_wrong += margin > tolerance
+    else:
+        assert played.tokens == cold.tokens or played.end.reason == "cancelled"

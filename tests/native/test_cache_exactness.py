@@ -1,0 +1,283 @@
+"""
+What a prefix cache may change of an output: nothing.
+
+KV depends a little on how many tokens are computed at once, because the order of sums in
+a matrix product does. So bit for bit means: as a cold run in an empty context gives it
+that computes the same chunks, with the same single tokens while the answer was written.
+Against a cold run with other chunks there is a tolerance, stated below.
+"""
+
+from array import array
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from pyllama_raw.config import ContextConfig
+from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import Capture, Copy, Piece, Release, Restore
+from pyllama_raw.engine.operations import SlotOperations
+from pyllama_raw.engine.probe import expected_kind
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Model
+from tests.native.support import EXACT, last_logits, make_context, prefill
+from tests.player import Played, Player, differences, distance_to_replay, playing
+from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
+
+pytestmark = pytest.mark.native
+
+DEFAULT = "default model"
+WHOLE = [r.name for r in (*SWA, *RECURRENT, *HYBRID)]  # memory that cannot be cut
+WINDOW = [r.name for r in GENERATING if r.n_swa]
+CASES = [
+    *[pytest.param(r.name, {}, id=r.name) for r in GENERATING],
+    *[pytest.param(n, {"swa_full": False}, id=f"{n}-small") for n in WINDOW],
+    pytest.param(DEFAULT, {}, id="default"),
+]
+
+
+def make_tokens(seed: int, n_tokens: int) -> array:
+    return array("i", np.random.default_rng(seed).integers(3, 200, n_tokens).tolist())
+
+
+PROMPT, MORE, OTHER = make_tokens(1, 70), make_tokens(2, 20), make_tokens(3, 30)
+
+
+@pytest.fixture
+def play(request):
+    """Makes a player of a tiny model or of the default one."""
+
+    def make(name, **options):
+        if name == DEFAULT:
+            return playing(request.getfixturevalue("model_path"), **options)
+        return playing(tiny_model(name), **options)
+
+    return make
+
+
+def continue_live(player: Player) -> Played:
+    """The next turn of a chat whose slot is idle."""
+    first = player.play(PROMPT)
+    return player.play(first.text + MORE)
+
+
+def fork(player: Player) -> Played:
+    """Waits for another request that computes the same prefix, then takes it over."""
+    first = player.add(PROMPT, 1)
+    second = player.add(PROMPT + MORE)
+    while player.step():
+        pass
+    assert player.played(first).end.n_cached == 0
+    return player.played(second)
+
+
+def restore(player: Player) -> Played:
+    """The next turn of a chat that lost its slot to another one."""
+    first = player.play(PROMPT)
+    player.play(OTHER)
+    return player.play(first.text + MORE)
+
+
+ONE_SLOT = {"n_slots": 1, "parked_slots": 0}
+WAYS = {
+    continue_live: ({"n_slots": 2}, CacheTier.LIVE, len(PROMPT) + 7),
+    fork: ({"n_slots": 2}, CacheTier.LIVE, len(PROMPT)),
+    restore: (ONE_SLOT, CacheTier.HOST, len(PROMPT) + 7),
+}
+
+
+def assert_cold(player: Player, played: Played) -> None:
+    """Bit for bit; what is restored into a window lies in other cells than before."""
+    name = played.end.cache_tier
+    if name is CacheTier.HOST and player.parts.executor.context.model.n_swa:
+        assert distance_to_replay(player, played) <= SAME_CHUNKS
+    else:
+        assert_bit_equal(player, played)
+
+
+def assert_bit_equal(player: Player, played: Played) -> None:
+    """The logits of *played* are those of a cold run of the same chunks."""
+    cold = player.replay(played.history)
+    for n_output, logits in enumerate(played.logits):
+        expected = cold[len(played.prompt) - 1 + n_output]
+        seen = np.isfinite(logits)  # the sampler has ruled others out
+        assert np.array_equal(logits[seen], expected[seen])
+        assert played.tokens[n_output] == np.flatnonzero(seen)[expected[seen].argmax()]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_hit_changes_no_bit(play, name, options, way):
+    """
+    In deterministic mode the logits and tokens after a hit of each tier are, bit for
+    bit, those of the same chunks in an empty context.
+    """
+    more, tier, n_cached = WAYS[way]
+    with play(name, **options, **more) as player:
+        played = way(player)
+
+        assert (played.end.cache_tier, played.end.n_cached) == (tier, n_cached)
+        assert len(played.tokens) == 8
+        assert_cold(player, played)
+
+
+def at_interval(player: Player) -> tuple[Played, int]:
+    player.play(PROMPT)
+    player.play(OTHER)
+    return player.play(PROMPT[:50] + MORE), 32
+
+
+def at_junction(player: Player) -> tuple[Played, int]:
+    player.play(PROMPT)
+    player.play(PROMPT[:45] + OTHER)
+    player.play(OTHER)
+    return player.play(PROMPT[:45] + MORE), 45
+
+
+def at_last_prompt_token(player: Player) -> tuple[Played, int]:
+    player.play(PROMPT)
+    player.play(OTHER)
+    return player.play(PROMPT), len(PROMPT) - 1
+
+
+def at_end_of_generation(player: Player) -> tuple[Played, int]:
+    first = player.play(PROMPT)
+    player.play(OTHER)
+    return player.play(first.text + MORE), len(first.text) - 1
+
+
+def at_cache_point(player: Player) -> tuple[Played, int]:
+    player.play(PROMPT, cache_points=(40,))
+    player.play(OTHER)
+    return player.play(PROMPT[:40] + MORE), 40
+
+
+POINTS = {
+    at_interval: 32,
+    at_junction: 0,
+    at_last_prompt_token: 0,
+    at_end_of_generation: 0,
+    at_cache_point: 0,
+}
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.__name__)
+@pytest.mark.parametrize("name", WHOLE)
+def test_each_kind_of_snapshot_point_is_exact(play, name, point):
+    """
+    Memory that cannot be cut goes on from each kind of point without a change.
+    """
+    interval = POINTS[point]
+    with play(name, snapshot_interval_tokens=interval, **ONE_SLOT) as player:
+        played, n_cached = point(player)
+
+        assert played.end.n_cached == n_cached
+        assert played.end.cache_tier is CacheTier.HOST
+        assert_cold(player, played)
+
+
+@pytest.mark.parametrize("name", [r.name for r in GENERATING if r.name not in WHOLE])
+def test_other_memory_is_cut_anywhere(play, name):
+    """
+    A restored state is trimmed to the common prefix, wherever that ends.
+    """
+    with play(name, **ONE_SLOT) as player:
+        player.play(PROMPT)
+        player.play(OTHER)
+        played = player.play(PROMPT[:37] + MORE)
+
+        assert played.end.n_cached == 37
+        assert played.end.cache_tier is CacheTier.HOST
+        assert_bit_equal(player, played)
+
+
+LAYOUTS = {
+    "unified": {"flash_attn": "off"},
+    "flash": {"flash_attn": "on"},
+    "flash-split": {"flash_attn": "on", "kv_unified": False},
+    "quantised": {"flash_attn": "on", "type_k": "q8_0", "type_v": "q8_0"},
+}
+SAME_CHUNKS = 2e-3  # cells may lie elsewhere, which changes the order of sums
+OTHER_CHUNKS = 0.05
+OTHER_CHUNKS_DEFAULT = 1.0  # of 35; quantised weights make more of a difference
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_in_every_layout_logits_stay_near(play, name, options, layout):
+    """
+    After a hit of each tier, logits are within 0.002 of a cold run's with the same
+    chunks, and within a wider tolerance of those of one that computes the prompt at
+    once; then a token differs only if the best two were that near each other.
+    """
+    fields = {"deterministic": False} | LAYOUTS[layout] | options
+    tolerance = OTHER_CHUNKS_DEFAULT if name == DEFAULT else OTHER_CHUNKS
+    for way, (more, tier, _) in WAYS.items():
+        with play(name, **fields, **more) as player:
+            played = way(player)
+            same_chunks = distance_to_replay(player, played)
+        with play(name, **fields, n_slots=1, mode="off") as player:
+            cold = player.play(played.prompt)
+
+        worst, margin = differences(played, cold)
+        assert (played.end.cache_tier, cold.end.n_cached) == (tier, 0)
+        assert same_chunks <= SAME_CHUNKS
+        assert worst <= tolerance
+        assert margin <= tolerance
+
+
+def test_a_copy_is_done_before_what_comes_later(make_context_of):
+    """
+    Without unified KV, too: the source may be filled anew in the same plan.
+    """
+    context = make_context_of("llama")
+    operations = SlotOperations(context, SnapshotKind.STATE, 3)
+    prefill(context, PROMPT, slot=0)
+    prefill(context, OTHER, slot=1)
+    captured, _ = operations.run([Capture(1, 1, 0, len(OTHER), 2**30)])
+    piece = Piece(captured[1].payload, 0, len(OTHER))
+
+    operations.run([Copy(0, 2, len(PROMPT)), Release(0), Restore(0, (piece,))])
+
+    seen = last_logits(context, MORE, slot=2, pos=len(PROMPT))
+    clean = make_context_of("llama")
+    prefill(clean, PROMPT, slot=0)
+    expected = last_logits(clean, MORE, slot=0, pos=len(PROMPT))
+    assert np.array_equal(seen, expected)
+
+
+def test_a_copy_that_fails_leaves_an_empty_slot(make_context_of):
+    """
+    As when there is nothing to copy: the slot counts as lost.
+    """
+    context = make_context_of("llama")
+
+    _, lost = SlotOperations(context, SnapshotKind.STATE, 3).run([Copy(0, 1, 5)])
+
+    assert lost == {1}
+    assert context.seq_pos_max(1) is None
+
+
+@pytest.mark.parametrize("swa_full", [True, False])
+@pytest.mark.parametrize("name", WINDOW)
+def test_memory_with_a_window_is_never_cut(name, swa_full):
+    """
+    libllama drops what is behind the window from snapshots, whatever swa_full says.
+    """
+    with Model.load(tiny_model(name)) as model:
+        config = ContextConfig(swa_full=swa_full)
+
+        assert expected_kind(model, config) is SnapshotKind.EXACT
+
+
+@pytest.fixture
+def make_context_of():
+    """Contexts of a tiny model with a part of the memory for each slot."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> Context:
+            model = stack.enter_context(Model.load(tiny_model(name)))
+            return stack.enter_context(make_context(model, **EXACT))
+
+        yield make

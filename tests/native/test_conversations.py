@@ -1,0 +1,122 @@
+"""Chats that branch say with the cache what they say without it; and what that saves."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+from tests.conversations import converse
+from tests.player import playing
+from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
+
+pytestmark = pytest.mark.native
+
+NAMES = [recipe.name for recipe in GENERATING]
+WHOLE = [recipe.name for recipe in (*SWA, *RECURRENT, *HYBRID)]
+TOLERANCE = 0.05  # of logits about 20 wide; what runs beside moves them a little
+
+LAYOUTS = {
+    "deterministic": {},
+    "unified": {"deterministic": False, "n_ctx": 400},  # tight: slots lose their cells
+}
+
+
+def make_tokens(seed: int, n_tokens: int) -> array:
+    return array("i", np.random.default_rng(seed).integers(3, 200, n_tokens).tolist())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_chats_say_what_they_say_without_a_cache(name, layout):
+    """
+    12 random chats with branches and cancelled turns, five at a time over three slots
+    with too little memory: the tokens of runs alone without a cache, and the logits of
+    the same chunks in an empty context.
+    """
+    report = converse(tiny_model(name), 12, 7, TOLERANCE, **LAYOUTS[layout])
+
+    assert report.n_wrong == 0
+    assert report.worst_same_chunks <= TOLERANCE
+    assert {"live", "host"} <= set(report.tiers)
+    assert report.n_cached > report.n_prompt / 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_cached_tokens_are_those_not_computed(name, layout):
+    """
+    Prompt tokens less cached ones, and all but the last output token of each request:
+    that is what was computed. Nothing may have been preempted.
+    """
+    with playing(tiny_model(name), n_slots=3, **LAYOUTS[layout]) as player:
+        prompts = [make_tokens(n % 3, 40) + make_tokens(n, 10) for n in range(9)]
+        played = player.play_all(prompts)
+        played += player.play_all([one.text + prompts[0] for one in played[:5]])
+
+        stats = player.stats
+        assert (stats.preempted, stats.aborted_steps) == (0, 0)
+        n_prompt = sum(len(one.prompt) for one in played)
+        n_cached = sum(one.end.n_cached for one in played)
+        n_output = sum(len(one.tokens) for one in played)
+        assert n_cached > 0
+        assert stats.computed_tokens == n_prompt - n_cached + n_output - len(played)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_prompts_at_once_cost_one_prefill(name, layout):
+    """
+    The first of six computes the prompt, the others its last token.
+    """
+    fields = LAYOUTS[layout] | {"n_slots": 6, "n_ctx": 1536}
+    with playing(tiny_model(name), **fields) as player:
+        played = player.play_all([make_tokens(1, 100)] * 6)
+
+        n_computed = player.stats.computed_tokens
+        assert n_computed == 100 + 5 + 6 * (len(played[0].tokens) - 1)
+        assert len({tuple(one.tokens) for one in played}) == 1
+
+
+@pytest.mark.parametrize("swa_full", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", WHOLE)
+def test_second_turn_costs_what_is_new_and_one_interval(name, layout, swa_full):
+    """
+    Also where memory cannot be cut, and the slot went to another request: the new
+    tokens, and at most one interval of old ones. However the first answer ends up in
+    the prompt: as it was said, or changed by a template.
+    """
+    fields = LAYOUTS[layout] | {"n_slots": 1, "n_ctx": 1024, "parked_slots": 0}
+    interval, other, new = 64, make_tokens(3, 90), make_tokens(4, 40)
+    with playing(
+        tiny_model(name),
+        snapshot_interval_tokens=interval,
+        swa_full=swa_full,
+        **fields,
+    ) as player:
+        first = player.play(make_tokens(1, 500))
+        for history in (first.text, first.prompt, first.prompt[:460]):
+            player.play(other)
+            n_before = player.stats.computed_tokens
+            second = player.play(history + new)
+
+            n_computed = player.stats.computed_tokens - n_before
+            assert n_computed <= len(new) + interval + len(second.tokens) - 1
+
+
+def test_shared_tokens_are_stored_once():
+    """
+    32 chats that share 1,000 tokens and differ in 100 hold at most 1.15 times the KV
+    bytes of their 4,200 distinct tokens, once all have lost their slots.
+    """
+    shared = make_tokens(0, 1000)
+    options = {"deterministic": False, "n_slots": 1, "parked_slots": 0, "n_ctx": 2048}
+    with playing(tiny_model("llama"), **options) as player:
+        for n in range(1, 33):
+            player.play(shared + make_tokens(n, 100), 1)
+        player.play(make_tokens(99, 30), 1)
+
+        stats = player.parts.scheduler.cache_stats()
+        kv_bytes = 2 * 2 * 128 * 2  # layers, K and V, width, f16
+        assert 4190 <= stats.n_stored_tokens <= 4200  # random tokens may be equal
+        assert stats.n_bytes <= 1.15 * 4200 * kv_bytes

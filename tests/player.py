@@ -1,0 +1,261 @@
+"""
+Runs requests on a real engine without its thread, and remembers how all came about.
+
+For each output row the logits are kept, and for each position the chunk that computed
+it, through copies, captures and restores. So a cold run can compute the same chunks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.step import (
+    Capture,
+    Chunk,
+    Copy,
+    DecodeStatus,
+    Operation,
+    Release,
+    Restore,
+    StepPlan,
+    StepResult,
+    Trim,
+)
+from pyllama_raw.engine.build import build
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+
+GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
+
+CONTEXT_FIELDS = set(ContextConfig.model_fields)
+SCHEDULER_FIELDS = set(SchedulerConfig.model_fields)
+
+
+def make_config(*, deterministic: bool = True, **options: Any) -> EngineConfig:
+    """Each option goes to the part of the configuration that has a field for it."""
+    context = {"n_ctx": 1024, "n_threads": 1, "n_batch": 512, "n_ubatch": 512}
+    scheduler: dict[str, Any] = {"n_slots": 2, "token_budget": 512}
+    cache = {}
+    for name, value in options.items():
+        if name in CONTEXT_FIELDS:
+            context[name] = value
+        elif name in SCHEDULER_FIELDS:
+            scheduler[name] = value
+        else:
+            cache[name] = value
+    return EngineConfig(
+        context=ContextConfig(**context),
+        scheduler=SchedulerConfig(**scheduler),
+        cache=CacheConfig(**cache),
+        deterministic=deterministic,
+    )
+
+
+@contextmanager
+def playing(path: Path, **options: Any):
+    """A `Player` of the model at *path*."""
+    parts = build(path, make_config(**options))
+    try:
+        yield Player(parts)
+    finally:
+        parts.release()
+
+
+@dataclass(eq=False)
+class Played:
+    """What came of one request."""
+
+    prompt: array
+    tokens: list[int] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)  # one a token
+    history: list[Chunk] = field(default_factory=list)  # what computed each position
+    end: Finished | None = None
+
+    @property
+    def text(self) -> array:
+        """Prompt and output."""
+        return self.prompt + array("i", self.tokens)
+
+
+class Player:
+    """One engine; requests are run to their end, or cancelled after some steps."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+        self.slots: dict[int, list[Chunk]] = {}
+        self._payloads: dict[int, tuple[object, list[Chunk]]] = {}
+        self._ids = count()
+        self._alive: dict[int, Played] = {}
+        self.n_steps = 0
+
+    @property
+    def stats(self):
+        return self.parts.scheduler.stats()
+
+    def play(self, tokens: Iterable[int], max_tokens: int = 8, **fields: Any) -> Played:
+        """Run one request alone."""
+        [played] = self.play_all([tokens], max_tokens, **fields)
+        return played
+
+    def play_all(
+        self,
+        prompts: Iterable[Iterable[int]],
+        max_tokens: int = 8,
+        cancel_after: Mapping[int, int] | None = None,
+        **fields: Any,
+    ) -> list[Played]:
+        """Run all at once; *cancel_after* has steps by index of the prompt."""
+        first = self.n_steps
+        ids = [self.add(tokens, max_tokens, **fields) for tokens in prompts]
+        played = [self._alive[i] for i in ids]
+        waits = {ids[i]: first + n for i, n in (cancel_after or {}).items()}
+        while self.step():
+            for request_id, n_steps in list(waits.items()):
+                if self.n_steps >= n_steps:
+                    del waits[request_id]
+                    self.cancel(request_id)
+        return played
+
+    def add(self, tokens: Iterable[int], max_tokens: int = 8, **fields: Any) -> int:
+        request_id = next(self._ids)
+        prompt = array("i", tokens)
+        request = Request(request_id, prompt, max_tokens, sampling=GREEDY, **fields)
+        self.parts.executor.open(request)
+        self.parts.scheduler.add(request, 0.0)
+        self._alive[request_id] = Played(prompt)
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        self.parts.scheduler.cancel(request_id, 0.0)
+
+    def played(self, request_id: int) -> Played:
+        return self._alive[request_id]
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to do."""
+        scheduler = self.parts.scheduler
+        plan = scheduler.schedule(0.0)
+        events = scheduler.take_events()
+        if plan:
+            self.n_steps += 1
+            result = self.parts.executor.execute(plan)
+            self._follow(plan, result)
+            events += scheduler.apply(plan, result, 0.0)
+        for event in events:
+            played = self._alive[event.request_id]
+            if isinstance(event, Finished):
+                played.end = event
+                self.parts.executor.close(event.request_id)
+            else:
+                played.tokens.append(event.token)
+        scheduler.check_integrity()
+        return bool(plan)
+
+    def _follow(self, plan: StepPlan, result: StepResult) -> None:
+        captures = {}
+        for operation in plan.operations:
+            self._do(operation, captures)
+        for capture_id, captured in result.captured.items():
+            payload = captured.payload
+            self._payloads[id(payload)] = (payload, captures[capture_id])
+        for slot in result.not_restored:
+            self.slots[slot] = []
+        if result.status is not DecodeStatus.OK:
+            return
+        row = -1
+        for chunk in plan.chunks:
+            if chunk.slot in result.not_restored:
+                continue
+            row += len(chunk.tokens)
+            held = self.slots.setdefault(chunk.slot, [])
+            assert len(held) == chunk.pos
+            held += [chunk] * len(chunk.tokens)
+            if chunk.wants_output:
+                played = self._alive[chunk.request_id]
+                played.logits.append(self.parts.executor.context.logits(row))
+                played.history = list(held)
+
+    def _do(self, operation: Operation, captures: dict[int, list[Chunk]]) -> None:
+        slots = self.slots
+        match operation:
+            case Release(slot):
+                slots[slot] = []
+            case Trim(slot, n_tokens):
+                del slots.setdefault(slot, [])[n_tokens:]
+            case Copy(src, dst, n_tokens):
+                slots[dst] = slots[src][:n_tokens]
+            case Capture(capture_id, slot, start, stop):
+                captures[capture_id] = [None] * start + slots[slot][start:stop]
+            case Restore(slot, pieces):
+                slots[slot] = []
+                for piece in pieces:
+                    _, chunks = self._payloads[id(piece.payload)]
+                    slots[slot] += chunks[piece.start : piece.stop]
+
+    def replay(self, history: list[Chunk]) -> dict[int, np.ndarray]:
+        """
+        Compute the same chunks in an empty context; the logits after each, by position.
+
+        The engine cannot go on after this.
+        """
+        context: Context = self.parts.executor.context
+        context.clear()
+        batch = Batch(context.max_tokens)
+        logits = {}
+        pos = 0
+        while pos < len(history):
+            chunk = history[pos]
+            tokens = chunk.tokens[pos - chunk.pos :]
+            n_kept = sum(1 for other in history[pos:] if other is chunk)
+            batch.clear()
+            batch.add(tokens, pos, 0, True)
+            context.decode(batch)
+            if n_kept < len(tokens):
+                assert context.seq_rm(0, pos + n_kept, -1)
+            pos += n_kept
+            logits[pos - 1] = context.logits(len(tokens) - 1)
+        return logits
+
+
+def differences(played: Played, other: Played) -> tuple[float, float]:
+    """
+    Largest difference of logits before the tokens part, and the margin of *other* there.
+
+    The margin is 0 if they never part.
+    """
+    worst = 0.0
+    for index, (token, expected) in enumerate(
+        zip(played.tokens, other.tokens, strict=False)
+    ):
+        mine, theirs = played.logits[index], other.logits[index]
+        worst = max(worst, distance(mine, theirs))
+        if token != expected:
+            return worst, float(theirs[expected] - theirs[token])
+    return worst, 0.0
+
+
+def distance_to_replay(player: Player, played: Played) -> float:
+    """Largest difference of the logits of *played* from a cold run's, chunks the same."""
+    cold = player.replay(played.history)
+    first = len(played.prompt) - 1
+    return max(
+        (distance(row, cold[first + i]) for i, row in enumerate(played.logits)),
+        default=0.0,
+    )
+
+
+def distance(logits: np.ndarray, others: np.ndarray) -> float:
+    """Largest difference; tokens that a sampler has ruled out do not count."""
+    seen = np.isfinite(logits) & np.isfinite(others)
+    return float(np.abs(logits[seen] - others[seen]).max())
