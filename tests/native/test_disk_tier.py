@@ -1,0 +1,174 @@
+"""Files of states on the whole engine: found again, equal to memory, harmless if bad."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pyllama_raw import EngineConfig, SamplingParams, generate
+from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
+from pyllama_raw.core.request import CacheTier
+from tests.engine.test_disk_store import flip, n_used
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+PROMPT = [3 + i * 7 % 250 for i in range(150)]
+NEWS = [5, 9, 33, 12]
+
+
+def make_config(directory: Path | None, **options) -> EngineConfig:
+    """One slot, so that each request finds what the one before it left."""
+    cache = {"directory": directory, "max_bytes": 0}
+    for name in ("max_disk_bytes", "mode", "scope"):
+        if name in options:
+            cache[name] = options.pop(name)
+    return EngineConfig(
+        context=ContextConfig(n_ctx=2048, n_threads=1, **options.pop("context", {})),
+        scheduler=SchedulerConfig(n_slots=1, token_budget=512),
+        cache=CacheConfig(**cache),
+        **options,
+    )
+
+
+def complete(model, prompt, directory, **options):
+    """In an engine of its own."""
+    config = make_config(directory, **options)
+    return generate(prompt, GREEDY, model=model, config=config)
+
+
+def turns(model, directory, **options):
+    """Two turns of a chat in one engine: the second one goes on in the same slot."""
+    config = make_config(directory, **options)
+    first = complete(model, PROMPT, None, **options)
+    prompt = [*PROMPT, *first.token_ids, *NEWS]
+    _, second = generate([PROMPT, prompt], GREEDY, model=model, config=config)
+    return prompt, second
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"deterministic": True}),
+        ("llama", {"context": {"type_k": "q8_0", "flash_attn": "on"}}),
+        ("gemma3", {"context": {"swa_full": False}}),
+        ("mamba", {}),
+        ("jamba", {"deterministic": True}),
+    ],
+)
+def test_a_later_process_goes_on_where_the_first_one_ended(tmp_path, name, options):
+    """
+    The next turn of a chat computes its news only, with the output of a live slot.
+    """
+    model = tiny_model(name)
+    prompt, live = turns(model, None, **options)
+
+    first = complete(model, PROMPT, tmp_path, **options)
+    again = complete(model, prompt, tmp_path, **options)
+
+    assert first.usage.cached_tokens == 0
+    assert live.usage.cache_tier is CacheTier.LIVE
+    assert again.usage.cache_tier is CacheTier.DISK
+    assert again.usage.cached_tokens == live.usage.cached_tokens
+    assert again.usage.cached_tokens == len(prompt) - len(NEWS) - 1
+    assert again.token_ids == live.token_ids
+
+
+def test_the_same_prompt_is_found_on_a_real_model(tmp_path, model_path):
+    """
+    All but the last prompt token come from the file; the output is that of a live hit.
+    """
+    config = make_config(None, deterministic=True)
+    _, live = generate([PROMPT, PROMPT], GREEDY, model=model_path, config=config)
+
+    complete(model_path, PROMPT, tmp_path, deterministic=True)
+    again = complete(model_path, PROMPT, tmp_path, deterministic=True)
+
+    assert again.usage.cached_tokens == len(PROMPT) - 1
+    assert again.usage.cache_tier is CacheTier.DISK
+    assert again.token_ids == live.token_ids
+
+
+def test_a_slot_is_written_when_its_place_is_needed(tmp_path):
+    """
+    The first of two prompts is found again in the same process, from its file.
+    """
+    config = make_config(tmp_path)
+    other = PROMPT[::-1]
+
+    first, _, again = generate(
+        [PROMPT, other, PROMPT], GREEDY, model=tiny_model("llama"), config=config
+    )
+
+    # The second prompt may end before the file is complete: then it is a miss.
+    assert again.usage.cache_tier in (CacheTier.DISK, None)
+    assert again.token_ids == first.token_ids
+    assert len(list(tmp_path.glob("*/*.state"))) == 2
+
+
+def test_a_damaged_file_is_a_miss(tmp_path):
+    """
+    One flipped bit anywhere: the prompt is computed as if there was no file.
+    """
+    model = tiny_model("llama")
+    cold = complete(model, PROMPT, tmp_path)
+    rng = Random(4)  # noqa: S311
+
+    for _ in range(6):
+        (path,) = tmp_path.glob("*/*.state")
+        flip(path, rng.randrange(path.stat().st_size))
+        again = complete(model, PROMPT, tmp_path)
+
+        assert again.usage.cached_tokens == 0
+        assert again.token_ids == cold.token_ids
+        assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"context": {"type_k": "q8_0"}},
+        {"context": {"kv_unified": False}},
+        {"context": {"rope_freq_base": 5000.0}},
+        {"mode": "off"},
+    ],
+)
+def test_another_configuration_does_not_see_the_file(tmp_path, options):
+    """
+    What a state depends on is part of the fingerprint; the file stays for its owner.
+    """
+    model = tiny_model("llama")
+    complete(model, PROMPT, tmp_path)
+
+    other = complete(model, PROMPT, tmp_path, **options)
+    again = complete(model, PROMPT, tmp_path)
+
+    assert other.usage.cached_tokens == 0
+    assert again.usage.cache_tier is CacheTier.DISK
+
+
+def test_a_request_of_its_own_scope_leaves_no_file(tmp_path):
+    """
+    With scope "salt" nobody may find the prompt of a request without one.
+    """
+    complete(tiny_model("llama"), PROMPT, tmp_path, scope="salt")
+
+    assert n_used(tmp_path) == 0
+
+
+def test_the_limit_is_kept(tmp_path):
+    """
+    Many prompts, room for two files: the directory never holds more.
+    """
+    model = tiny_model("llama")
+    complete(model, PROMPT, tmp_path)
+    limit = 2 * n_used(tmp_path) + 6000
+    prompts = [[*range(start, start + 150)] for start in range(3, 40, 5)]
+    config = make_config(tmp_path, max_disk_bytes=limit)
+
+    generate(prompts, GREEDY, model=model, config=config)
+
+    assert len(list(tmp_path.glob("*/*.state"))) == 2
+    assert n_used(tmp_path) <= limit
