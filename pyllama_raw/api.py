@@ -39,7 +39,7 @@ from pyllama_raw.prompt import (
     PromptEncoder,
     prompt_size,
 )
-from pyllama_raw.results import EngineStats, Result
+from pyllama_raw.results import EngineStats, Result, Score
 from pyllama_raw.sampling.params import SamplingParams
 
 MAX_PRIORITY = 2**31 - 1
@@ -223,6 +223,29 @@ class AsyncEngine:
         complete = partial(self.complete, params=params, **options)
         return await _gather(complete, prompts, 2 * self._thread.stats.n_slots)
 
+    async def score(
+        self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
+    ) -> Score:
+        """
+        How likely the model finds each token of *prompt* after those before it.
+
+        Nothing is taken from the cache: every token is computed. One step computes at
+        most ContextConfig.n_outputs_max of them.
+
+        Args:
+            n_top: most likely tokens listed at each place, 0 to 20.
+
+        Raises:
+            InvalidRequest: the prompt is a single token: there is nothing to score.
+        """
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_top)
+        async with self.generate(prompt, params, **options) as generation:
+            tokens = generation.prompt_token_ids
+            if len(tokens) < 2:
+                raise InvalidRequest("prompt", prompt, "two tokens or more")
+            result = await generation.collect()
+        return Score(tokens, result.prompt_logprobs)
+
     async def _prepare(
         self,
         prompt: Prompt,
@@ -253,18 +276,22 @@ class AsyncEngine:
             cache_points=tuple(options.get("cache_points", ())),
         )
         # Equal prompts of one namespace: the cache computes them once.
-        requests = tuple(
+        first = params.model_copy(update={"seed": seed})
+        others = params.model_copy(update={"prompt_logprobs": None})
+        requests = [
             replace(
                 request,
-                request_id=request_id,
-                sampling=params.model_copy(update={"seed": seed}),
+                sampling=first,
+                scores_prompt=params.prompt_logprobs is not None,
             )
-            for request_id, seed in zip(request_ids, seeds, strict=True)
-        )
-        return Prepared(requests, seeds)
+        ]
+        for request_id, seed in zip(request_ids[1:], seeds[1:], strict=True):
+            sampling = others.model_copy(update={"seed": seed})
+            requests.append(replace(request, request_id=request_id, sampling=sampling))
+        return Prepared(tuple(requests), seeds)
 
     async def _constrain(self, params: SamplingParams) -> object:
-        if params.constraint is None:
+        if params.constraint is None and not params.dries:
             return None
         constrain = partial(self._parts.constrain, params)
         return await to_thread.run_sync(self._encoder.run, constrain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyllama_raw.core import request as core
-from pyllama_raw.core.request import Finished, FinishReason, Request
+from pyllama_raw.core.request import Finished, FinishReason, Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.results import Delta, Result, Timings, Usage, timings_of
 
@@ -19,6 +19,7 @@ class Choice:
         self._seed = seed
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # one a token, or none at all
         self._n_shown_texts = self._n_shown_tokens = 0  # what deltas have shown
         self._is_fresh = False
 
@@ -32,6 +33,8 @@ class Choice:
             self._texts.append(event.text)
         if type(event) is core.Delta:
             self._tokens.append(event.token)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs)
         else:
             assert isinstance(event, Finished)
             self.finished, self.error = event, event.error
@@ -45,9 +48,10 @@ class Choice:
         self._is_fresh = False
         text = "".join(self._texts[self._n_shown_texts :])
         tokens = tuple(self._tokens[self._n_shown_tokens :])
+        logprobs = tuple(self._logprobs[self._n_shown_tokens :])
         self._n_shown_texts = len(self._texts)
         self._n_shown_tokens = len(self._tokens)
-        return Delta(text, tokens, self.index)
+        return Delta(text, tokens, self.index, logprobs)
 
     def result(self, elapsed_s: float) -> Result:
         """All of it; an output that was left has taken *elapsed_s*."""
@@ -55,9 +59,11 @@ class Choice:
         reason: FinishReason | None = FinishReason.CANCELLED
         timings = Timings(None, None, None, None, None, elapsed_s)
         n_cached, tier = 0, None
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if finished is not None:
             reason, timings = finished.reason, timings_of(finished.timings)
             n_cached, tier = finished.n_cached, finished.cache_tier
+            prompt_logprobs = finished.prompt_logprobs
         assert reason is not None
         return Result(
             text="".join(self._texts),
@@ -67,4 +73,6 @@ class Choice:
             timings=timings,
             seed=self._seed,
             index=self.index,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=prompt_logprobs,
         )

@@ -68,6 +68,7 @@ class ContextConfig(Frozen):
     n_ctx: Count | None = None  # KV cells of all slots; None: 2048 a slot, or less
     n_batch: Count = 2048  # most tokens one llama_decode takes
     n_ubatch: Count = 512  # most tokens one graph computes
+    n_outputs_max: Count | None = None  # rows of logits a step; None: 32, or n_slots
     n_threads: Count | None = None  # None: one a physical core
     n_threads_batch: Count | None = None  # None: n_threads
     kv_unified: bool = True  # one pool of cells for all slots

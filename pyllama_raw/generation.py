@@ -131,6 +131,13 @@ class Generation:
         self._take_events()
         return {c.index: c.error for c in self._choices if c.error is not None}
 
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as the model sees it, once the generation has begun."""
+        if not self._choices:
+            raise RuntimeError("the generation has not begun")
+        return tuple(self._choices[0].request.tokens)
+
     def cancel(self) -> None:
         """End the request within one step; the result keeps what was generated."""
         if self._left:

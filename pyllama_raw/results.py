@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, exp, fsum
 
 from pyllama_raw.core import request as core
-from pyllama_raw.core.request import CacheTier, FinishReason
+from pyllama_raw.core.request import CacheTier, FinishReason, TokenLogprobs
 from pyllama_raw.core.stats import SchedulerStats
 
 
@@ -22,6 +22,7 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     index: int = 0  # which of the n outputs
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,28 @@ class Result:
     timings: Timings
     seed: int  # the one given, or the one that was drawn; plus index
     index: int = 0  # which of the n outputs
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)  # one a token
+    prompt_logprobs: tuple[TokenLogprobs, ...] = field(
+        default=(), repr=False
+    )  # of prompt tokens 1, 2, ...; index 0 has them
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a model finds a text."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # of token_ids[1:], each after all before it
+
+    @property
+    def total(self) -> float:
+        """Natural logarithm of the probability of all tokens after the first."""
+        return fsum(item.logprob for item in self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-probability; 1 is certain."""
+        return exp(-self.total / len(self.logprobs))
 
 
 @dataclass(frozen=True, slots=True)

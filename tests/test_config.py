@@ -36,6 +36,7 @@ CONTEXT_FIELDS = {
     "n_ctx": (777, "n_ctx"),
     "n_batch": (1024, "n_batch"),
     "n_ubatch": (256, "n_ubatch"),
+    "n_outputs_max": (64, "n_outputs_max"),
     "n_threads": (3, "n_threads"),
     "n_threads_batch": (5, "n_threads_batch"),
     "kv_unified": (False, "kv_unified"),

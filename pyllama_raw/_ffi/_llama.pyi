@@ -397,6 +397,14 @@ class MtmdHelperGenAudioInp(Struct):
     seed: int
     out_type: int
 
+class PlrLogprobs(Struct):
+    n_top: int
+    of_sampler: bool
+    n_found: int
+    value: float
+    ids: Any
+    values: Any
+
 class PlrSampler(Struct):
     chain: SamplerPtr
     grammar: SamplerPtr
@@ -408,6 +416,7 @@ class PlrSampler(Struct):
     n_suppress: int
     n_ending: int
     n_min: int
+    logprobs: PlrLogprobs
 
 class PlrTimes(Struct):
     decode_ns: int
@@ -1259,6 +1268,7 @@ class _Lib:
     def plr_model_load(self, path: CData | bytes, params: LlamaModelParams, progress: PlrProgressPtr, /) -> ModelPtr: ...
     def plr_context_new(self, model: ModelPtr, params: LlamaContextParams, /) -> ContextPtr: ...
     def plr_step(self, ctx: ContextPtr, batch: LlamaBatch, n_rows: int, rows: CData | Sequence[int], samplers: CData, tokens: CData, codes: CData, times: PlrTimes, /) -> int: ...
+    def plr_score(self, ctx: ContextPtr, n_rows: int, rows: CData | Sequence[int], tokens: CData | Sequence[int], n_top: int, chosen: CData, ids: CData, values: CData, /) -> int: ...
     def plr_decode(self, ctx: ContextPtr, batch: LlamaBatch, /) -> int: ...
     def plr_encode(self, ctx: ContextPtr, batch: LlamaBatch, /) -> int: ...
     def plr_sample(self, sampler: PlrSampler, logits: CData, n_vocab: int, token: CData, /) -> int: ...

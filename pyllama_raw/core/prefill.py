@@ -81,7 +81,26 @@ def chunk_size(share: int, wanted: int, budget: int) -> int:
 
 
 def n_ready(sequence: Sequence) -> int:
-    """Tokens *sequence* may compute in one step: chunks end at its points."""
+    """
+    Tokens *sequence* may compute in one step.
+
+    Chunks end at its points; while it is scored each token takes an output row, and what
+    has been scored before is computed without.
+    """
+    n_ready = sequence.n_behind
     if sequence.points:
-        return sequence.points[0] - sequence.n_computed
-    return sequence.n_behind
+        n_ready = sequence.points[0] - sequence.n_computed
+    if sequence.is_scoring:
+        n_scored = len(sequence.prompt_logprobs)
+        n_plain = n_scored - sequence.n_computed
+        n_ready = min(n_ready, n_plain or sequence.max_rows)
+    return n_ready
+
+
+def share_rows(n_rows: int, prompts: Items[Sequence]) -> None:
+    """Divide *n_rows* output rows among *prompts*: one for each that is not scored."""
+    scoring = [sequence for sequence in prompts if sequence.is_scoring]
+    if scoring:
+        n_free = n_rows - (len(prompts) - len(scoring))
+        for sequence in scoring:
+            sequence.max_rows = max(n_free // len(scoring), 1)

@@ -63,7 +63,9 @@ class PrefixReuse:
 
     def place(self, sequence: Sequence) -> None:
         """Give *sequence* the idle slot that suits it best, and its prefix."""
-        source = find_source(self._slots, sequence) if self.keeps else None
+        # Rows of tokens that are not computed could not be scored.
+        keeps = self.keeps and not sequence.is_scoring
+        source = find_source(self._slots, sequence) if keeps else None
         if source is not None and self._takes_over(source, sequence):
             slot = source.slot
             if source.n_now < slot.n_left:
@@ -79,7 +81,7 @@ class PrefixReuse:
         free = [s for s in idle if source is None or s is not source.slot] or idle
         self._evict(free[0])
         self._slots.place(sequence, free[0])
-        if self.keeps:
+        if keeps:
             self._fill(sequence)
 
     def advance(self) -> None:

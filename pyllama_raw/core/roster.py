@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pyllama_raw.core.deadlines import Deadlines
-from pyllama_raw.core.request import Delta, Event, FinishReason, Request
+from pyllama_raw.core.request import (
+    Delta,
+    Event,
+    FinishReason,
+    Request,
+    TokenLogprobs,
+)
 from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits, Slots
@@ -109,10 +115,16 @@ class Roster:
         self.slots.shift(sequence, n_keep, n_discard)
         self.operations.append(Shift(sequence.slot, n_keep, n_discard))
 
-    def tell(self, sequence: Sequence, token: int, text: str) -> None:
+    def tell(
+        self,
+        sequence: Sequence,
+        token: int,
+        text: str,
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         """Note the event of one output token."""
         self.counters.output_tokens += 1
-        self._events.append(Delta(sequence.request.request_id, token, text))
+        self._events.append(Delta(sequence.request.request_id, token, text, logprobs))
 
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []

@@ -23,9 +23,9 @@ from typing import Literal
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.disk_tier import DiskTier
-from pyllama_raw.core.prefill import PrefillTurns
+from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.request import Event, FinishReason, Request
+from pyllama_raw.core.request import Event, FinishReason, Request, TokenLogprobs
 from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
@@ -212,16 +212,14 @@ class Scheduler:
         ]
         if not prompts:
             return chunks
+        share_rows((self.limits.n_outputs or self.limits.n_slots) - n_decodes, prompts)
         budget = self._prefill_budget(n_decodes, sum(s.n_behind for s in prompts))
         shares = self._turns.share(budget, prompts)
         for s in prompts:
             slot = s.slot or 0
             n_tokens = shares.get(slot, 0)
             if n_tokens:
-                pos = s.n_computed
-                tokens = s.tokens[pos : pos + n_tokens]
-                done = pos + n_tokens == len(s.tokens)
-                chunks.append(Chunk(s.request.request_id, slot, pos, tokens, done))
+                chunks.append(_prefill(s, slot, n_tokens))
         return chunks
 
     def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
@@ -281,21 +279,30 @@ class Scheduler:
                 continue  # ended while the step ran, or was not computed
             self._slots.compute(sequence, len(chunk.tokens))
             self._roster.counters.computed_tokens += len(chunk.tokens)
+            if chunk.targets is not None:
+                sequence.prompt_logprobs += result.scores[chunk.request_id]
             if token is not None:
-                self._take_token(sequence, token, now)
+                logprobs = result.logprobs.get(chunk.request_id)
+                self._take_token(sequence, token, logprobs, now)
             elif chunk.wants_output:
                 self._roster.finish(sequence, result.row_errors[chunk.request_id], now)
 
-    def _take_token(self, sequence: Sequence, token: int, now: float) -> None:
+    def _take_token(
+        self,
+        sequence: Sequence,
+        token: int,
+        logprobs: TokenLogprobs | None,
+        now: float,
+    ) -> None:
         request = sequence.request
         sequence.append(token, now)
         detokenizer = sequence.detokenizer
         if token in request.stop_token_ids:
-            self._roster.tell(sequence, token, "")
+            self._roster.tell(sequence, token, "", logprobs)
             self._roster.finish(sequence, FinishReason.STOP, now)
             return
         text = detokenizer.push(self._pieces[token])
-        self._roster.tell(sequence, token, text)
+        self._roster.tell(sequence, token, text, logprobs)
         if detokenizer.stopped:
             self._roster.finish(sequence, FinishReason.STOP, now)
         elif sequence.n_output >= request.max_tokens:
@@ -321,8 +328,10 @@ class Scheduler:
             sequence = self._roster.alive.get(chunk.request_id)
             if sequence is not None:
                 # The last token is computed again: its output row was not sampled.
-                known = n_computed.get(chunk.slot, 0)
-                self._roster.rewind(sequence, min(known, len(sequence.tokens) - 1))
+                known = min(n_computed.get(chunk.slot, 0), len(sequence.tokens) - 1)
+                if sequence.is_scoring:  # nor were those of its other tokens
+                    known = min(known, len(sequence.prompt_logprobs))
+                self._roster.rewind(sequence, known)
 
     def _squeeze(self, plan: StepPlan, now: float) -> None:
         """libllama found no room: take smaller prefill chunks, then preempt."""
@@ -340,3 +349,20 @@ class Scheduler:
                 self._roster.finish(sequence, result.error, now)
         if result.status is DecodeStatus.FAILED:  # the new context is empty
             self._reuse.forget_slots()
+
+
+def _prefill(sequence: Sequence, slot: int, n_tokens: int) -> Chunk:
+    """The next *n_tokens* of a prompt."""
+    pos, tokens = sequence.n_computed, sequence.tokens
+    end = pos + n_tokens
+    targets = None
+    if sequence.is_scoring and pos == len(sequence.prompt_logprobs):
+        targets = tokens[pos + 1 : end + 1]
+    return Chunk(
+        sequence.request.request_id,
+        slot,
+        pos,
+        tokens[pos:end],
+        end == len(tokens),
+        targets,
+    )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from array import array
 
 from pyllama_raw.core.detokenizer import Detokenizer
-from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Request, Timings
+from pyllama_raw.core.request import (
+    CacheTier,
+    Finished,
+    FinishReason,
+    Request,
+    Timings,
+    TokenLogprobs,
+)
 from pyllama_raw.errors import PyllamaError
 
 
@@ -28,6 +35,7 @@ class Sequence:
         "itl",
         "last_token",
         "leader",
+        "max_rows",
         "n_cached",
         "n_computed",
         "n_output",
@@ -35,6 +43,7 @@ class Sequence:
         "n_preempted",
         "order",
         "points",
+        "prompt_logprobs",
         "request",
         "slot",
         "submitted",
@@ -56,6 +65,8 @@ class Sequence:
         self.leader: Sequence | None = None  # computes our prefix right now
         self.fork_at = 0  # tokens to take over from the leader
         self.points: list[int] = []  # where chunks end, rising; all are ahead
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
+        self.max_rows = 1  # of the next step, while prompt_logprobs is incomplete
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         self.detokenizer = Detokenizer(request.stop)
         self.submitted = now
@@ -68,6 +79,14 @@ class Sequence:
     def n_behind(self) -> int:
         """Tokens not computed; 1 means decode."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are missing."""
+        request = self.request
+        return (
+            request.scores_prompt and len(self.prompt_logprobs) < request.n_prompt - 1
+        )
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -111,4 +130,5 @@ class Sequence:
                 finished=now,
                 itl=tuple(self.itl),
             ),
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )

@@ -31,6 +31,7 @@ class ContextLimits:
     unified: bool = True
     can_shift: bool = True
     kind: SnapshotKind = SnapshotKind.RANGE
+    n_outputs: int | None = None  # output rows of one step; None: one a slot
 
     @property
     def can_cut(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from pyllama_raw.core.request import Request
+from pyllama_raw.core.request import Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 
 
@@ -106,11 +106,12 @@ class Chunk(NamedTuple):
     pos: int  # position of tokens[0] in the sequence
     tokens: array[int]  # array("i")
     wants_output: bool  # sample after the last token
+    targets: array[int] | None = None  # what follows each token, to be scored
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does; at most one chunk a slot, each with at most one output row."""
+    """What one step does; at most one chunk a slot, each sampled at most once."""
 
     operations: tuple[Operation, ...] = ()
     chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
@@ -158,6 +159,12 @@ class StepResult:
     error: PyllamaError | None = None  # after INVALID and FAILED
     captured: Mapping[int, Captured] = field(default_factory=dict)  # by capture_id
     not_restored: frozenset[int] = frozenset()  # slots left empty, chunks not computed
+    logprobs: Mapping[int, TokenLogprobs] = field(
+        default_factory=dict
+    )  # by request_id, of sampled tokens, where asked for
+    scores: Mapping[int, tuple[TokenLogprobs, ...]] = field(
+        default_factory=dict
+    )  # by request_id, of the chunk's targets
 
 
 class Executor(Protocol):

@@ -30,6 +30,7 @@ from pyllama_raw.native.model import Model
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
+DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cost memory
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
@@ -108,7 +109,11 @@ def context_fields(
 ) -> dict[str, object]:
     """Arguments of Context, with what was left open decided."""
     n_ctx = config.n_ctx or n_slots * min(DEFAULT_CTX_SLOT, n_ctx_train)
-    decided = {"n_ctx": n_ctx, "n_threads": config.threads}
+    decided = {
+        "n_ctx": n_ctx,
+        "n_threads": config.threads,
+        "n_outputs_max": config.n_outputs_max or DEFAULT_OUTPUTS,
+    }
     return config.model_dump() | decided
 
 
@@ -205,6 +210,7 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
         unified=context.kv_unified and not model.is_recurrent,
         can_shift=context.can_shift and layout.kind is not SnapshotKind.EXACT,
         kind=layout.kind,
+        n_outputs=context.n_outputs_max,
     )
 
 

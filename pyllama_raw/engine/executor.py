@@ -25,6 +25,7 @@ from pyllama_raw.engine.guidance import MaskConstraint, MaskState
 from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.engine.sampling import open_sampler
+from pyllama_raw.engine.scores import Scores
 from pyllama_raw.errors import InvalidBatch, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
@@ -67,6 +68,7 @@ class NativeExecutor:
         self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._samplers: dict[int, RowSampler] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
+        self._scores = Scores()
         self._n_steps = self._decode_ns = self._sample_ns = 0
 
     @property
@@ -88,6 +90,8 @@ class NativeExecutor:
             request.stop_token_ids | self._eog_tokens,
             started,
         )
+        sampler = self._samplers[request.request_id]
+        self._scores.open(request.request_id, params, sampler)
         if isinstance(started, MaskState):
             self._masks[request.request_id] = started
 
@@ -97,6 +101,7 @@ class NativeExecutor:
         if sampler is not None:
             sampler.close()
             self._masks.pop(request_id, None)
+            self._scores.close(request_id)
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
@@ -127,7 +132,10 @@ class NativeExecutor:
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
-            return self._sampled(chunks, outcome)
+            result = self._sampled(chunks, outcome)
+            if self._scores:
+                return self._scores.add(result, chunks, self.context)
+            return result
         return self._failed(chunks, outcome.code)
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> StepOutcome:
@@ -142,8 +150,11 @@ class NativeExecutor:
         )
         rows = list(range(n_rows))
         samplers = [self._samplers[chunk.request_id] for chunk in decodes]
-        for request_id, slot, pos, tokens, wants_output in chunks[n_rows:]:
-            batch.add(tokens, pos, slot, wants_output)
+        for request_id, slot, pos, tokens, wants_output, targets in chunks[n_rows:]:
+            if targets is None:
+                batch.add(tokens, pos, slot, wants_output)
+            else:
+                batch.add_scored(tokens, pos, slot)
             if wants_output:
                 rows.append(batch.n_tokens - 1)
                 samplers.append(self._samplers[request_id])

@@ -97,6 +97,13 @@ class Batch:
             self.n_outputs += 1
         self.n_tokens = end
 
+    def add_scored(self, tokens: Tokens, pos: int, seq_id: int) -> None:
+        """Like add(), with an output row for every token."""
+        start = self.n_tokens
+        self.add(tokens, pos, seq_id, output=False)
+        self.logits[start : self.n_tokens] = 1
+        self.n_outputs += self.n_tokens - start
+
     def add_rows(self, tokens: list[int], pos: list[int], seq_ids: list[int]) -> None:
         """Append one token for each of many sequences, each with an output row."""
         start = self.n_tokens

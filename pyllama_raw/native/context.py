@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest
 from pyllama_raw.native import log
 from pyllama_raw.native.abort import AbortFlag
-from pyllama_raw.native.arrays import INT32
+from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.demand import check_memory
 from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.logprobs import RowScores, check_top
 from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
@@ -37,7 +38,7 @@ class StepOutcome(NamedTuple):
 
 class Context(SlotMemory):
     """
-    One llama_context. At most n_seq_max output rows a batch, one a sequence.
+    One llama_context. At most n_outputs_max output rows a batch.
 
     Args:
         n_seq_max: number of slots.
@@ -89,7 +90,7 @@ class Context(SlotMemory):
         self.n_batch = int(lib.llama_n_batch(ptr))
         self.n_ubatch = int(lib.llama_n_ubatch(ptr))
         self.n_seq_max = int(lib.llama_n_seq_max(ptr))
-        self.n_outputs_max = self.n_seq_max
+        self.n_outputs_max = int(params.n_outputs_max)
         self.kv_unified = bool(params.kv_unified)
         causal = self.has_memory and bool(lib.llama_get_causal_attn(ptr))
         # Without causal attention a batch is computed as a whole.
@@ -158,6 +159,35 @@ class Context(SlotMemory):
         raw = ffi.buffer(found, 4 * self._n_vocab)
         return np.frombuffer(raw, np.float32).copy()
 
+    def score(
+        self, rows: NDArray[np.int32], tokens: NDArray[np.int32], n_top: int
+    ) -> RowScores:
+        """
+        Log-probabilities of tokens[i] in the row at place rows[i] of the last batch.
+
+        Args:
+            rows: int32, output rows that were not sampled: those are changed.
+
+        Raises:
+            InvalidRequest: one is no output row, or n_top is too large.
+        """
+        check_top(n_top)
+        n_rows = len(rows)
+        chosen = np.zeros(n_rows, np.float32)
+        ids = np.zeros(n_rows * n_top, np.int32)
+        values = np.zeros(n_rows * n_top, np.float32)
+        code = lib.plr_score(
+            self.ptr, n_rows, pointer(rows, INT32),
+            pointer(tokens, INT32, min_size=n_rows), n_top,
+            pointer(chosen, FLOAT32, writable=True),
+            pointer(ids, INT32, writable=True),
+            pointer(values, FLOAT32, writable=True),
+        )  # fmt: skip
+        if code:
+            raise InvalidRequest("rows", rows.tolist(), "rows of the last batch")
+        shape = (n_rows, n_top)
+        return RowScores(chosen, ids.reshape(shape), values.reshape(shape))
+
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Threads for one-token batches, and for all others. Takes effect at once."""
         lib.llama_set_n_threads(
@@ -172,7 +202,7 @@ class Context(SlotMemory):
         if not 0 < batch.n_tokens <= self.max_tokens:
             text = f"{batch.n_tokens} tokens, 1 to {self.max_tokens} go (n_batch)"
         elif batch.n_outputs > self.n_outputs_max:
-            limit = f"{self.n_outputs_max} go (n_seq_max)"
+            limit = f"{self.n_outputs_max} go (n_outputs_max)"
             text = f"{batch.n_outputs} output rows, at most {limit}"
         elif rows is not None and rows.dtype != INT32:
             text = f"rows must be int32, not {rows.dtype}"

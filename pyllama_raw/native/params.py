@@ -40,6 +40,7 @@ _CONTEXT_DEFAULTS: dict[str, Any] = {
     "n_ctx": 2048,
     "n_batch": 2048,
     "n_ubatch": 512,
+    "n_outputs_max": None,
     "n_threads": 1,
     "n_threads_batch": None,
     "kv_unified": True,
@@ -82,13 +83,17 @@ def model_params(fields: Mapping[str, Any], *, vocab_only: bool) -> tuple[Any, o
 
 
 def context_params(fields: Mapping[str, Any], *, n_seq_max: int) -> Any:
-    """Return llama_context_params *; one output row a sequence."""
+    """
+    Return llama_context_params *.
+
+    There are as many output rows as asked for, but at least one a sequence, below which
+    libllama would abort, and at most n_batch.
+    """
     values = _complete("context", _CONTEXT_DEFAULTS, fields)
     params = ffi.new("struct llama_context_params *")
     params[0] = lib.llama_context_default_params()
     n_seq_limit = lib.llama_max_parallel_sequences()
     params.n_seq_max = _integer("n_seq_max", n_seq_max, 1, n_seq_limit)
-    params.n_outputs_max = n_seq_max
     for name in ("n_ctx", "n_batch", "n_ubatch"):
         setattr(params, name, _integer(name, values[name], 1))
     if n_seq_max > params.n_batch:
@@ -96,6 +101,9 @@ def context_params(fields: Mapping[str, Any], *, n_seq_max: int) -> Any:
             f"n_batch={params.n_batch} has no room for one token of each of the "
             f"n_seq_max={n_seq_max} sequences: raise n_batch or lower n_seq_max"
         )
+    n_outputs_max = values["n_outputs_max"] or n_seq_max
+    wanted = _integer("n_outputs_max", n_outputs_max, 1)
+    params.n_outputs_max = max(min(wanted, params.n_batch), n_seq_max)
     _set_threads(params, values)
     params.yarn_orig_ctx = _integer("yarn_orig_ctx", values["yarn_orig_ctx"], 0)
     params.flash_attn_type = _flash_attn(values["flash_attn"])

@@ -18,6 +18,7 @@ from pyllama_raw.native.arrays import FLOAT32, INT32, UINT32, pointer
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.stages import Stage
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
@@ -115,6 +116,11 @@ class RowSampler:
         self._struct.ending, self._struct.n_ending = self._ending, len(ending)
         self._struct.n_min = n_min
         self.address = int(ffi.cast("uintptr_t", self._struct))
+
+    def watch(self, logprobs: RowLogprobs | None) -> None:
+        """Fill *logprobs* with every token from now on."""
+        self._logprobs = logprobs
+        self._struct.logprobs = ffi.NULL if logprobs is None else logprobs.ptr
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """

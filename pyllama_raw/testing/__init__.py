@@ -17,12 +17,13 @@ from threading import Event
 from typing import Any
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.core.request import Request
+from pyllama_raw.core.request import Request, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.parts import EngineParts, StepTimes
 from pyllama_raw.errors import DecodeFailed, PyllamaError, SamplingFailed
+from pyllama_raw.sampling.params import SamplingParams
 from pyllama_raw.testing.memory import FakeMemory
 
 BOS, EOS = 256, 257
@@ -33,6 +34,13 @@ NextToken = Callable[[Sequence[int]], int]
 def letters(tokens: Sequence[int]) -> int:
     """A letter that depends on all *tokens*, whatever runs beside."""
     return ord("a") + (sum(tokens) * 31 + len(tokens) * 7) % 26
+
+
+def fake_logprobs(n_before: int, token: int, n_top: int) -> TokenLogprobs:
+    """What the fake model says of *token* after *n_before* others."""
+    logprob = -n_before / 8
+    top = tuple((token + i, logprob - i) for i in range(n_top))
+    return TokenLogprobs(token, logprob, top)
 
 
 class FakeVocab:
@@ -130,6 +138,7 @@ class FakeExecutor:
         self.plans: list[StepPlan] = []
         self.opened: set[int] = set()
         self.memory = FakeMemory(limits)
+        self._asked: dict[int, SamplingParams] = {}  # by request_id
         self._next_token = next_token
         self._failures = dict(failures or {})
         self._failing_rows = failing_rows
@@ -142,9 +151,12 @@ class FakeExecutor:
     def open(self, request: Request) -> None:
         assert request.request_id not in self.opened
         self.opened.add(request.request_id)
+        if isinstance(request.sampling, SamplingParams):
+            self._asked[request.request_id] = request.sampling
 
     def close(self, request_id: int) -> None:
         self.opened.discard(request_id)
+        self._asked.pop(request_id, None)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Check *plan* against the memory, then compute it or fail as told."""
@@ -188,16 +200,33 @@ class FakeExecutor:
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
         tokens: list[int | None] = []
         errors: dict[int, PyllamaError] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         for chunk in plan.chunks:
+            before = len(self.memory.slots[chunk.slot])
             self._append(chunk)
+            asked = self._asked.get(chunk.request_id, SamplingParams())
+            if chunk.targets is not None and asked.prompt_logprobs is not None:
+                n_top = asked.prompt_logprobs
+                scores[chunk.request_id] = tuple(
+                    fake_logprobs(before + i + 1, token, n_top)
+                    for i, token in enumerate(chunk.targets)
+                )
             if not chunk.wants_output:
                 continue
             if (step, chunk.request_id) in self._failing_rows:
                 errors[chunk.request_id] = SamplingFailed("fake", None, "as told")
                 tokens.append(None)
             else:
-                tokens.append(self._next_token(self.memory.tokens(chunk.slot)))
-        return StepResult(tokens=tuple(tokens), row_errors=errors)
+                seen = self.memory.tokens(chunk.slot)
+                token = self._next_token(seen)
+                tokens.append(token)
+                if asked.logprobs is not None:
+                    row = fake_logprobs(len(seen), token, asked.logprobs)
+                    logprobs[chunk.request_id] = row
+        return StepResult(
+            tokens=tuple(tokens), row_errors=errors, logprobs=logprobs, scores=scores
+        )
 
     def _append(self, chunk: Chunk) -> None:
         self.memory.write(chunk.slot, chunk.tokens)
@@ -210,6 +239,8 @@ class FakeExecutor:
     def _check(self, plan: StepPlan) -> None:
         """The rules of core.step and of libllama."""
         assert plan.n_tokens <= self.limits.n_batch
+        n_rows = sum(_count_rows(chunk) for chunk in plan.chunks)
+        assert n_rows <= (self.limits.n_outputs or self.limits.n_slots)
         slots = [chunk.slot for chunk in plan.chunks]
         assert len(set(slots)) == len(slots), "one chunk a slot"
         for chunk in plan.chunks:
@@ -217,6 +248,15 @@ class FakeExecutor:
             assert len(chunk.tokens) > 0
             assert chunk.request_id in self.opened, "open() comes first"
             assert chunk.pos == len(cells), "positions are contiguous"
+
+
+def _count_rows(chunk: Chunk) -> int:
+    """Output rows of *chunk*; the targets are those of its tokens that have one."""
+    if chunk.targets is None:
+        return int(chunk.wants_output)
+    assert len(chunk.targets) == len(chunk.tokens) - chunk.wants_output
+    assert chunk.targets[:-1] == chunk.tokens[1 : len(chunk.targets)]
+    return len(chunk.tokens)
 
 
 def fake_limits(**changes: Any) -> ContextLimits:
