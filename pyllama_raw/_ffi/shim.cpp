@@ -217,33 +217,35 @@ static void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) 
     }
 }
 
-// Close the gaps that -infinity and NaN leave: some samplers compute NaN from them.
-static void drop_forbidden(llama_token_data_array & view) {
-    size_t n_left = 0;
-    for (size_t i = 0; i < view.size; ++i) {
-        view.data[n_left] = view.data[i];
-        n_left += view.data[i].logit > -INFINITY;
-    }
-    view.size = n_left;
-    if (n_left == 0) {
-        throw std::runtime_error("no token is allowed here");
-    }
-}
-
-// All tokens, by rising id. One array a thread: gone with the next call.
+// Tokens that may be sampled, by rising id; gaps are closed: some samplers compute NaN
+// from -infinity. One array a thread: gone with the next call.
 static llama_token_data_array candidates(const float * logits, int32_t n_vocab) {
     thread_local std::vector<llama_token_data> storage;
     storage.resize(n_vocab);
+    size_t n_left = 0;
     for (llama_token id = 0; id < n_vocab; ++id) {
-        storage[id] = llama_token_data{id, logits[id], 0.0f};
+        storage[n_left] = llama_token_data{id, logits[id], 0.0f};
+        n_left += logits[id] > -INFINITY;  // and not NaN
     }
-    return {storage.data(), storage.size(), -1, false};
+    return {storage.data(), n_left, -1, false};
+}
+
+static void drop_forbidden(llama_token_data_array & view) {
+    size_t n_left = 0;
+    for (size_t i = 0; i < view.size; ++i) {
+        const llama_token_data candidate = view.data[i];
+        view.data[n_left] = candidate;
+        n_left += candidate.logit > -INFINITY;
+    }
+    view.size = n_left;
 }
 
 // As llama_sampler_sample, which would end the process if the chain selects nothing.
 // What the draw was from is left in *view*; nothing where there was no draw.
 static llama_token draw(llama_sampler * chain, llama_token_data_array & view) {
-    drop_forbidden(view);
+    if (view.size == 0) {
+        throw std::runtime_error("no token is allowed here");
+    }
     if (chain == nullptr) {
         const auto less = [](const auto & a, const auto & b) { return a.logit < b.logit; };
         const size_t n = view.size;
@@ -279,6 +281,7 @@ static llama_token sample(const plr_sampler & sampler, const float * logits,
     }
     view = candidates(logits, n_vocab);
     llama_sampler_apply(sampler.grammar, &view);
+    drop_forbidden(view);
     return draw(sampler.chain, view);
 }
 

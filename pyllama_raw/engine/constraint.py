@@ -10,7 +10,9 @@ from __future__ import annotations
 from threading import Lock
 
 from pyllama_raw.engine.guidance import Guidance, MaskConstraint
+from pyllama_raw.engine.sampling import dry_stage
 from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling import gbnf
 from pyllama_raw.sampling.params import SamplingParams
@@ -28,19 +30,25 @@ class Constraints:
         """
         Check and compile what *params* ask for; None if they ask for nothing.
 
+        Stages that are slow to make are made too, so that the engine thread finds them.
+
         Raises:
             BadGrammar, BadSchema: it cannot be used; the error says where and why.
             Unsupported: the extra "guidance" is not installed.
         """
+        vocab = self._vocab
+        dry = dry_stage(params, min(vocab.model.n_ctx_train, HISTORY_MAX))
+        if dry is not None:
+            dry.prepare(vocab)
         match params.constraint:
             case None:
                 return None
             case "grammar":
-                return GrammarConstraint(params, self._vocab)
+                return GrammarConstraint(params, vocab)
             case "json_schema" | "regex" | "lark" as kind:
                 with self._lock:  # the first request of this kind reads the vocabulary
                     if self._guidance is None:
-                        self._guidance = Guidance(self._vocab)
+                        self._guidance = Guidance(vocab)
                 return self._guidance.make(kind, getattr(params, kind))
 
 

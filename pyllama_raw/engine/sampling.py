@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,29 +60,34 @@ def open_sampler(
 def _chain(
     params: SamplingParams, vocab: Vocab, prompt: array[int]
 ) -> SamplerChain | None:
-    n_most = min(len(prompt) + params.max_tokens, stages.HISTORY_MAX)
-    wanted = stages_of(params, n_most)
+    n_ctx = min(vocab.model.n_ctx_train, stages.HISTORY_MAX)
+    reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
+    wanted = stages_of(params, reach)
     if not wanted:
         return None
     chain = SamplerChain.build(wanted, vocab)
-    n_history = params.n_history(n_most)
+    n_history = params.n_history(reach.n_most)
     if n_history:
         seen = prompt[-n_history:]
         chain.accept(np.frombuffer(seen, np.int32))
     return chain
 
 
-def stages_of(params: SamplingParams, n_most: int) -> list[Stage]:
+class Reach(NamedTuple):
+    """The longest history that makes sense, in tokens."""
+
+    n_most: int  # of this request
+    n_ctx: int  # of the model
+
+
+def stages_of(params: SamplingParams, reach: Reach) -> list[Stage]:
     """
     The chain for *params*; empty where it would be the largest logit.
-
-    Args:
-        n_most: tokens the request can have; a longer history is never needed.
     """
     assert params.seed is not None
     if params.mirostat and not params.greedy:
         return [
-            *_temperature(params, n_most),
+            *_temperature(params, reach),
             stages.Mirostat(
                 params.mirostat, params.mirostat_tau, params.mirostat_eta, params.seed
             ),
@@ -89,7 +95,7 @@ def stages_of(params: SamplingParams, n_most: int) -> list[Stage]:
     names: Sequence[str] = params.stages if not params.mirostat else ()
     if params.greedy:
         names = _before_greedy(params)
-    found = [stage for name in names for stage in _STAGES[name](params, n_most)]
+    found = [stage for name in names for stage in _STAGES[name](params, reach)]
     if params.greedy:
         return [*found, stages.Greedy()] if found else []
     if params.adaptive_target is not None:
@@ -115,10 +121,10 @@ def _before_greedy(params: SamplingParams) -> Sequence[str]:
     return [name for name in names if name in ("penalties", "dry")]
 
 
-def _penalties(params: SamplingParams, n_most: int) -> list[Stage]:
+def _penalties(params: SamplingParams, reach: Reach) -> list[Stage]:
     if not params.penalizes:
         return []
-    last_n = _history(params.penalty_last_n, n_most)
+    last_n = _history(params.penalty_last_n, reach.n_most)
     return [
         stages.Penalties(
             last_n,
@@ -129,25 +135,24 @@ def _penalties(params: SamplingParams, n_most: int) -> list[Stage]:
     ]
 
 
-def _dry(params: SamplingParams, n_most: int) -> list[Stage]:
+def dry_stage(params: SamplingParams, n_ctx: int) -> stages.Dry | None:
+    """Equal for all requests with equal parameters, so that one can be kept; or None."""
     if not params.dries:
-        return []
-    return [
-        stages.Dry(
-            _history(params.dry_last_n, n_most),
-            params.dry_multiplier,
-            params.dry_base,
-            params.dry_allowed_length,
-            params.dry_sequence_breakers,
-        )
-    ]
+        return None
+    return stages.Dry(
+        _history(params.dry_last_n, n_ctx),
+        params.dry_multiplier,
+        params.dry_base,
+        params.dry_allowed_length,
+        params.dry_sequence_breakers,
+    )
 
 
 def _history(limit: int | None, n_most: int) -> int:
     return n_most if limit is None else min(limit, n_most)
 
 
-def _xtc(params: SamplingParams, n_most: int) -> list[Stage]:  # noqa: ARG001
+def _xtc(params: SamplingParams, reach: Reach) -> list[Stage]:  # noqa: ARG001
     probability, threshold = params.xtc_probability, params.xtc_threshold
     if probability == 0 or threshold > 0.5:
         return []
@@ -155,7 +160,7 @@ def _xtc(params: SamplingParams, n_most: int) -> list[Stage]:  # noqa: ARG001
     return [stages.Xtc(probability, threshold, params.seed, params.min_keep)]
 
 
-def _temperature(params: SamplingParams, n_most: int) -> list[Stage]:  # noqa: ARG001
+def _temperature(params: SamplingParams, reach: Reach) -> list[Stage]:  # noqa: ARG001
     spread = 0.0 if params.mirostat else params.dynatemp_range
     if params.temperature == 1 and spread == 0:
         return []
@@ -163,9 +168,9 @@ def _temperature(params: SamplingParams, n_most: int) -> list[Stage]:  # noqa: A
     return [stages.Temperature(params.temperature, spread, exponent)]
 
 
-_STAGES: dict[str, Callable[[SamplingParams, int], list[Stage]]] = {
+_STAGES: dict[str, Callable[[SamplingParams, Reach], list[Stage]]] = {
     "penalties": _penalties,
-    "dry": _dry,
+    "dry": lambda p, reach: [dry] if (dry := dry_stage(p, reach.n_ctx)) else [],
     "top_n_sigma": lambda p, _: (
         [stages.TopNSigma(p.top_n_sigma)] if p.top_n_sigma else []
     ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
+from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.library import ffi, last_error, lib
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
@@ -18,7 +19,7 @@ SEED_MAX = 2**32 - 2  # llama.h: LLAMA_DEFAULT_SEED, one more, is a random seed
 HISTORY_MAX = 2**24  # tokens; libllama allocates them at once
 INFILL_MAX = 4096  # candidates; all pairs are compared
 MIROSTAT_M = 100  # candidates that llama.cpp estimates Zipf's exponent from
-
+TEMPLATES_MAX = 16  # kept a vocabulary; the oldest goes
 FINITE = 1e30
 
 
@@ -59,7 +60,22 @@ class Dry:
     breakers: tuple[str, ...] = ()  # a repetition does not reach across these
 
     def make(self, vocab: Vocab) -> Any:
-        """Reads the whole vocabulary once a breaker: tens of milliseconds."""
+        """A copy of the one that prepare() keeps."""
+        template = self.prepare(vocab)
+        return made("llama_sampler_clone", lib.plr_sampler_clone(template.ptr))
+
+    def prepare(self, vocab: Vocab) -> Handle:
+        """Make it once: each breaker has the whole vocabulary read, for milliseconds."""
+        with vocab.lock:
+            template = vocab.templates.get(self)
+            if template is None:
+                template = Handle(self._first(vocab), lib.llama_sampler_free)
+                if len(vocab.templates) >= TEMPLATES_MAX:
+                    del vocab.templates[next(iter(vocab.templates))]
+                vocab.templates[self] = template
+            return template
+
+    def _first(self, vocab: Vocab) -> Any:
         check("dry_last_n", self.last_n, 0, HISTORY_MAX)
         check("dry_multiplier", self.multiplier, 0, 1e6)
         check("dry_base", self.base, 1, 1e6)

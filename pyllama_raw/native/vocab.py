@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
+from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.library import ffi, last_error, lib
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ class Vocab:
         self.model = model
         self._ptr = lib.llama_model_get_vocab(model.ptr)
         self.pieces = Pieces(self)
+        self.lock = Lock()  # for templates
+        self.templates: dict[object, Handle] = {}  # of stages that are slow to make
 
     @property
     def ptr(self) -> Any:
