@@ -96,6 +96,7 @@ class PrefixReuse:
                 self._fill(sequence)
             elif leader.n_computed >= sequence.fork_at:
                 sequence.leader = None
+                self.cache.record(self._snapshots.match(sequence), sequence.fork_at)
                 self._copy(
                     self._slots.all[leader.slot or 0], sequence, sequence.fork_at
                 )

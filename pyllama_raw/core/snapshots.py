@@ -93,11 +93,13 @@ class Snapshots:
         """Capture a running slot that stands at one of its points, before it goes on."""
         sequence = slot.sequence
         assert sequence is not None
-        points = sequence.points
-        if not points or sequence.n_computed < points[0]:
-            return
-        if points.pop(0) == sequence.n_computed and self._has_points:
-            self._capture(slot, sequence.tokens[: sequence.n_computed])
+        points, n_computed = sequence.points, sequence.n_computed
+        while points and points[0] < n_computed:  # what was restored reached further
+            points.pop(0)
+        if points and points[0] == n_computed:
+            points.pop(0)
+            if self._has_points:
+                self._capture(slot, sequence.tokens[:n_computed])
 
     def _capture(self, slot: Slot, tokens: array[int]) -> None:
         namespace = slot.namespace
