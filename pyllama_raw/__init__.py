@@ -14,7 +14,7 @@ from pyllama_raw.config import (
     SchedulerConfig,
 )
 from pyllama_raw.core.cache_stats import CacheStats
-from pyllama_raw.core.request import CacheTier, FinishReason
+from pyllama_raw.core.request import CacheTier, FinishReason, TokenLogprobs
 from pyllama_raw.errors import (
     ClosedError,
     ConfigError,
@@ -33,9 +33,9 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.generation import Generation
 from pyllama_raw.prompt import Prompt
-from pyllama_raw.results import Delta, EngineStats, Result, Timings, Usage
+from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
 from pyllama_raw.sampling.params import SamplingParams
-from pyllama_raw.sync import generate
+from pyllama_raw.sync import generate, score
 
 __all__ = [
     "AsyncEngine",
@@ -68,8 +68,11 @@ __all__ = [
     "Result",
     "SamplingParams",
     "SchedulerConfig",
+    "Score",
     "Timings",
+    "TokenLogprobs",
     "Unsupported",
     "Usage",
     "generate",
+    "score",
 ]

@@ -10,10 +10,14 @@ import anyio
 
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.chat import Message
-from pyllama_raw.config import EngineConfig
+from pyllama_raw.config import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.prompt import Prompt
-from pyllama_raw.results import Result
+from pyllama_raw.results import Result, Score
 from pyllama_raw.sampling.params import SamplingParams
+
+SCORING = EngineConfig(
+    context=ContextConfig(n_outputs_max=256), scheduler=SchedulerConfig(n_slots=1)
+)
 
 Prompts = Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
 
@@ -59,6 +63,29 @@ def generate(
             if are_many(prompt):
                 return await engine.complete_many(prompt, params)
             return await engine.complete(prompt, params)  # type: ignore[arg-type]
+
+    return anyio.run(run)
+
+
+def score(
+    prompt: Prompt,
+    n_top: int = 0,
+    *,
+    model: str | Path | None = None,
+    config: EngineConfig | None = None,
+) -> Score:
+    """
+    How likely the model finds each token of one prompt; see AsyncEngine.score.
+
+    Args:
+        n_top: most likely tokens listed at each place, 0 to 20.
+        model: a GGUF file; None: the default model, downloaded if need be.
+        config: None: one slot, and many output rows a step.
+    """
+
+    async def run() -> Score:
+        async with AsyncEngine.open(model, config or SCORING) as engine:
+            return await engine.score(prompt, n_top)
 
     return anyio.run(run)
 

@@ -25,7 +25,7 @@ from pyllama_raw.cli.inputs import (
 from pyllama_raw.cli.options import SAMPLING, engine_config, given
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View
+from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.models import resolve_model
 
@@ -58,7 +58,8 @@ class Run:
 
     async def _serve_all(self, engine: AsyncEngine) -> None:
         waiting = iter(self.inputs)
-        n_tasks = min(len(self.inputs), self.max_waiting)
+        most = max((_n_outputs(item) for item in self.inputs), default=1)
+        n_tasks = min(len(self.inputs), max(self.max_waiting // most, 1))
         async with anyio.create_task_group() as watch:
             if self.terminal.has_status:
                 watch.start_soon(self._show_status, engine)
@@ -85,10 +86,13 @@ class Run:
                 priority=item.priority,
                 deadline_s=item.deadline_s,
             ) as generation:
-                if self.view.is_live:
+                if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
                         self.view.text(item.index, delta.text)
-                return Outcome(item.index, await generation.collect())
+                first, *others = await generation.collect_all()
+                if item.sampling.n > 1:
+                    self.view.text(item.index, numbered([first, *others]))
+                return Outcome(item.index, first, others=tuple(others))
         except PyllamaError as error:
             return Outcome(item.index, error=error)
 
@@ -116,6 +120,10 @@ class Run:
                 f"{totals['completion_tokens']} tokens in {wall_s:.1f} s "
                 f"({totals['completion_tokens_per_s']:.1f}/s)"
             )
+
+
+def _n_outputs(item: Input) -> int:
+    return 1 if isinstance(item, BadInput) else item.sampling.n
 
 
 def generate(options: Namespace) -> int:

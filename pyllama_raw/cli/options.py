@@ -88,6 +88,12 @@ def _add_sampling(parser: ArgumentParser) -> None:
         "--ignore-eos", action="store_const", const=True, help="go on to --max-tokens"
     )
     group.add_argument("--deadline-s", type=float, metavar="S", help="of every request")
+    group.add_argument(
+        "--n", type=int, metavar="N", help="outputs of every request (1)"
+    )
+    for name, whose in (("--logprobs", "output"), ("--prompt-logprobs", "prompt")):
+        text = f"with --jsonl: of {whose} tokens, and of the N most likely instead"
+        group.add_argument(name, type=int, metavar="N", help=text)
 
 
 def add_engine(parser: ArgumentParser) -> None:

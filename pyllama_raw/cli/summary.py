@@ -21,7 +21,7 @@ def summarize(
         wall_s: from the first submission to the last end.
     """
     outcomes = list(outcomes)
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    results = [result for outcome in outcomes for result in outcome.results]
     n_prompt = sum(result.usage.prompt_tokens for result in results)
     n_output = sum(result.usage.completion_tokens for result in results)
     n_succeeded = sum(outcome.succeeded for outcome in outcomes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any, Protocol
 
 from pyllama_raw.cli.inputs import BadInput, Input
 from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.request import FinishReason, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.results import Result
 
@@ -22,11 +24,18 @@ class Outcome:
     index: int
     result: Result | None = None
     error: PyllamaError | None = None
+    others: tuple[Result, ...] = ()  # outputs after the first
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """All outputs."""
+        return () if self.result is None else (self.result, *self.others)
 
     @property
     def succeeded(self) -> bool:
         """Whether the request ran to its own end."""
-        return self.result is not None and self.result.finish_reason in SUCCESS
+        reasons = [result.finish_reason for result in self.results]
+        return bool(reasons) and all(reason in SUCCESS for reason in reasons)
 
 
 class View(Protocol):
@@ -120,16 +129,40 @@ def record(outcome: Outcome) -> dict[str, Any]:
         kind = type(outcome.error).__name__
         error = {"type": kind, "message": str(outcome.error)}
         return {"index": outcome.index, "error": error}
+    if outcome.others:
+        choices = [{"choice": r.index} | _fields(r) for r in outcome.results]
+        return {"index": outcome.index, "choices": choices}
+    return {"index": outcome.index} | _fields(result)
+
+
+def _fields(result: Result) -> dict[str, Any]:
     timings = asdict(result.timings)
     timings.pop("itl_s")
-    return {
-        "index": outcome.index,
+    fields = {
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),
         "timings": timings,
     }
+    for name in ("logprobs", "prompt_logprobs"):
+        if found := getattr(result, name):
+            fields[name] = [_logprobs(item) for item in found]
+    return fields
+
+
+def _logprobs(item: TokenLogprobs) -> dict[str, Any]:
+    return {
+        "token_id": item.token_id,
+        # JSON has no -infinity.
+        "logprob": item.logprob if isfinite(item.logprob) else None,
+        "top": item.top,
+    }
+
+
+def numbered(results: Sequence[Result]) -> str:
+    """The texts of several outputs, each after its index."""
+    return "".join(f"({result.index}) {result.text}\n" for result in results)
 
 
 def _title_of(item: Input) -> str:
