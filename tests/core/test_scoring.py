@@ -1,0 +1,168 @@
+"""Scoring prompts: which rows a step asks for, and that each is asked for once."""
+
+import pytest
+
+from pyllama_raw import CacheConfig
+from pyllama_raw.core.request import Request, TokenLogprobs
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
+from pyllama_raw.engine.build import make_cache
+from tests.core.support import Pieces, answer, finished, make_request, run_until_idle
+
+
+def make(n_outputs=8, n_slots=2, n_ctx_slot=64, n_cells=None, **options) -> Scheduler:
+    n_cells = n_cells or n_slots * n_ctx_slot
+    limits = ContextLimits(n_slots, n_ctx_slot, 64, n_cells, n_outputs=n_outputs)
+    return Scheduler(limits, Pieces(), token_budget=64, **options)
+
+
+def scored(request_id=0, n_prompt=20, **fields) -> Request:
+    return make_request(request_id, n_prompt, scores_prompt=True, **fields)
+
+
+def score(plan: StepPlan) -> StepResult:
+    """The log-probability of the token at position p is -p."""
+    scores = {
+        chunk.request_id: tuple(
+            TokenLogprobs(token, -float(chunk.pos + 1 + i), ())
+            for i, token in enumerate(chunk.targets)
+        )
+        for chunk in plan.chunks
+        if chunk.targets is not None
+    }
+    n_rows = sum(chunk.wants_output for chunk in plan.chunks)
+    return StepResult(tokens=(97,) * n_rows, scores=scores)
+
+
+def n_rows(plan: StepPlan) -> int:
+    return sum(
+        len(chunk.tokens) if chunk.targets is not None else chunk.wants_output
+        for chunk in plan.chunks
+    )
+
+
+def of_all(request: Request) -> tuple[TokenLogprobs, ...]:
+    """What score() says when each token after the first is asked for once."""
+    tokens = enumerate(request.tokens[1:], 1)
+    return tuple(TokenLogprobs(token, -float(pos), ()) for pos, token in tokens)
+
+
+@pytest.mark.parametrize("n_outputs", [2, 3, 8, 64])
+@pytest.mark.parametrize("n_prompt", [1, 2, 3, 20, 41])
+def test_each_token_is_scored_once_and_rows_fit(n_outputs, n_prompt):
+    """
+    Every prompt token but the first is a target once, in order; a step never asks for
+    more output rows than there are.
+    """
+    scheduler = make(n_outputs)
+    request = scored(n_prompt=n_prompt)
+    scheduler.add(request, 0.0)
+
+    plans, events = run_until_idle(scheduler, score)
+
+    assert finished(events)[0].prompt_logprobs == of_all(request)
+    assert max(n_rows(plan) for plan in plans) <= n_outputs
+    assert finished(events)[0].n_output == 4
+
+
+def test_scored_prompts_leave_rows_to_the_others():
+    """
+    Beside a scored prompt everyone else samples in every step.
+    """
+    scheduler = make(n_outputs=4, n_slots=4)
+    requests = [scored(0, 30), scored(1, 30), make_request(2, 4, 30)]
+    for request in [*requests, make_request(3, 9, 30)]:
+        scheduler.add(request, 0.0)
+
+    plans, events = run_until_idle(scheduler, score)
+
+    assert max(n_rows(plan) for plan in plans) <= 4
+    assert all(2 in {c.request_id for c in plan.chunks} for plan in plans[:30])
+    for request in requests[:2]:
+        ended = finished(events)[request.request_id]
+        assert ended.prompt_logprobs == of_all(request)
+
+
+def test_nothing_is_scored_that_was_not_asked_for():
+    """
+    Without scores_prompt no chunk has targets and no end has log-probabilities.
+    """
+    scheduler = make()
+    scheduler.add(make_request(n_prompt=20), 0.0)
+
+    plans, events = run_until_idle(scheduler)
+
+    assert all(c.targets is None for plan in plans for c in plan.chunks)
+    assert finished(events)[0].prompt_logprobs == ()
+
+
+def test_a_scored_prompt_takes_nothing_from_the_cache():
+    """
+    What a slot holds is computed again for a prompt that is scored, and only then.
+    """
+    scheduler = make(
+        cache=make_cache(CacheConfig(mode="live"), SnapshotKind.RANGE),
+    )
+    scheduler.add(make_request(0, 40), 0.0)
+    run_until_idle(scheduler, score)
+    scheduler.add(request := scored(1, 40), 0.0)
+    _, events = run_until_idle(scheduler, score)
+    scheduler.add(make_request(2, 40), 0.0)
+    _, later = run_until_idle(scheduler, score)
+
+    assert finished(events)[1].prompt_logprobs == of_all(request)
+    assert finished(events)[1].n_cached == 0
+    assert finished(later)[2].n_cached == 39
+
+
+def test_an_aborted_step_is_scored_again():
+    """
+    Rows that were lost with a step are computed and scored once more.
+    """
+    scheduler = make()
+    scheduler.add(request := scored(n_prompt=30), 0.0)
+    steps = iter(range(1000))
+
+    def execute(plan: StepPlan) -> StepResult:
+        if next(steps) % 2:
+            known = {c.slot: c.pos + len(c.tokens) for c in plan.chunks}
+            return StepResult(DecodeStatus.ABORTED, n_computed=known)
+        return score(plan)
+
+    _, events = run_until_idle(scheduler, execute)
+
+    assert finished(events)[0].prompt_logprobs == of_all(request)
+
+
+def test_a_preempted_prompt_goes_on_where_it_was_scored():
+    """
+    After a preemption what was scored is computed without rows, the rest with.
+    """
+    scheduler = make(n_outputs=2, n_ctx_slot=256, n_cells=192)
+    scheduler.add(make_request(0, 4, max_tokens=150), 0.0)
+    scheduler.add(request := scored(1, 120, max_tokens=2), 0.0)
+
+    _, events = run_until_idle(scheduler, score)
+
+    ended = finished(events)[1]
+    assert ended.prompt_logprobs == of_all(request)
+    assert ended.n_preempted > 0
+
+
+def test_log_probabilities_of_output_tokens_are_told_with_them():
+    """
+    What the executor says of a sampled token is in the delta of that token.
+    """
+    scheduler = make()
+    scheduler.add(make_request(7, max_tokens=3), 0.0)
+    said = TokenLogprobs(97, -0.5, ((97, -0.5), (98, -1.5)))
+
+    def execute(plan: StepPlan) -> StepResult:
+        result = answer(plan)
+        return StepResult(tokens=result.tokens, logprobs={7: said})
+
+    _, events = run_until_idle(scheduler, execute)
+
+    assert [event.logprobs for event in events[:-1]] == [said, said, said]
