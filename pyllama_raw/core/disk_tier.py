@@ -62,6 +62,7 @@ class DiskTier:
             known: from the one used longest ago to the latest.
         """
         assert cache.kind is not SnapshotKind.RANGE
+        self.min_gain = MIN_GAIN
         self.cache = cache
         self._bound = bound
         self._n_writes = 0
@@ -89,7 +90,7 @@ class DiskTier:
 
     def save(self, slot: Slot) -> list[Operation]:
         """What writes all that an idle slot holds, if no file has it."""
-        if not self.cache.max_bytes or slot.n_left < MIN_GAIN:
+        if not self.cache.max_bytes or slot.n_left < self.min_gain:
             return []
         if not isinstance(slot.namespace, str | None):
             return []  # it ends with this process

@@ -16,7 +16,7 @@ from bisect import insort
 from collections.abc import Hashable
 
 from pyllama_raw.core.cache_entry import Hit
-from pyllama_raw.core.disk_tier import MIN_GAIN, DiskTier
+from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
@@ -110,7 +110,8 @@ class PrefixReuse:
         """Whether to go on in the slot of *source* instead of copying out of it."""
         if source.slot.sequence is not None or source.n_now == 0:
             return False
-        if self._kept(sequence, source.n_now)[0].n_tokens >= source.n_now + MIN_GAIN:
+        kept, _ = self._kept(sequence, source.n_now)
+        if kept.n_tokens >= source.n_now + self.disk.min_gain:
             return False
         idle = self._slots.idle
         return source.n_now == source.slot.n_left or (len(idle) == 1 and self._can_cut)
@@ -150,7 +151,7 @@ class PrefixReuse:
     def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
         """The most that is kept of *sequence*; a file only if it has much more."""
         hit, file = self._snapshots.match(sequence), self.disk.match(sequence)
-        if file.n_tokens >= max(hit.n_tokens, n_live) + MIN_GAIN:
+        if file.n_tokens >= max(hit.n_tokens, n_live) + self.disk.min_gain:
             return file, self.disk
         return hit, self._snapshots
 

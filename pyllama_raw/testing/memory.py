@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import NamedTuple
@@ -12,11 +13,14 @@ from pyllama_raw.core.step import (
     Capture,
     Captured,
     Copy,
+    Delete,
     Operation,
+    Read,
     Release,
     Restore,
     Shift,
     Trim,
+    Write,
 )
 
 HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here
@@ -29,12 +33,23 @@ class Cell(NamedTuple):
     token: int
 
 
+class FakeFile(NamedTuple):
+    """What a write leaves."""
+
+    number: int
+    tokens: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        return HEAD_BYTES + TOKEN_BYTES * len(self.tokens)
+
+
 class FakeMemory:
     """
     Does memory operations and asserts what libllama would.
 
     Args:
-        fails: asked before each capture and restore; true: it fails.
+        fails: asked before each capture, restore, write and read; true: it fails.
     """
 
     def __init__(
@@ -48,6 +63,8 @@ class FakeMemory:
         ]
         self.shifted: set[int] = set()  # slots whose tokens are no prefix any more
         self._fails = fails
+        self.files: set[FakeFile] = set()  # complete ones
+        self.writing: list[tuple[int, FakeFile | None]] = []  # until end_write()
         self._numbers = count()
         self._lost: set[int] = set()
         self._captured: dict[int, Captured] = {}
@@ -98,6 +115,44 @@ class FakeMemory:
                 self._capture(operation)
             case Restore():
                 self._restore(operation)
+            case Write() | Read() | Delete():
+                self._do_on_disk(operation)
+
+    def _do_on_disk(self, operation: Write | Read | Delete) -> None:
+        match operation:
+            case Write():
+                self._write_file(operation)
+            case Read():
+                self._read_file(operation)
+            case Delete(payloads):
+                self.files.difference_update(payloads)
+
+    def end_write(self, *, fails: bool = False) -> tuple[int, Captured | None]:
+        """Complete the oldest file, or fail; what the scheduler is to be told."""
+        write_id, file = self.writing.pop(0)
+        if fails or file is None:
+            return write_id, None
+        self.files.add(file)
+        return write_id, Captured(file, file.n_bytes)
+
+    def _write_file(self, write: Write) -> None:
+        file = None
+        if write.slot not in self._lost and not self._fails(write):
+            file = FakeFile(write.write_id, tuple(self.tokens(write.slot)))
+            assert array("i", file.tokens).tobytes() == write.tokens, "all of the slot"
+            assert file.n_bytes <= write.max_bytes
+        self.writing.append((write.write_id, file))
+
+    def _read_file(self, read: Read) -> None:
+        file = read.payload
+        assert isinstance(file, FakeFile)
+        assert not self.slots[read.slot], "files go to empty slots"
+        if file not in self.files or self._fails(read):
+            self._lost.add(read.slot)
+            return
+        self.write(read.slot, file.tokens)
+        self._check_cut(read.slot, read.n_tokens)
+        del self.slots[read.slot][read.n_tokens :]
 
     def _check_cut(self, slot: int, n_tokens: int) -> None:
         if self.limits.kind is SnapshotKind.EXACT:

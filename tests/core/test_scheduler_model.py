@@ -1,6 +1,8 @@
 """Random histories of the scheduler against a model of the context's memory."""
 
 from array import array
+from collections import Counter
+from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.snapshot_kind import SnapshotKind
@@ -29,6 +32,8 @@ from tests.core.support import STOP_TOKEN, finished, make_scheduler
 
 N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40
 MAX_BYTES, MAX_ENTRIES = 900, 6
+MAX_DISK_BYTES = 700
+COST = SnapshotCost(HEAD_BYTES, TOKEN_BYTES)
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -42,8 +47,9 @@ class SchedulerModel(RuleBasedStateMachine):
         kind=st.sampled_from(SnapshotKind),
         mode=st.sampled_from(["off", "live", "snapshots", "snapshots"]),
         interval=st.sampled_from([0, 3, 8]),
+        disk=st.booleans(),
     )
-    def start(self, *, unified, budget, shift, quantum, kind, mode, interval):
+    def start(self, *, unified, budget, shift, quantum, kind, mode, interval, disk):
         self.unified = unified
         self.max_bytes = MAX_BYTES if mode == "snapshots" else 0
         cache = PrefixCache(kind, max_bytes=self.max_bytes, max_entries=MAX_ENTRIES)
@@ -62,7 +68,8 @@ class SchedulerModel(RuleBasedStateMachine):
             max_waiting=6,
             max_overtakes=2,
             cache=None if mode == "off" else cache,
-            snapshot_cost=SnapshotCost(HEAD_BYTES, TOKEN_BYTES),
+            disk=make_disk(kind) if disk and mode != "off" else None,
+            snapshot_cost=COST,
             snapshot_interval_tokens=interval,
         )
         self.scheduler._reuse.min_wait = 2
@@ -112,6 +119,11 @@ class SchedulerModel(RuleBasedStateMachine):
     @rule(namespace=st.sampled_from([None, "salt"]))
     def clear(self, namespace):
         self.scheduler.clear_cache(namespace)
+
+    @precondition(lambda self: self.memory.writing)
+    @rule(fails=st.booleans())
+    def end_write(self, *, fails):
+        self.scheduler.end_write(*self.memory.end_write(fails=fails))
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -246,6 +258,9 @@ class SchedulerModel(RuleBasedStateMachine):
             self.scheduler.check_integrity()
             assert set(finished(self.events)) <= set(self.texts)
             assert self.scheduler.cache_stats().n_bytes <= self.max_bytes
+            writing = [file for _, file in self.memory.writing if file]
+            files = [*self.memory.files, *writing]
+            assert sum(file.n_bytes for file in files) <= MAX_DISK_BYTES
 
     def teardown(self):
         """Left alone, everything that was added comes to its end."""
@@ -267,6 +282,15 @@ class SchedulerModel(RuleBasedStateMachine):
         assert counts == {i: end.n_output for i, end in ends.items()}
 
 
+def make_disk(kind):
+    """A disk tier that keeps and reads the shortest of prefixes."""
+    whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
+    cache = PrefixCache(whole, max_bytes=MAX_DISK_BYTES, max_entries=5)
+    tier = DiskTier(cache, COST.bound)
+    tier.min_gain = 1
+    return tier
+
+
 class NoFailure:
     """Stands for st.data() where nothing may fail any more."""
 
@@ -278,3 +302,63 @@ SchedulerModel.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None
 )
 TestSchedulerModel = SchedulerModel.TestCase
+
+
+class Dice:
+    """Stands for st.data(): one operation in eight fails."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def draw(self, strategy):
+        return self.rng.randrange(8)
+
+
+PREFIXES = ((10,) * 6, (10,) * 6 + (11,) * 8, (12,) * 18, (13,) * 12)
+
+
+def play(seed):
+    """A long history of a few prompts; returns how often each operation was done."""
+    rng = Random(seed)  # noqa: S311
+    counts = Counter()
+    model = SchedulerModel()
+    model.start(
+        unified=rng.random() < 0.5,
+        budget=16,
+        shift=False,
+        quantum=8,
+        kind=rng.choice(list(SnapshotKind)),
+        mode=rng.choice(["live", "snapshots"]),
+        interval=rng.choice([0, 3]),
+        disk=True,
+    )
+    for _ in range(300):
+        model.add(
+            prefix=rng.choice(PREFIXES),
+            tail=[rng.randrange(20, 22) for _ in range(rng.randrange(3))],
+            max_tokens=rng.randrange(1, 5),
+            priority=0,
+            patience=None,
+            namespace=rng.choice([None, None, "salt"]),
+            points=[],
+        )
+        for _ in range(rng.randrange(4)):
+            model.schedule()
+            counts.update(type(o).__name__ for o in model.plan.operations)
+            model.succeed(97, Dice(rng))
+            model.laws_hold()
+        if model.memory.writing and rng.random() < 0.5:
+            model.end_write(fails=rng.random() < 0.1)
+        if rng.random() < 0.02:
+            model.clear(namespace=None)
+    model.teardown()
+    return counts
+
+
+def test_long_histories_go_through_all_tiers():
+    """
+    What a slot holds is what its sequence says, after any copies, restores and reads.
+    """
+    counts = sum((play(seed) for seed in range(16)), Counter())
+
+    assert min(counts[name] for name in ("Restore", "Write", "Read", "Delete")) > 100

@@ -1,0 +1,278 @@
+"""Which states go to files and come back; no file, no thread, no model."""
+
+from array import array
+
+from pyllama_raw.core.disk_tier import DiskTier, KnownState
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.request import CacheTier, Request
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.slots import Slot
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.step import Captured, Delete, Read, StepResult, Write
+from tests.core.support import answer, finished, make_request, make_scheduler
+
+N = 100  # tokens of most prompts here
+
+
+def make_tier(kind=SnapshotKind.STATE, known=(), **limits) -> DiskTier:
+    limits = {"max_bytes": 10**6, "max_entries": 100} | limits
+    return DiskTier(PrefixCache(kind, **limits), lambda n: 10 * n, known)
+
+
+def slot_with(tokens, namespace=None, index=0) -> Slot:
+    return Slot(index, left=array("i", tokens).tobytes(), namespace=namespace)
+
+
+def sequence_of(tokens, namespace=None) -> Sequence:
+    request = Request(0, array("i", tokens), 1, namespace=namespace)
+    return Sequence(request, 0, 0.0)
+
+
+def written(tier: DiskTier, tokens, payload="file", namespace=None) -> None:
+    """Have the tier keep *tokens*."""
+    operations = tier.save(slot_with(tokens, namespace))
+    write = operations[-1]
+    assert isinstance(write, Write)
+    tier.end_write(write.write_id, Captured(payload, 10 * len(tokens)))
+
+
+def known_of(tokens, payload) -> KnownState:
+    return KnownState(None, array("i", tokens), payload, 10 * len(tokens))
+
+
+def test_a_file_is_found_when_it_is_complete():
+    """
+    Until its writer has reported it, there is no file to start from.
+    """
+    tier = make_tier()
+    sequence = sequence_of(range(N + 5))
+
+    (write,) = tier.save(slot_with(range(N)))
+    before = tier.match(sequence).n_tokens
+    tier.end_write(write.write_id, Captured("file", 10 * N))
+
+    assert write == Write(1, 0, None, array("i", range(N)).tobytes(), 10 * N)
+    assert (before, tier.match(sequence).n_tokens) == (0, N)
+
+
+def test_a_write_that_fails_leaves_nothing():
+    """
+    Its room is free again, and the same state may be written later.
+    """
+    tier = make_tier()
+    (write,) = tier.save(slot_with(range(N)))
+
+    tier.end_write(write.write_id, None)
+
+    assert tier.cache.stats().n_reserved_bytes == 0
+    assert tier.save(slot_with(range(N)))
+
+
+def test_what_is_stored_or_under_way_is_not_written_again():
+    """
+    Nor is a prefix of it, where a longer state serves all of them.
+    """
+    tier = make_tier()
+    tier.save(slot_with(range(N)))
+    again = tier.save(slot_with(range(N - 10)))
+    written(tier, range(1000, 1000 + N))
+
+    assert again == []
+    assert tier.save(slot_with(range(1000, 1000 + N))) == []
+
+
+def test_short_states_and_private_ones_are_not_written():
+    """
+    A few tokens are computed faster; a namespace of one request ends with it.
+    """
+    tier = make_tier()
+
+    assert tier.save(slot_with(range(tier.min_gain - 1))) == []
+    assert tier.save(slot_with(range(N), namespace=17)) == []
+    assert tier.save(slot_with(range(N), namespace="salt"))
+
+
+def test_a_tier_that_is_off_does_nothing():
+    """
+    No operation, no hit, no entry.
+    """
+    tier = DiskTier.off()
+
+    assert tier.save(slot_with(range(N))) == []
+    assert tier.match(sequence_of(range(N))).n_tokens == 0
+    assert tier.deletions() == []
+
+
+def test_files_are_deleted_before_what_displaces_them_is_written():
+    """
+    The deletion comes first in the plan, so the limit holds on the disk, too.
+    """
+    tier = make_tier(max_bytes=14 * N)
+    written(tier, range(N), "old")
+
+    delete, write = tier.save(slot_with(range(500, 500 + N)))
+
+    assert delete == Delete(("old",))
+    assert isinstance(write, Write)
+
+
+def test_a_longer_state_replaces_the_shorter():
+    """
+    The next turn of a chat has one file again once it is written.
+    """
+    tier = make_tier()
+    written(tier, range(N), "short")
+
+    written(tier, range(N + 20), "long")
+
+    assert tier.deletions() == [Delete(("short",))]
+    assert tier.deletions() == []
+
+
+def test_a_read_that_fails_drops_the_file():
+    """
+    What could not be restored is not tried again.
+    """
+    tier = make_tier()
+    written(tier, range(N))
+    sequence = sequence_of(range(N))
+    for lost in (frozenset(), frozenset({3})):
+        hit = tier.match(sequence)
+        tier.cache.pin(hit)
+        read = tier.restore(3, hit)
+        tier.settle(StepResult(not_restored=lost))
+
+    assert read == Read(3, "file", N - 1)
+    assert tier.match(sequence).n_tokens == 0
+    assert tier.deletions() == [Delete(("file",))]
+    tier.cache.check_integrity()
+
+
+def test_known_files_are_taken_over():
+    """
+    What others cover or has no room is deleted; the latest used stay.
+    """
+    known = [
+        known_of(range(N), "oldest"),
+        known_of(range(500, 600), "middle"),
+        known_of(range(500, 580), "covered"),
+        known_of(range(900, 1000), "latest"),
+    ]
+    tier = make_tier(known=known, max_bytes=28 * N)
+
+    assert tier.match(sequence_of(range(500, 600))).n_tokens == 99
+    assert tier.deletions() == [Delete(("covered", "oldest"))]
+
+
+def test_exact_states_are_of_use_at_their_end_only():
+    """
+    Memory that cannot be cut goes on where a file ends, or not at all.
+    """
+    tier = make_tier(SnapshotKind.EXACT)
+    written(tier, range(N))
+
+    assert tier.match(sequence_of(range(N))).n_tokens == 0
+    assert tier.match(sequence_of(range(N + 1))).n_tokens == N
+
+
+# -- in the scheduler ------------------------------------------------------------
+
+
+def make_host(max_bytes=0):
+    return PrefixCache(SnapshotKind.RANGE, max_bytes=max_bytes, max_entries=100)
+
+
+def make(tier, host=None, **options):
+    return make_scheduler(
+        1, 400, 400, cache=host or make_host(), disk=tier, unified=True, **options
+    )
+
+
+def run(scheduler, request):
+    """Until the scheduler is idle; all operations and the last event."""
+    scheduler.add(request, 0.0)
+    operations = []
+    while plan := scheduler.schedule(1.0):
+        operations += plan.operations
+        events = scheduler.apply(plan, answer(plan), 2.0)
+        scheduler.check_integrity()
+    return operations, finished(events)[request.request_id]
+
+
+def kinds(operations, *wanted):
+    return [operation for operation in operations if isinstance(operation, wanted)]
+
+
+def test_a_prompt_starts_from_a_file():
+    """
+    One read instead of a prefill; usage names the tier.
+    """
+    tier = make_tier(known=[known_of(range(100, 400), "file")])
+    scheduler = make(tier)
+
+    operations, end = run(scheduler, make_request(n_prompt=200, max_tokens=1))
+
+    assert kinds(operations, Read) == [Read(0, "file", 199)]
+    assert (end.n_cached, end.cache_tier) == (199, CacheTier.DISK)
+    assert scheduler.cache_stats().disk.n_hit_tokens_host == 199
+
+
+def test_a_file_is_read_only_if_it_saves_much():
+    """
+    A slot that has nearly as much goes on; its own memory is worth more.
+    """
+    tier = make_tier(known=[known_of(range(100, 300), "file")])
+    scheduler = make(tier)
+    run(scheduler, make_request(0, n_prompt=150, max_tokens=1))
+
+    _, near = run(scheduler, make_request(1, n_prompt=190, max_tokens=1))
+
+    assert (near.n_cached, near.cache_tier) == (150, CacheTier.LIVE)
+
+
+def test_a_file_that_saves_much_wins_over_the_last_slot():
+    """
+    The slot's own few tokens are given up, after they were written.
+    """
+    tier = make_tier(known=[known_of(range(100, 400), "file")])
+    scheduler = make(tier)
+    tokens = array("i", [*range(100, 110), *range(1000, 1100)])
+    run(scheduler, Request(0, tokens, 1))
+
+    operations, end = run(scheduler, make_request(1, n_prompt=250, max_tokens=1))
+
+    assert [type(o) for o in kinds(operations, Write, Read)] == [Write, Read]
+    assert (end.n_cached, end.cache_tier) == (249, CacheTier.DISK)
+
+
+def test_slots_are_written_at_the_end():
+    """
+    One plan for each idle slot that no file has; nothing else is in it.
+    """
+    tier = make_tier()
+    scheduler = make(tier)
+    run(scheduler, make_request(n_prompt=100, max_tokens=3))
+
+    (plan,) = scheduler.last_plans()
+
+    (write,) = plan.operations
+    assert len(write.tokens) // 4 == 102
+    scheduler.end_write(write.write_id, Captured("file", 1020))
+    assert list(scheduler.last_plans()) == []
+
+
+def test_clearing_the_cache_deletes_files():
+    """
+    The next plan has nothing but the deletion; a file under way goes when it is there.
+    """
+    tier = make_tier(known=[known_of(range(100, 300), "file")])
+    scheduler = make(tier)
+    tier.save(slot_with(range(500, 600)))
+
+    scheduler.clear_cache()
+    first = scheduler.schedule(1.0)
+    scheduler.end_write(1, Captured("late", 1000))
+    second = scheduler.schedule(1.0)
+
+    assert first.operations == (Delete(("file",)),)
+    assert second.operations == (Delete(("late",)),)
