@@ -1,0 +1,88 @@
+"""Grammars are refused with a place and a reason before libllama sees them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllama_raw.errors import BadGrammar
+from pyllama_raw.sampling.gbnf import check
+
+GOOD = [
+    'root ::= "a"',
+    'root ::= "a" | "b" |\n  "c" # a comment\n\nother ::= root*',
+    "root ::= [a-z^0-9_\\-\\]]+ [^\\n\\r]? .",
+    'root ::= ("x" ("y" | "z"){2,5}\n "w"){3} item{1,}\nitem-2 ::= "\\x41\\u00e9\\U0001F600"\n'
+    "item ::= item-2",
+    'root ::= <[12]> !<[7]> <think> "é"',
+    "root ::=",
+    "# only comments\nroot ::= 'a'?".replace("'", '"'),
+    'root ::= "a"\r\nb ::= "c"\r\n',
+    'root ::= ("a" # inside\n | "b")',
+]
+
+BAD = [
+    ("", None, "no rule is named 'root'"),
+    ('start ::= "a"', None, "no rule is named 'root'"),
+    ('root ::= "a', 9, "a string"),
+    ('root ::= "\\q"', 9, "known escapes"),
+    ("root ::= [a-z", 9, "a set"),
+    ("root ::= <12", 9, "a token"),
+    ('root = "a"', 5, "expected ::="),
+    ("root ::= item", 9, "no rule is named 'item'"),
+    ('root ::= ("a" ("b")', 9, "not closed"),
+    ('root ::= "a" )', 13, "new line"),
+    ("root ::= *", 9, "nothing before"),
+    ('root ::= ""+', 11, "nothing before"),
+    ('root ::= "a"{', 12, "expected {n}"),
+    ('root ::= "a"{3,1}', 12, "less than"),
+    ('root ::= "a"{2001}', 12, "repetitions"),
+    ('root ::= "a"{1,99999999999}', 12, "repetitions"),
+    ("root ::= " + "(" * 101 + '"a"' + ")" * 101, 109, "parentheses"),
+    ('root ::= "a\0"', 11, "NUL"),
+    ('root ::= "a" ; b', 13, "new line"),
+    ("\n".join(f'r{i} ::= "a"' for i in range(10_001)), None, "rules"),
+]
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_grammars_are_taken(text):
+    """
+    Everything the format has.
+    """
+    check(text)
+
+
+@pytest.mark.parametrize(("text", "position", "words"), BAD)
+def test_mistakes_have_a_place(text, position, words):
+    """
+    The error names the index in the text where it is, if it is at one place.
+    """
+    with pytest.raises(BadGrammar, match=words) as caught:
+        check(text)
+
+    if words != "rules":
+        assert caught.value.position == position
+
+
+def test_another_root_can_be_named():
+    """
+    It has to have a rule.
+    """
+    check('start ::= "a"', "start")
+
+    with pytest.raises(BadGrammar, match="'root'"):
+        check('start ::= "a"')
+
+
+@given(st.text(alphabet='rot:=" \n()[]{}|*+?.<>!\\x0a19,-#^', max_size=60))
+def test_any_text_has_an_answer(text):
+    """
+    Well formed or BadGrammar, with a position inside the text.
+    """
+    position = None
+    try:
+        check("root ::= " + text)
+    except BadGrammar as error:
+        position = error.position
+
+    assert position is None or 0 <= position <= len(text) + 9
