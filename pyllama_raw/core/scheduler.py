@@ -48,7 +48,7 @@ class Scheduler:
         pieces: Mapping[int, bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.2,
+        target_step_s: float = 0.25,
         prefill_quantum: int = 256,
         max_waiting: int = 1024,
         max_waiting_tokens: int = 2**20,
