@@ -47,8 +47,9 @@ class Top {
 template <typename At>
 void read(size_t n, At && at, llama_token token, plr_logprobs & out) {
     Top   top(out.ids, out.values, out.n_top);
-    float largest = -std::numeric_limits<float>::infinity();
-    float chosen  = largest;
+    constexpr float lowest = -std::numeric_limits<float>::infinity();
+    float largest = lowest;
+    float chosen  = lowest;
     for (size_t i = 0; i < n; ++i) {
         const auto [id, logit] = at(i);
         top.show(id, logit);
@@ -57,7 +58,8 @@ void read(size_t n, At && at, llama_token token, plr_logprobs & out) {
     }
     double sum = 0.0;
     for (size_t i = 0; i < n; ++i) {
-        sum += std::exp(at(i).logit - largest);
+        const float logit = at(i).logit;
+        sum += logit > lowest ? std::exp(logit - largest) : 0.0f;  // NaN: impossible
     }
     const double norm = largest + std::log(sum);
     out.n_found = top.n();

@@ -154,10 +154,14 @@ def _fields(result: Result) -> dict[str, Any]:
 def _logprobs(item: TokenLogprobs) -> dict[str, Any]:
     return {
         "token_id": item.token_id,
-        # JSON has no -infinity.
-        "logprob": item.logprob if isfinite(item.logprob) else None,
-        "top": item.top,
+        "logprob": _finite(item.logprob),
+        "top": [(token, _finite(logprob)) for token, logprob in item.top],
     }
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity."""
+    return number if isfinite(number) else None
 
 
 def numbered(results: Sequence[Result]) -> str:
