@@ -1,0 +1,183 @@
+"""The thread that writes files, and what the engine thread makes of its reports."""
+
+from threading import Event
+
+import numpy as np
+
+from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.loop import EngineThread
+from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
+from tests.core.support import make_request
+from tests.engine.support import HANG_S, PlainLoop, PlainStream
+from tests.engine.test_disk_store import MANY, n_used, state_of, tokens_of
+
+
+class HeldStore(DiskStore):
+    """Each write waits until the test allows it."""
+
+    def __init__(self, directory):
+        super().__init__(directory, "model", MANY)
+        self.begun, self.allowed = Event(), Event()
+
+    def write(self, namespace, tokens, state):
+        self.begun.set()
+        assert self.allowed.wait(HANG_S)
+        return super().write(namespace, tokens, state)
+
+
+def make_writer(store, **options):
+    writer = DiskWriter(store, **options)
+    reports = []
+    writer.report = lambda write_id, written: reports.append((write_id, written))
+    return writer, reports
+
+
+def test_a_complete_file_is_reported(tmp_path):
+    """
+    With its bytes, those of the tokens apart; it can be read until it is deleted.
+    """
+    store = DiskStore(tmp_path, "model", MANY)
+    writer, reports = make_writer(store)
+
+    writer.write(7, "salt", tokens_of(1), state_of(1))
+    writer.drain()
+    ((write_id, written),) = reports
+    state = writer.read(written.payload)
+    writer.delete([written.payload])
+    writer.drain()
+
+    assert write_id == 7
+    assert written.n_bytes == written.payload.n_bytes - len(tokens_of(1))
+    assert np.array_equal(state, state_of(1))
+    assert writer.read(written.payload) is None
+    writer.close()
+
+
+def test_states_that_come_too_fast_are_not_written(tmp_path):
+    """
+    Bytes on their way are bounded; one large state may go alone. Nobody waits.
+    """
+    store = HeldStore(tmp_path)
+    writer, reports = make_writer(store, max_pending_bytes=2500)
+    for write_id, n_bytes in enumerate([3000, 1000]):
+        writer.write(write_id, None, tokens_of(write_id), state_of(0, n_bytes))
+    refused = list(reports)
+    store.allowed.set()
+    writer.drain()
+
+    for write_id in (2, 3, 4):
+        writer.write(write_id, None, tokens_of(write_id), state_of(0, 800))
+    writer.close()
+
+    assert refused == [(1, None)]
+    assert [write_id for write_id, written in reports if written] == [0, 2, 3, 4]
+
+
+def test_close_writes_what_is_left(tmp_path):
+    """
+    Nothing that was accepted is lost; a writer that never wrote has no thread.
+    """
+    writer, reports = make_writer(DiskStore(tmp_path, "model", MANY))
+    for write_id in range(5):
+        writer.write(write_id, None, tokens_of(write_id), state_of(write_id))
+    writer.close()
+    idle, _ = make_writer(DiskStore(tmp_path, "model", MANY))
+    idle.close()
+
+    assert len(reports) == len(list(tmp_path.glob("*/*.state"))) == 5
+
+
+def test_an_unexpected_error_is_a_miss(tmp_path):
+    """
+    It is kept for whoever looks; the next state is written.
+    """
+
+    class Broken(DiskStore):
+        def write(self, namespace, tokens, state):
+            if namespace == "broken":
+                raise ValueError("nobody thought of it")
+            return super().write(namespace, tokens, state)
+
+    writer, reports = make_writer(Broken(tmp_path, "model", MANY))
+    writer.write(1, "broken", tokens_of(1), state_of(1))
+    writer.write(2, None, tokens_of(2), state_of(2))
+    writer.close()
+
+    assert reports[0] == (1, None)
+    assert reports[1][1] is not None
+    assert str(writer.error) == "nobody thought of it"
+
+
+class FakeFiles:
+    """Completes what a FakeExecutor has written as soon as somebody waits for it."""
+
+    def __init__(self, memory):
+        self.report = None
+        self.memory = memory
+
+    def drain(self):
+        while self.memory.writing:
+            self.report(*self.memory.end_write())
+
+
+def test_the_engine_writes_at_its_end_what_slots_hold():
+    """
+    Each slot in a plan of its own, after the last request has ended.
+    """
+    executor = FakeExecutor(fake_limits())
+    files = FakeFiles(executor.memory)
+    thread = start(executor, files)
+    stream = PlainStream(PlainLoop())
+    thread.submit(make_request(n_prompt=80, max_tokens=3), stream)
+    stream.read_to_end()
+
+    thread.close()
+    assert thread.join(HANG_S)
+
+    (file,) = executor.memory.files
+    assert len(file.tokens) == 82
+    assert thread._cause is None
+
+
+def test_a_file_can_be_used_as_soon_as_it_is_reported():
+    """
+    The report is a command to the engine thread; the next request finds the file.
+    """
+    executor = FakeExecutor(fake_limits(n_slots=1))
+    files = FakeFiles(executor.memory)
+    thread = start(executor, files)
+    ends = []
+    for request_id, namespace in enumerate(["a", "b", "a"]):
+        stream = PlainStream(PlainLoop())
+        request = make_request(request_id, 80, 3, namespace=namespace)
+        thread.submit(request, stream)
+        ends.append(stream.read_to_end()[-1])
+        files.drain()
+    thread.close()
+    assert thread.join(HANG_S)
+
+    assert [end.n_cached for end in ends] == [0, 0, 79]
+    assert ends[-1].cache_tier is CacheTier.DISK
+
+
+def start(executor, files):
+    """An engine thread whose slots go to files of any size."""
+    states = PrefixCache(SnapshotKind.STATE, max_bytes=10**6, max_entries=100)
+    host = PrefixCache(SnapshotKind.RANGE, max_bytes=0, max_entries=0)
+    tier = DiskTier(states, lambda n_tokens: 100 * n_tokens)
+    parts = fake_parts(executor, cache=host, disk=tier)
+    return EngineThread(parts.scheduler, executor, executor.flag, files=files)
+
+
+def test_the_directory_is_the_callers(tmp_path):
+    """
+    A store makes its folders, and no file before there is a state to keep.
+    """
+    DiskStore(tmp_path / "a" / "b", "model", MANY)
+
+    assert n_used(tmp_path / "a" / "b") == 0
