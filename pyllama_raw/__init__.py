@@ -16,6 +16,8 @@ from pyllama_raw.config import (
 from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.request import CacheTier, FinishReason, TokenLogprobs
 from pyllama_raw.errors import (
+    BadGrammar,
+    BadSchema,
     ClosedError,
     ConfigError,
     ContextFailed,
@@ -39,6 +41,8 @@ from pyllama_raw.sync import generate, score
 
 __all__ = [
     "AsyncEngine",
+    "BadGrammar",
+    "BadSchema",
     "CacheConfig",
     "CacheStats",
     "CacheTier",

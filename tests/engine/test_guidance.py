@@ -1,0 +1,156 @@
+"""Schemas, patterns and Lark grammars: outputs that end are right, mistakes end nothing."""
+
+import json
+import re
+import sys
+
+import anyio
+import pytest
+
+from pyllama_raw import (
+    AsyncEngine,
+    BadGrammar,
+    BadSchema,
+    ContextConfig,
+    EngineConfig,
+    FinishReason,
+    SamplingParams,
+    SchedulerConfig,
+    Unsupported,
+)
+from pyllama_raw.engine.guidance import Guidance
+from pyllama_raw.native.model import Model
+from tests.schemas import SCHEMAS
+
+jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("llguidance")
+
+pytestmark = [pytest.mark.native, pytest.mark.anyio]
+
+CONFIG = EngineConfig(
+    context=ContextConfig(n_ctx=8192, n_threads=1),
+    scheduler=SchedulerConfig(n_slots=8),
+    deterministic=True,
+)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(model_path):
+    async with AsyncEngine.open(model_path, CONFIG) as opened:
+        yield opened
+
+
+def params(seed: int = 0, **constraint) -> SamplingParams:
+    return SamplingParams(max_tokens=200, seed=seed, **constraint)
+
+
+async def test_finished_outputs_are_valid(engine):
+    """
+    Twelve schemas, all at once: what ends by itself is JSON that its schema allows.
+    """
+    results = {}
+
+    async def run(name, schema):
+        prompt = f"A JSON document about {name}:\n"
+        results[name] = await engine.complete(prompt, params(7, json_schema=schema))
+
+    async with anyio.create_task_group() as group:
+        for name, schema in SCHEMAS[:12]:
+            group.start_soon(run, name, schema)
+
+    ended = {n: r for n, r in results.items() if r.finish_reason is FinishReason.STOP}
+    assert len(ended) >= 8
+    for name, result in ended.items():
+        jsonschema.validate(json.loads(result.text), dict(SCHEMAS)[name])
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_patterns_are_followed(engine, temperature):
+    """
+    A regular expression matches the whole output; so does a Lark grammar.
+    """
+    options = {"temperature": temperature}
+    date = await engine.complete(
+        "The date is ", params(regex="[0-9]{4}-[0-9]{2}-[0-9]{2}", **options)
+    )
+    lark = await engine.complete(
+        "Say ", params(lark='start: "yes" | "no" | /x{3}/', **options)
+    )
+
+    assert re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", date.text)
+    assert lark.text in ("yes", "no", "xxx")
+
+
+async def test_an_invalid_schema_disturbs_no_other(engine):
+    """
+    One of eight is refused before it is queued; the others are what they are alone.
+    """
+    schema = dict(SCHEMAS)["a colour"]
+    prompts = [f"Colour number {i}: " for i in range(7)]
+    alone = [await engine.complete(p, params(3, json_schema=schema)) for p in prompts]
+    together = {}
+
+    async def run(prompt):
+        together[prompt] = await engine.complete(prompt, params(3, json_schema=schema))
+
+    async def refused():
+        with pytest.raises(BadSchema, match="nonsense"):
+            await engine.complete("a", params(json_schema={"type": "nonsense"}))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(refused)
+        for prompt in prompts:
+            group.start_soon(run, prompt)
+
+    assert [together[p].text for p in prompts] == [result.text for result in alone]
+    assert all(result.text for result in alone)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "error", "words"),
+    [
+        ({"regex": "((("}, BadSchema, "unclosed"),
+        ({"lark": "start: missing"}, BadSchema, "missing"),
+        ({"json_schema": {"$ref": "#/nowhere"}}, BadSchema, "json_schema"),
+        ({"grammar": "root ::= ("}, BadGrammar, "not closed"),
+    ],
+)
+async def test_what_cannot_be_used_is_refused_with_its_reason(
+    engine, constraint, error, words
+):
+    """
+    Before the request is queued.
+    """
+    before = engine.stats().steps
+
+    with pytest.raises(error, match=words):
+        await engine.complete("a", params(**constraint))
+
+    assert engine.stats().steps == before
+
+
+async def test_outputs_of_one_prompt_have_states_of_their_own(engine):
+    """
+    n outputs of one schema are each valid.
+    """
+    pattern = "[a-z]{3,6}!"
+    results = await engine.complete_n("Word: ", params(1, regex=pattern, n=3))
+
+    assert len(results) == 3
+    assert all(re.fullmatch(pattern, result.text) for result in results)
+
+
+def test_without_the_package_the_error_says_what_to_install(model_path, monkeypatch):
+    """
+    Unsupported, with the command.
+    """
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+
+    with Model.load(model_path, vocab_only=True) as model:
+        with pytest.raises(Unsupported, match=r"pip install .*\[guidance\]"):
+            Guidance(model.vocab)
