@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from argparse import (
     ArgumentParser,
@@ -68,6 +69,22 @@ def byte_size(text: str) -> int:
         raise ArgumentTypeError(f"{text!r} is no size: give like 512M") from None
 
 
+def text_file(name: str) -> str:
+    """The text in a file."""
+    try:
+        return Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentTypeError(f"{name!r} cannot be read: {error}") from None
+
+
+def json_file(name: str) -> Any:
+    """The JSON value in a file."""
+    try:
+        return json.loads(text_file(name))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{name!r} is no JSON: {error}") from None
+
+
 MODEL_HELP = (
     "a GGUF file, or hf:OWNER/REPO/FILE; without it a small model is fetched once"
 )
@@ -86,6 +103,20 @@ def _add_sampling(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--ignore-eos", action="store_const", const=True, help="go on to --max-tokens"
+    )
+    group.add_argument(
+        "--grammar-file",
+        dest="grammar",
+        type=text_file,
+        metavar="FILE",
+        help="GBNF that outputs follow",
+    )
+    group.add_argument(
+        "--json-schema-file",
+        dest="json_schema",
+        type=json_file,
+        metavar="FILE",
+        help="JSON schema of the outputs (needs llguidance)",
     )
     group.add_argument("--deadline-s", type=float, metavar="S", help="of every request")
     group.add_argument(
