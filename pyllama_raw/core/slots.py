@@ -50,14 +50,6 @@ class Slot:
     last_used: int = 0  # counts departures
 
     @property
-    def held(self) -> bytes:
-        """The tokens whose KV is in memory."""
-        sequence = self.sequence
-        if sequence is None:
-            return self.left
-        return sequence.tokens[: sequence.n_computed].tobytes()
-
-    @property
     def n_left(self) -> int:
         return len(self.left) // array("i").itemsize
 
@@ -153,7 +145,7 @@ class Slots:
     def depart(self, sequence: Sequence, *, keep: bool) -> Slot:
         """Take the slot of *sequence*; with *keep* the slot still holds its tokens."""
         slot = self.all[sequence.slot or 0]
-        held = slot.held
+        held = sequence.tokens[: sequence.n_computed].tobytes()
         slot.sequence = None
         sequence.slot = None
         sequence.deficit = 0

@@ -72,8 +72,7 @@ class Snapshots:
 
     def save(self, slot: Slot) -> None:
         """Capture what an idle slot holds and no snapshot has."""
-        if slot.n_left:
-            self._capture(slot, array("i", slot.left))
+        self._capture(slot, array("i", slot.left))
 
     def plan_points(self, sequence: Sequence) -> None:
         """Memory that cannot be cut is captured at points, where chunks end."""

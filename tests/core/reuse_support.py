@@ -1,0 +1,113 @@
+"""A scheduler that runs on memory made of lists, for tests of what is reused."""
+
+from array import array
+
+from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.snapshots import SnapshotCost
+from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
+from tests.core.support import STOP_TOKEN, finished, make_scheduler
+
+ANSWER = 97  # what every row samples
+A, B = list(range(100, 140)), list(range(200, 240))
+
+
+class Engine:
+    """A scheduler and the memory it plans for; a slot must hold what its text says."""
+
+    def __init__(
+        self,
+        n_slots=2,
+        *,
+        max_bytes=10**6,
+        max_entries=100,
+        interval=0,
+        fails=(),
+        **options,
+    ):
+        kind = options.setdefault("kind", SnapshotKind.RANGE)
+        self.scheduler = make_scheduler(
+            n_slots,
+            **options,
+            cache=PrefixCache(kind, max_bytes=max_bytes, max_entries=max_entries),
+            snapshot_cost=SnapshotCost(HEAD_BYTES, TOKEN_BYTES),
+            snapshot_interval_tokens=interval,
+        )
+        self.fails = fails  # kinds of operations that fail
+        self.memory = FakeMemory(
+            self.scheduler.limits, lambda op: type(op) in self.fails
+        )
+        self.texts: dict[int, list[int]] = {}
+        self.ends = {}
+        self.plans: list[StepPlan] = []
+
+    def add(self, tokens, max_tokens=2, **fields) -> int:
+        request_id = len(self.texts)
+        fields.setdefault("stop_token_ids", frozenset({STOP_TOKEN}))
+        request = Request(request_id, array("i", tokens), max_tokens, **fields)
+        self.scheduler.add(request, 0.0)
+        self.texts[request_id] = list(tokens)
+        return request_id
+
+    def run(self, *prompts, max_tokens=2, **fields):
+        """Run to the end; the last events of *prompts*."""
+        ids = [self.add(tokens, max_tokens, **fields) for tokens in prompts]
+        while self.step():
+            pass
+        return [self.ends[i] for i in ids]
+
+    def step(self) -> StepPlan:
+        plan = self.plan()
+        if plan:
+            self.apply(plan)
+        return plan
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.schedule(0.0)
+        self._take(self.scheduler.take_events())
+        self.scheduler.check_integrity()
+        if plan:
+            self.plans.append(plan)
+        return plan
+
+    def apply(self, plan: StepPlan) -> None:
+        captured, lost = self.memory.run(plan.operations)
+        tokens = []
+        for chunk in plan.chunks:
+            if chunk.slot in lost:
+                tokens += [None] * chunk.wants_output
+                continue
+            assert chunk.pos == len(self.memory.slots[chunk.slot])
+            self.memory.write(chunk.slot, chunk.tokens)
+            if chunk.slot not in self.memory.shifted:
+                self._check(chunk)
+            tokens += [ANSWER] * chunk.wants_output
+        result = StepResult(tokens=tuple(tokens), captured=captured, not_restored=lost)
+        self._take(self.scheduler.apply(plan, result, 0.0))
+        self.scheduler.check_integrity()
+
+    def _check(self, chunk) -> None:
+        sequence = self.scheduler._roster.alive.get(chunk.request_id)
+        if sequence is None or not sequence.is_shifted:
+            held = self.memory.tokens(chunk.slot)
+            assert held == self.texts[chunk.request_id][: len(held)]
+
+    def _take(self, events) -> None:
+        self.ends |= finished(events)
+        for event in events:
+            if isinstance(event, Delta):
+                self.texts[event.request_id].append(event.token)
+
+    def of(self, kind) -> list:
+        """Operations of *kind*, of all steps."""
+        return [op for p in self.plans for op in p.operations if isinstance(op, kind)]
+
+    @property
+    def n_computed(self) -> int:
+        return self.scheduler.stats().computed_tokens
+
+    @property
+    def cache(self):
+        return self.scheduler.cache_stats()

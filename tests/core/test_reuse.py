@@ -1,0 +1,336 @@
+"""Which slot a sequence takes its first tokens from, and for whom it waits."""
+
+from array import array
+
+import pytest
+
+from pyllama_raw.core.request import CacheTier, FinishReason, Request
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.slots import ContextLimits, Slots
+from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.sources import find_source
+from pyllama_raw.core.step import (
+    Capture,
+    Copy,
+    DecodeStatus,
+    Release,
+    Restore,
+    Shift,
+    StepResult,
+    Trim,
+)
+from pyllama_raw.errors import DecodeFailed
+from tests.core.reuse_support import ANSWER, A, B, Engine
+
+KINDS = pytest.mark.parametrize("kind", SnapshotKind)
+CUTTABLE = pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.STATE])
+
+
+# -- live slots ------------------------------------------------------------------
+
+
+@KINDS
+def test_an_idle_slot_is_continued(kind):
+    """
+    The next turn of a chat goes on in its slot; nothing is copied or restored.
+    """
+    engine = Engine(kind=kind)
+    engine.run(A)
+
+    [end] = engine.run([*A, ANSWER, *B[:10]])
+
+    assert (end.n_cached, end.cache_tier) == (len(A) + 1, CacheTier.LIVE)
+    assert engine.of(Copy) + engine.of(Restore) + engine.of(Trim) == []
+
+
+def test_an_idle_slot_with_more_is_copied_from():
+    """
+    While another place is free, what the slot holds beyond the prefix stays.
+    """
+    engine = Engine()
+    engine.run(A)
+
+    [end] = engine.run([*A[:20], *B])
+
+    assert (end.n_cached, end.cache_tier) == (20, CacheTier.LIVE)
+    assert engine.of(Copy) == [Copy(0, 1, 20)]
+    assert engine.run([*A, ANSWER])[0].n_cached == len(A)
+
+
+def test_the_last_idle_slot_is_captured_and_cut():
+    """
+    Without another place the slot itself is used; what it loses is captured first.
+    """
+    engine = Engine(1)
+    engine.run(A)
+
+    [end] = engine.run([*A[:20], *B])
+
+    assert (end.n_cached, end.cache_tier) == (20, CacheTier.LIVE)
+    [capture] = engine.of(Capture)
+    assert (capture.start, capture.stop) == (0, len(A) + 1)
+    assert engine.of(Trim) == [Trim(0, 20)]
+
+
+@CUTTABLE
+@pytest.mark.parametrize("unified", [True, False])
+def test_a_running_slot_is_forked(kind, unified):
+    """
+    A prompt that begins like one that decodes right now takes its computed part.
+    """
+    engine = Engine(kind=kind, unified=unified)
+    engine.add(A, 20)
+    engine.step()
+    engine.step()
+
+    [end] = engine.run([*A, *B[:10]])
+
+    assert (end.n_cached, end.cache_tier) == (len(A), CacheTier.LIVE)
+    assert engine.of(Copy) == [Copy(0, 1, len(A))]
+
+
+def test_memory_that_cannot_be_cut_is_not_forked_in_the_middle():
+    """
+    A running slot that is past the common prefix is of no use.
+    """
+    engine = Engine(kind=SnapshotKind.EXACT, max_bytes=0)
+    engine.add(A, 20)
+    engine.step()
+    engine.step()
+
+    [end] = engine.run([*A, *B[:10]])
+
+    assert (end.n_cached, end.cache_tier) == (0, None)
+
+
+def test_parked_slots_keep_more_chats_than_run():
+    """
+    Slots beyond n_slots hold what idle chats left, and are taken last.
+    """
+    engine = Engine(1, n_parked=2, max_bytes=0, n_ctx_slot=64, n_cells=192)
+    prompts = [[n, *A] for n in (50, 51, 52)]
+    for prompt in prompts:
+        engine.run(prompt)
+
+    ends = [engine.run([*prompt, ANSWER, 5])[0] for prompt in prompts]
+
+    assert [end.n_cached for end in ends] == [len(A) + 2] * 3
+
+
+def test_idle_slots_give_their_cells_to_who_runs():
+    """
+    The longest unused goes first; what it held is captured.
+    """
+    engine = Engine(3, n_ctx_slot=64, n_cells=100)
+    engine.run(A)
+    engine.run(B)
+
+    [end] = engine.run(list(range(300, 350)))
+
+    assert end.reason is FinishReason.LENGTH
+    assert engine.of(Release) == [Release(0)]
+    assert [capture.slot for capture in engine.of(Capture)] == [0]
+
+
+# -- waiting for a leader ----------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("budget", [7, 64])
+def test_equal_prompts_at_once_are_computed_once(kind, budget):
+    """
+    The others wait, take over all but the last token, and count as cached.
+    """
+    engine = Engine(3, kind=kind, token_budget=budget, n_cells=192)
+
+    ends = engine.run(A, A, A, max_tokens=1)
+
+    assert engine.n_computed == len(A) + 2
+    assert sorted(end.n_cached for end in ends) == [0, len(A) - 1, len(A) - 1]
+    assert engine.cache.n_hit_tokens_live == 2 * (len(A) - 1)
+
+
+def test_who_would_save_little_does_not_wait():
+    """
+    A short common prefix is computed again at once.
+    """
+    engine = Engine(max_bytes=0)
+    engine.add(A)
+    engine.add([*A[:10], *B])
+
+    plan = engine.step()
+
+    assert [len(chunk.tokens) for chunk in plan.chunks] == [len(A), 10 + len(B) - 26]
+
+
+@KINDS
+def test_who_waits_goes_on_alone_when_the_leader_leaves(kind):
+    """
+    What the leader had computed is used where possible, the rest is computed.
+    """
+    engine = Engine(kind=kind, token_budget=10, max_bytes=0)
+    leader = engine.add(A)
+    follower = engine.add(A)
+    engine.step()
+    engine.step()
+
+    engine.scheduler.cancel(leader, 0.0)
+    engine.run()
+
+    assert engine.ends[leader].reason is FinishReason.CANCELLED
+    assert engine.ends[follower].reason is FinishReason.LENGTH
+    assert engine.ends[follower].n_cached == 20
+    assert engine.n_computed == len(A) + 1
+
+
+def test_a_leader_that_leaves_during_a_step_leaves_nothing():
+    """
+    What a running step still changes is not taken over.
+    """
+    engine = Engine(token_budget=10, max_bytes=0)
+    leader, follower = engine.add(A), engine.add(A)
+    plan = engine.plan()
+    engine.scheduler.cancel(leader, 0.0)
+    engine.apply(plan)
+
+    engine.run()
+
+    assert engine.ends[follower].n_cached == 0
+    assert engine.ends[follower].reason is FinishReason.LENGTH
+
+
+def test_who_waits_goes_on_when_the_leader_is_preempted():
+    """
+    It gets a slot again, goes on from what that still held, and still leads.
+    """
+    engine = Engine(2, token_budget=10, max_bytes=0)
+    leader, follower = engine.add(A, 8), engine.add(A, 8)
+    engine.step()
+    roster = engine.scheduler._roster
+    roster.preempt(roster.alive[leader])
+
+    engine.run()
+
+    assert {end.reason for end in engine.ends.values()} == {FinishReason.LENGTH}
+    assert engine.ends[follower].n_cached == len(A) - 1
+    assert engine.n_computed == len(A) + 1 + 2 * 7
+
+
+def test_nobody_waits_in_a_circle():
+    """
+    A sequence that waits for another one is no leader for it.
+    """
+    slots = Slots(ContextLimits(2, 64, 64, 128))
+    first, second = make_sequence(A), make_sequence(A)
+    slots.place(first, slots.all[0])
+    slots.place(second, slots.all[1])
+
+    assert find_source(slots, second).n_later == len(A) - 1
+    second.leader = first
+    assert find_source(slots, first) is None
+
+
+def test_a_leader_that_shifted_is_of_no_use():
+    """
+    Its tokens are no prefix of anything any more.
+    """
+    slots = Slots(ContextLimits(2, 64, 64, 128))
+    first, second = make_sequence(A), make_sequence(A)
+    slots.place(first, slots.all[0])
+    slots.place(second, slots.all[1])
+    slots.compute(first, 20)
+    slots.shift(first, 4, 8)
+
+    assert find_source(slots, second) is None
+
+
+def make_sequence(tokens) -> Sequence:
+    return Sequence(Request(0, array("i", tokens), 4), 0, 0.0)
+
+
+def test_who_missed_the_point_of_its_leader_starts_anew():
+    """
+    Memory that cannot be cut is taken over at one position only.
+    """
+    engine = Engine(kind=SnapshotKind.EXACT, token_budget=8, max_bytes=0)
+    leader = engine.add(A)
+    follower = engine.add(A)
+    engine.step()
+    alive = engine.scheduler._roster.alive
+    assert alive[follower].leader is alive[leader]
+    alive[follower].fork_at = 4
+
+    engine.run()
+
+    assert {end.reason for end in engine.ends.values()} == {FinishReason.LENGTH}
+    assert engine.ends[follower].n_cached == len(A) - 1
+
+
+# -- shifts, failures ------------------------------------------------------------------
+
+
+def test_shared_cells_are_computed_again_instead_of_shifted():
+    """
+    A cell has one position for all who share it.
+    """
+    engine = Engine(2, n_ctx_slot=48, n_cells=200, context_full="shift")
+    engine.add(A, 40)
+    engine.step()
+    engine.step()
+    engine.add([*A, 5], 40)
+
+    engine.run()
+
+    assert {end.n_output for end in engine.ends.values()} == {40}
+    assert engine.of(Shift)
+    trims = [trim for trim in engine.of(Trim) if trim.n_tokens == 0]
+    assert len(trims) == 1
+
+
+def test_a_slot_that_was_shifted_is_not_kept():
+    """
+    Its tokens moved: nothing can begin with them.
+    """
+    engine = Engine(1, n_ctx_slot=48, n_cells=48, context_full="shift")
+    engine.run(A, max_tokens=20)
+
+    [end] = engine.run(A)
+
+    assert engine.of(Shift)
+    assert engine.of(Capture) == []
+    assert end.n_cached == 0
+
+
+def test_a_new_context_holds_nothing():
+    """
+    After a failed decode neither idle nor running slots are believed.
+    """
+    engine = Engine(2)
+    engine.run(A)
+    waiting = engine.add(B)
+    plan = engine.plan()
+    engine.memory.clear()
+    error = DecodeFailed("llama_decode", -3, "injected")
+    result = StepResult(status=DecodeStatus.FAILED, error=error)
+    engine._take(engine.scheduler.apply(plan, result, 0.0))
+
+    [end] = engine.run([*A, ANSWER, 5])
+
+    assert engine.ends[waiting].error is error
+    assert end.n_cached == 0
+
+
+def test_cached_tokens_are_those_not_computed():
+    """
+    Prompts less cached tokens, and all but the last output token of each request.
+    """
+    engine = Engine(2, n_parked=2, n_cells=256)
+    prompts = [A, A, [*A[:20], *B], [*B, 7], [*A, ANSWER, 8], [*B, 7, ANSWER, 9]]
+
+    ends = engine.run(*prompts, max_tokens=4)
+
+    n_prompt = sum(map(len, prompts))
+    n_cached = sum(end.n_cached for end in ends)
+    n_output = sum(end.n_output for end in ends)
+    assert n_cached > 0
+    assert engine.n_computed == n_prompt - n_cached + n_output - len(prompts)
