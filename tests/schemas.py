@@ -71,6 +71,7 @@ SIMPLE: list[tuple[str, Schema]] = [
     ("nothing", {"type": "null"}),
     ("level", {"enum": ["low", "high", 3, None]}),
     ("share", {"type": "number", "minimum": 0, "maximum": 1}),
+    ("day", {"type": "string", "format": "date"}),
 ]
 
 

@@ -8,6 +8,8 @@ matcher, which gives the mask of the tokens that may come next.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from pyllama_raw.errors import BadSchema, Unsupported
 from pyllama_raw.native.vocab import Vocab
 
+MAX_MADE = 64  # compiled constraints kept: some take a tenth of a second
 INSTALL = 'pip install "pyllama-raw[guidance]"'
 
 
@@ -31,6 +34,8 @@ class Guidance:
         if vocab.kind == "none" or not vocab.eog_tokens:
             raise Unsupported("a constraint needs a vocabulary with an end token")
         self._n_tokens = vocab.n_tokens
+        self._lock = Lock()
+        self._made: OrderedDict[tuple[str, str], MaskConstraint] = OrderedDict()
         self._matcher: Any = llguidance.LLMatcher
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Pieces(vocab)),
@@ -40,7 +45,20 @@ class Guidance:
     def make(
         self, kind: Literal["json_schema", "regex", "lark"], value: Any
     ) -> MaskConstraint:
-        """Compile *value*. Raises BadSchema with the reason."""
+        """Compile *value*, or find it among the latest. Raises BadSchema with the reason."""
+        key = kind, json.dumps(value)
+        with self._lock:
+            if key in self._made:
+                self._made.move_to_end(key)
+                return self._made[key]
+        made = self._compile(kind, value)
+        with self._lock:
+            self._made[key] = made
+            if len(self._made) > MAX_MADE:
+                self._made.popitem(last=False)
+        return made
+
+    def _compile(self, kind: str, value: Any) -> MaskConstraint:
         translate = {
             "json_schema": self._from_schema,
             "regex": self._matcher.grammar_from_regex,
