@@ -7,6 +7,7 @@ it, through copies, captures and restores. So a cold run can compute the same ch
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
@@ -94,7 +95,9 @@ class Player:
     def __init__(self, parts: Any) -> None:
         self.parts = parts
         self.slots: dict[int, list[Chunk]] = {}
-        self._payloads: dict[int, tuple[object, list[Chunk]]] = {}
+        self._payloads: dict[int, list[Chunk]] = {}  # by id; what each holds
+        self._arrays: list[weakref.ref] = []
+        self.peak_bytes = 0  # of captured arrays, right after a step captured more
         self._ids = count()
         self._alive: dict[int, Played] = {}
         self.n_steps = 0
@@ -102,6 +105,11 @@ class Player:
     @property
     def stats(self):
         return self.parts.scheduler.stats()
+
+    def host_bytes(self) -> int:
+        """Of captured arrays that are still in memory."""
+        self._arrays = [ref for ref in self._arrays if ref() is not None]
+        return sum(ref().nbytes for ref in self._arrays)
 
     def play(self, tokens: Iterable[int], max_tokens: int = 8, **fields: Any) -> Played:
         """Run one request alone."""
@@ -167,8 +175,9 @@ class Player:
         for operation in plan.operations:
             self._do(operation, captures)
         for capture_id, captured in result.captured.items():
-            payload = captured.payload
-            self._payloads[id(payload)] = (payload, captures[capture_id])
+            self._payloads[id(captured.payload)] = captures[capture_id]
+            self._arrays.append(weakref.ref(captured.payload))
+        self.peak_bytes = max(self.peak_bytes, self.host_bytes())
         for slot in result.not_restored:
             self.slots[slot] = []
         if result.status is not DecodeStatus.OK:
@@ -200,7 +209,7 @@ class Player:
             case Restore(slot, pieces):
                 slots[slot] = []
                 for piece in pieces:
-                    _, chunks = self._payloads[id(piece.payload)]
+                    chunks = self._payloads[id(piece.payload)]
                     slots[slot] += chunks[piece.start : piece.stop]
 
     def replay(self, history: list[Chunk]) -> dict[int, np.ndarray]:

@@ -8,6 +8,7 @@ eviction is read from the cache, and then checked against the order key.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import hypothesis.strategies as st
 import pytest
@@ -76,6 +77,13 @@ class Capture:
     is_lost: bool = False
 
 
+@dataclass(eq=False)
+class Payload:
+    """Bytes in host memory."""
+
+    data: bytes
+
+
 class CacheMachine(RuleBasedStateMachine):
     """One machine a kind of snapshot; see below."""
 
@@ -96,7 +104,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.doomed: list[Entry] = []  # dropped while pinned
         self.open: list[Capture] = []
         self.pins: list[Entry] = []  # one each pin
-        self.n_payloads = 0
+        self.payloads: WeakSet[Payload] = WeakSet()  # those still in memory
 
     # Finding
 
@@ -252,18 +260,19 @@ class CacheMachine(RuleBasedStateMachine):
 
     def commit(self, capture: Capture, spare: int) -> None:
         reservation, text = capture.reservation, capture.text
-        self.n_payloads += 1
         self.open.remove(capture)
         n_best = self.best(capture.namespace, text)
         overtaken = self.kind is STATE and n_best == len(text)
         n_bytes = max(0, reservation.n_bytes - spare)
 
-        entry = self.cache.commit(reservation, self.n_payloads, n_bytes)
+        payload = Payload(bytes(n_bytes))
+        self.payloads.add(payload)
+        entry = self.cache.commit(reservation, payload, n_bytes)
 
         assert (entry is None) == (capture.is_lost or overtaken)
         released = self.cache.take_released()
         if entry is None:
-            assert self.n_payloads in released
+            assert payload in released
             self.sync_doomed(released)
             return
         replaced = [
@@ -328,6 +337,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert stats.n_bytes + stats.n_reserved_bytes <= MAX_BYTES
         assert stats.n_pinned == len({*self.pins, *self.grounds()})
         assert all(entry.payload is not None for entry in held)
+        n_tokens = sum(entry.n_tokens for entry in held)
+        in_memory = sum(len(payload.data) for payload in self.payloads)
+        assert stats.n_bytes == in_memory + 4 * n_tokens
 
     @invariant()
     def each_token_is_held_once(self) -> None:

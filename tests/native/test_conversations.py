@@ -120,3 +120,33 @@ def test_shared_tokens_are_stored_once():
         kv_bytes = 2 * 2 * 128 * 2  # layers, K and V, width, f16
         assert 4190 <= stats.n_stored_tokens <= 4200  # random tokens may be equal
         assert stats.n_bytes <= 1.15 * 4200 * kv_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
+def test_host_memory_is_what_is_counted(name, layout):
+    """
+    The arrays that are alive, and the tokens of the tree, are the bytes that are counted;
+    never, not while a step captures, are they more than the limit.
+    """
+    limit = 400_000
+    options = LAYOUTS[layout] | {"max_bytes": limit, "snapshot_interval_tokens": 16}
+    with playing(tiny_model(name), n_slots=2, parked_slots=0, **options) as player:
+        cache = player.parts.scheduler._reuse.cache
+        for n in range(30):
+            player.add(make_tokens(n % 7, 20 + n) + make_tokens(n, 20), 2)
+        while player.step():
+            cache.take_released()  # as the next step does before it captures
+            stats = cache.stats()
+            assert player.host_bytes() == stats.n_bytes - 4 * count_tokens(cache)
+            assert stats.n_bytes + stats.n_reserved_bytes <= limit
+
+        assert 0 < player.peak_bytes <= limit
+        assert sum(stats.n_evictions.values()) > 0
+
+
+def count_tokens(cache) -> int:
+    """Tokens of all snapshots."""
+    store = cache._store
+    names = store.namespaces()
+    return sum(entry.n_tokens for name in names for entry in store.entries_of(name))
