@@ -34,6 +34,7 @@ def make_scheduler(
     unified=True,
     n_parked=0,
     kind=SnapshotKind.RANGE,
+    n_outputs=None,
     **options,
 ) -> Scheduler:
     limits = ContextLimits(
@@ -44,6 +45,7 @@ def make_scheduler(
         n_parked=n_parked,
         unified=unified,
         kind=kind,
+        n_outputs=n_outputs,
     )
     options.setdefault("token_budget", n_batch)
     return Scheduler(limits, Pieces(), **options)

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.request import Delta, Request, TokenLogprobs
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
@@ -48,9 +48,13 @@ class SchedulerModel(RuleBasedStateMachine):
         mode=st.sampled_from(["off", "live", "snapshots", "snapshots"]),
         interval=st.sampled_from([0, 3, 8]),
         disk=st.booleans(),
+        n_outputs=st.integers(N_SLOTS, N_BATCH),
     )
-    def start(self, *, unified, budget, shift, quantum, kind, mode, interval, disk):
+    def start(
+        self, *, unified, budget, shift, quantum, kind, mode, interval, disk, n_outputs
+    ):
         self.unified = unified
+        self.n_outputs = n_outputs
         self.max_bytes = MAX_BYTES if mode == "snapshots" else 0
         cache = PrefixCache(kind, max_bytes=self.max_bytes, max_entries=MAX_ENTRIES)
         self.scheduler = make_scheduler(
@@ -61,6 +65,7 @@ class SchedulerModel(RuleBasedStateMachine):
             unified=unified,
             n_parked=N_PARKED,
             kind=kind,
+            n_outputs=n_outputs,
             token_budget=budget,
             prefill_quantum=quantum,
             context_full="shift" if shift else "stop",
@@ -76,6 +81,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.now = 0.0
         self.memory = FakeMemory(self.scheduler.limits, self.fails)
         self.data = None
+        self.scored = {}  # log-probabilities each request should have, by id
         self.texts = {}  # tokens each request should have in its slot, by id
         self.events = []
         self.plan = None
@@ -88,8 +94,20 @@ class SchedulerModel(RuleBasedStateMachine):
         patience=st.none() | st.integers(0, 30),
         namespace=st.sampled_from([None, None, None, "salt"]),
         points=st.lists(st.integers(0, 30), max_size=2),
+        scored=st.sampled_from([False, False, True]),
     )
-    def add(self, *, prefix, tail, max_tokens, priority, patience, namespace, points):
+    def add(
+        self,
+        *,
+        prefix,
+        tail,
+        max_tokens,
+        priority,
+        patience,
+        namespace,
+        points,
+        scored,
+    ):
         tokens = array("i", [*prefix, *tail] or [10])
         request = Request(
             len(self.texts),
@@ -100,12 +118,14 @@ class SchedulerModel(RuleBasedStateMachine):
             deadline=None if patience is None else self.now + patience,
             namespace=namespace,
             cache_points=tuple(points),
+            scores_prompt=scored,
         )
         try:
             self.scheduler.add(request, self.now)
         except (PromptTooLong, QueueFull):
             return
         self.texts[request.request_id] = list(tokens)
+        self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
@@ -132,6 +152,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.plan = self.scheduler.schedule(self.now)
         self.events += self.scheduler.take_events()
         assert self.plan.n_tokens <= N_BATCH
+        assert sum(map(n_rows, self.plan.chunks)) <= self.n_outputs
         slots = [chunk.slot for chunk in self.plan.chunks]
         assert len(set(slots)) == len(slots)
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
@@ -195,7 +216,10 @@ class SchedulerModel(RuleBasedStateMachine):
         chunks, captured, lost = self.prepare(data)
         self.write(chunks)
         self.finish_step(
-            tokens=self.sample(chunks, token), captured=captured, not_restored=lost
+            tokens=self.sample(chunks, token),
+            scores=scores(chunks),
+            captured=captured,
+            not_restored=lost,
         )
 
     @precondition(lambda self: self.plan)
@@ -207,6 +231,7 @@ class SchedulerModel(RuleBasedStateMachine):
         bad = data.draw(st.sampled_from(rows)) if rows else None
         self.finish_step(
             tokens=self.sample(chunks, 97, bad),
+            scores=scores(chunks),
             row_errors={bad: SamplingFailed("llama_sampler_sample", None, "injected")},
             captured=captured,
             not_restored=lost,
@@ -280,6 +305,27 @@ class SchedulerModel(RuleBasedStateMachine):
             if isinstance(event, Delta):
                 counts[event.request_id] += 1
         assert counts == {i: end.n_output for i, end in ends.items()}
+        for request_id, end in ends.items():
+            whole = self.scored[request_id]
+            assert end.prompt_logprobs == whole[: len(end.prompt_logprobs)]
+            assert end.prompt_logprobs == whole or not end.n_output
+
+
+def score(pos, tokens):
+    """The log-probability of the token at position p is -p."""
+    return tuple(TokenLogprobs(t, -float(i), ()) for i, t in enumerate(tokens, pos))
+
+
+def scores(chunks):
+    return {
+        chunk.request_id: score(chunk.pos + 1, chunk.targets)
+        for chunk in chunks
+        if chunk.targets is not None
+    }
+
+
+def n_rows(chunk):
+    return chunk.wants_output if chunk.targets is None else len(chunk.tokens)
 
 
 def make_disk(kind):
@@ -331,6 +377,7 @@ def play(seed):
         mode=rng.choice(["live", "snapshots"]),
         interval=rng.choice([0, 3]),
         disk=True,
+        n_outputs=N_SLOTS,
     )
     for _ in range(300):
         model.add(
@@ -341,6 +388,7 @@ def play(seed):
             patience=None,
             namespace=rng.choice([None, None, "salt"]),
             points=[],
+            scored=False,
         )
         for _ in range(rng.randrange(4)):
             model.schedule()
