@@ -24,12 +24,15 @@ class PrefillTurns:
         self._quantum = quantum
         self._turn = 0  # slot that goes first
 
-    def share(self, budget: int, prompts: Items[Sequence]) -> dict[int, int]:
+    def share(
+        self, budget: int, prompts: Items[Sequence], *, mixes: bool = True
+    ) -> dict[int, int]:
         """
         Divide *budget* tokens among *prompts*.
 
         Args:
             prompts: sequences with a slot and more than one token behind, by slot.
+            mixes: whether several may share a step.
 
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
@@ -43,8 +46,8 @@ class PrefillTurns:
             if sequence.deficit == 0:
                 sequence.deficit = self._quantum
             wanted = n_ready(sequence) - given.get(slot, 0)
-            if budget == 1 < wanted and given:
-                break  # better two tokens in the next step
+            if given and (budget == 1 < wanted or not (mixes or slot in given)):
+                break  # better two tokens in the next step than one in this
             n_tokens = chunk_size(min(budget, sequence.deficit), wanted, budget)
             given[slot] = given.get(slot, 0) + n_tokens
             budget -= n_tokens

@@ -3,7 +3,8 @@ Continuous batching: who runs, and what the next step computes.
 
 Rules, in this order:
 1. Every sequence that can decode advances in each step; prefill takes what is left of
-   the token budget, and always some.
+   the token budget, and always some. Where a batch must not mix the two they take
+   turns, a prompt at a time.
 2. A waiting request starts when a slot is free and the cells it will need are not
    promised to others. A blocked head of the queue is overtaken a bounded number of times.
 3. When memory is short, the sequence of the worst rank gives its cells up and is
@@ -87,6 +88,7 @@ class Scheduler:
         )
         self._prefill_cap: int | None = None  # after a step that found no space
         self._started = 0.0  # when the last plan was made
+        self._has_decoded = False  # whether the last plan had decodes
 
     # -- requests ---------------------------------------------------------------
 
@@ -205,6 +207,10 @@ class Scheduler:
 
     def _chunks(self, now: float) -> list[Chunk]:
         decodes, prompts = self._ready(now)
+        has_streams = bool(decodes)
+        if has_streams and prompts and not self.limits.mixes:
+            decodes, prompts = ([], prompts) if self._has_decoded else (decodes, [])
+        self._has_decoded = bool(decodes)
         n_decodes = len(decodes)
         chunks = [
             Chunk(s.request.request_id, s.slot or 0, s.n_computed, s.tokens[-1:], True)
@@ -213,8 +219,9 @@ class Scheduler:
         if not prompts:
             return chunks
         share_rows((self.limits.n_outputs or self.limits.n_slots) - n_decodes, prompts)
-        budget = self._prefill_budget(n_decodes, sum(s.n_behind for s in prompts))
-        shares = self._turns.share(budget, prompts)
+        n_behind = sum(s.n_behind for s in prompts)
+        budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
+        shares = self._turns.share(budget, prompts, mixes=self.limits.mixes)
         for s in prompts:
             slot = s.slot or 0
             n_tokens = shares.get(slot, 0)
@@ -236,8 +243,10 @@ class Scheduler:
                 return decodes, prompts
             self._roster.make_room(now)
 
-    def _prefill_budget(self, n_decodes: int, n_behind: int) -> int:
-        budget = self._budget.limit(streams=n_decodes > 0)
+    def _prefill_budget(
+        self, n_decodes: int, n_behind: int, *, has_streams: bool
+    ) -> int:
+        budget = self._budget.limit(streams=has_streams)
         left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
         if self._prefill_cap is not None:
             left = min(left, self._prefill_cap)

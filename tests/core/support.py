@@ -32,6 +32,7 @@ def make_scheduler(
     n_cells=None,
     *,
     unified=True,
+    mixes=True,
     n_parked=0,
     kind=SnapshotKind.RANGE,
     n_outputs=None,
@@ -44,6 +45,7 @@ def make_scheduler(
         n_slots * n_ctx_slot if n_cells is None else n_cells,
         n_parked=n_parked,
         unified=unified,
+        mixes=mixes,
         kind=kind,
         n_outputs=n_outputs,
     )

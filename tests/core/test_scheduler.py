@@ -490,3 +490,25 @@ def test_no_space_for_requests_that_ended_meanwhile():
     scheduler.apply(plan, StepResult(DecodeStatus.NO_SPACE), 1.0)
 
     assert not scheduler.has_work
+
+
+def test_split_batches_hold_streams_or_one_prompt():
+    """
+    Where a batch must not mix, streams and prompts take turns, a prompt at a time.
+    """
+    scheduler = make_scheduler(n_slots=3, token_budget=4, mixes=False)
+    scheduler.add(make_request(0, n_prompt=1, max_tokens=5), 0.0)
+    step(scheduler)
+    for request_id in (1, 2):
+        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=1), 0.0)
+
+    plans, _ = run_until_idle(scheduler)
+
+    assert [shape(plan) for plan in plans] == [
+        [(1, 0, 4, True)],
+        [(0, 1, 1, True)],
+        [(2, 0, 4, True)],
+        [(0, 2, 1, True)],
+        [(0, 3, 1, True)],
+        [(0, 4, 1, True)],
+    ]

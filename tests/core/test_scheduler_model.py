@@ -63,6 +63,7 @@ class SchedulerModel(RuleBasedStateMachine):
             N_BATCH,
             N_CELLS if unified else N_SLOTS * N_CTX_SLOT,
             unified=unified,
+            mixes=unified,
             n_parked=N_PARKED,
             kind=kind,
             n_outputs=n_outputs,
