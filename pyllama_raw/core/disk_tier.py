@@ -2,7 +2,8 @@
 Which states of slots are kept in files, and which one a prompt starts from.
 
 A file holds the whole state of one token path and stands alone. What an idle slot holds
-is written when somebody else needs the place, and when the engine closes.
+is written when somebody else needs the place, and when the engine closes; of memory that
+is of use as a whole only, so are the host snapshots on the slot's path.
 
 Rules:
 1. A file can be found only when its writer has reported it complete.
@@ -26,6 +27,7 @@ from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Captured,
     Delete,
+    Export,
     Operation,
     Read,
     StepResult,
@@ -90,20 +92,31 @@ class DiskTier:
 
     def save(self, slot: Slot) -> list[Operation]:
         """What writes all that an idle slot holds, if no file has it."""
-        if not self.cache.max_bytes or slot.n_left < self.min_gain:
+        namespace, tokens = slot.namespace, array("i", slot.left)
+        n_bytes = self._bound(len(tokens))
+        write_id = self._begin(namespace, tokens, n_bytes)
+        if write_id is None:
             return []
-        if not isinstance(slot.namespace, str | None):
-            return []  # it ends with this process
-        tokens = array("i", slot.left)
-        reservation = self._reserve(slot.namespace, tokens, self._bound(slot.n_left))
-        if reservation is None:
-            return []
-        self._n_writes += 1
-        self._writes[self._n_writes] = reservation
-        write = Write(
-            self._n_writes, slot.index, slot.namespace, slot.left, reservation.n_bytes
-        )
+        assert isinstance(namespace, str | None)
+        write = Write(write_id, slot.index, namespace, slot.left, n_bytes)
         return [*self.deletions(), write]
+
+    def export(self, slot: Slot, host: PrefixCache) -> list[Operation]:
+        """What writes the snapshots of *host* on the path of an idle slot."""
+        if self.cache.kind is not SnapshotKind.EXACT or not self.cache.max_bytes:
+            return []
+        namespace, path = slot.namespace, array("i", slot.left)
+        operations: list[Operation] = []
+        limit = len(path) - 1
+        while limit > 0 and (hit := host.match(namespace, path, limit)).entries:
+            (entry,), limit = hit.entries, hit.n_tokens - 1
+            tokens = path[: hit.n_tokens]
+            write_id = self._begin(namespace, tokens, self._bound(len(tokens)))
+            if write_id is not None:
+                assert isinstance(namespace, str | None)
+                export = Export(write_id, namespace, tokens.tobytes(), entry.payload)
+                operations += [*self.deletions(), export]
+        return operations
 
     def end_write(self, write_id: int, written: Captured | None) -> None:
         """The file is complete; None: there is none."""
@@ -126,6 +139,21 @@ class DiskTier:
         released = self._superfluous + self.cache.take_released()
         self._superfluous = []
         return [Delete(tuple(released))] if released else []
+
+    def _begin(
+        self, namespace: Hashable, tokens: array[int], n_bytes: int
+    ) -> int | None:
+        """Reserve room for a file; None if there shall be none."""
+        if len(tokens) < self.min_gain or not self.cache.max_bytes:
+            return None
+        if not isinstance(namespace, str | None):
+            return None  # it ends with this process
+        reservation = self._reserve(namespace, tokens, n_bytes)
+        if reservation is None:
+            return None
+        self._n_writes += 1
+        self._writes[self._n_writes] = reservation
+        return self._n_writes
 
     def _adopt(self, state: KnownState) -> None:
         reservation = self._reserve(state.namespace, state.tokens, state.n_bytes)

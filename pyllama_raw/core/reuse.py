@@ -191,7 +191,11 @@ class PrefixReuse:
     def _save(self, slot: Slot) -> None:
         """Keep what an idle slot holds, before somebody else needs the place."""
         self._snapshots.save(slot)
-        self._operations += self.disk.save(slot)
+        self._operations += self.writes(slot)
+
+    def writes(self, slot: Slot) -> list[Operation]:
+        """What keeps in files what an idle slot holds."""
+        return [*self.disk.export(slot, self.cache), *self.disk.save(slot)]
 
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""

@@ -161,7 +161,7 @@ class Scheduler:
         """Plans that write what idle slots hold, when no request is left."""
         assert not self.has_work
         for slot in self._slots.idle:
-            if writes := self._reuse.disk.save(slot):
+            if writes := self._reuse.writes(slot):
                 yield StepPlan(tuple(writes))
 
     # -- plan -------------------------------------------------------------------

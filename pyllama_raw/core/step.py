@@ -81,6 +81,15 @@ class Write(NamedTuple):
     max_bytes: int  # a larger file is not written, its tokens not counted
 
 
+class Export(NamedTuple):
+    """Have a captured payload, which holds all of *tokens*, written to a file."""
+
+    write_id: int
+    namespace: str | None
+    tokens: bytes
+    payload: object
+
+
 class Read(NamedTuple):
     """Fill a slot, which is empty, from a file; keep the first *n_tokens*."""
 
@@ -95,7 +104,8 @@ class Delete(NamedTuple):
     payloads: tuple[object, ...]
 
 
-Operation = Release | Trim | Shift | Copy | Capture | Restore | Write | Read | Delete
+FileOperation = Write | Export | Read | Delete
+Operation = Release | Trim | Shift | Copy | Capture | Restore | FileOperation
 
 
 class Chunk(NamedTuple):

@@ -24,6 +24,8 @@ from pyllama_raw.core.step import (
     Captured,
     Copy,
     Delete,
+    Export,
+    FileOperation,
     Operation,
     Read,
     Release,
@@ -91,11 +93,11 @@ class SlotOperations:
                 self._capture(operation)
             case Restore():
                 self._restore(operation)
-            case Write() | Read() | Delete():
+            case Write() | Export() | Read() | Delete():
                 assert self._disk is not None
                 self._do_on_disk(operation, self._disk)
 
-    def _do_on_disk(self, operation: Write | Read | Delete, disk: DiskWriter) -> None:
+    def _do_on_disk(self, operation: FileOperation, disk: DiskWriter) -> None:
         match operation:
             case Write(write_id, slot, namespace, tokens, max_bytes):
                 state = self._saved(slot, max_bytes - HEADER_BYTES)
@@ -103,6 +105,9 @@ class SlotOperations:
                     disk.report(write_id, None)
                 else:
                     disk.write(write_id, namespace, tokens, state)
+            case Export(write_id, namespace, tokens, payload):
+                assert isinstance(payload, np.ndarray)
+                disk.write(write_id, namespace, tokens, payload)
             case Read(slot, payload, n_tokens):
                 self._read(slot, payload, n_tokens, disk)
             case Delete(payloads):

@@ -14,6 +14,8 @@ from pyllama_raw.core.step import (
     Captured,
     Copy,
     Delete,
+    Export,
+    FileOperation,
     Operation,
     Read,
     Release,
@@ -115,13 +117,17 @@ class FakeMemory:
                 self._capture(operation)
             case Restore():
                 self._restore(operation)
-            case Write() | Read() | Delete():
+            case Write() | Export() | Read() | Delete():
                 self._do_on_disk(operation)
 
-    def _do_on_disk(self, operation: Write | Read | Delete) -> None:
+    def _do_on_disk(self, operation: FileOperation) -> None:
         match operation:
             case Write():
                 self._write_file(operation)
+            case Export(write_id, _, tokens, payload):
+                assert isinstance(payload, tuple)
+                assert array("i", payload[1]).tobytes() == tokens
+                self.writing.append((write_id, FakeFile(write_id, payload[1])))
             case Read():
                 self._read_file(operation)
             case Delete(payloads):

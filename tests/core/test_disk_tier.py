@@ -175,6 +175,34 @@ def test_exact_states_are_of_use_at_their_end_only():
     assert tier.match(sequence_of(range(N + 1))).n_tokens == N
 
 
+def test_snapshots_on_the_path_of_exact_memory_are_written_too():
+    """
+    Another question after the same beginning finds a point that it can use.
+    """
+    host = PrefixCache(SnapshotKind.EXACT, max_bytes=10**6, max_entries=10)
+    for n_tokens in (10, 70, 90):
+        store_all(host, range(n_tokens), f"state of {n_tokens}")
+    tier = make_tier(SnapshotKind.EXACT)
+
+    operations = tier.export(slot_with(range(N)), host)
+    for write in operations:
+        tier.end_write(write.write_id, Captured(write.payload, 100))
+
+    assert [(len(o.tokens) // 4, o.payload) for o in operations] == [
+        (90, "state of 90"),
+        (70, "state of 70"),
+    ]
+    assert tier.export(slot_with(range(N)), host) == []
+    assert tier.match(sequence_of([*range(80), 7, 7])).n_tokens == 70
+    assert make_tier().export(slot_with(range(N)), host) == []
+
+
+def store_all(cache, tokens, payload) -> None:
+    """Keep a snapshot of all *tokens*."""
+    plan = cache.plan_store(None, array("i", tokens), len(tokens))
+    cache.commit(cache.reserve(plan, 1), payload, 1)
+
+
 # -- in the scheduler ------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ NEWS = [5, 9, 33, 12]
 def make_config(directory: Path | None, **options) -> EngineConfig:
     """One slot, so that each request finds what the one before it left."""
     cache = {"directory": directory, "max_bytes": 0}
-    for name in ("max_disk_bytes", "mode", "scope"):
+    for name in ("max_bytes", "max_disk_bytes", "mode", "scope"):
         if name in options:
             cache[name] = options.pop(name)
     return EngineConfig(
@@ -73,6 +73,23 @@ def test_a_later_process_goes_on_where_the_first_one_ended(tmp_path, name, optio
     assert again.usage.cache_tier is CacheTier.DISK
     assert again.usage.cached_tokens == live.usage.cached_tokens
     assert again.usage.cached_tokens == len(prompt) - len(NEWS) - 1
+    assert again.token_ids == live.token_ids
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mamba", "jamba"])
+def test_memory_that_cannot_be_cut_is_found_at_its_points(tmp_path, name):
+    """
+    A later process that asks the same prompt starts from the last point before its end.
+    """
+    model, host = tiny_model(name), {"max_bytes": 2**30}
+    config = make_config(None, **host)
+    _, live = generate([PROMPT, PROMPT], GREEDY, model=model, config=config)
+
+    complete(model, PROMPT, tmp_path, **host)
+    again = complete(model, PROMPT, tmp_path, **host)
+
+    assert again.usage.cache_tier is CacheTier.DISK
+    assert again.usage.cached_tokens == live.usage.cached_tokens >= len(PROMPT) - 2
     assert again.token_ids == live.token_ids
 
 
