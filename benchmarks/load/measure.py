@@ -143,13 +143,13 @@ def parse(parser: ArgumentParser) -> Namespace:
     """
     Parse the command line; model and threads become definite.
 
-    From here on SIGTERM unwinds the script, so that no server outlives it.
+    From here on SIGTERM ends a script as ^C does, so that no server outlives it.
     """
     from pyllama_raw import ContextConfig
     from pyllama_raw.models import resolve_model
 
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     options.model = resolve_model(options.model or os.environ.get(TEST_MODEL))
     options.threads = ContextConfig(n_threads=options.threads).threads
     return options
