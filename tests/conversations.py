@@ -75,7 +75,7 @@ def converse(
     options.setdefault("snapshot_interval_tokens", 32)
     options.setdefault("max_bytes", 2_000_000)
     cold = options | {"n_slots": 1, "n_ctx": N_CTX_SLOT, "mode": "off"}
-    for name in ("parked_slots", "max_bytes", "snapshot_interval_tokens"):
+    for name in ("parked_slots", "max_bytes", "snapshot_interval_tokens", "directory"):
         cold.pop(name, None)
     with playing(path, **options) as player:
         played = _talk(player, rng, n_chats)

@@ -23,15 +23,18 @@ from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.step import (
     Capture,
+    Captured,
     Chunk,
     Copy,
     DecodeStatus,
     Operation,
+    Read,
     Release,
     Restore,
     StepPlan,
     StepResult,
     Trim,
+    Write,
 )
 from pyllama_raw.engine.build import build
 from pyllama_raw.native.batch import Batch
@@ -99,6 +102,10 @@ class Player:
         self._arrays: list[weakref.ref] = []
         self.peak_bytes = 0  # of captured arrays, right after a step captured more
         self._ids = count()
+        self._reports: list[tuple[int, Captured | None]] = []
+        self._writes: dict[int, list[Chunk]] = {}
+        if parts.files is not None:
+            parts.files.report = lambda *report: self._reports.append(report)
         self._alive: dict[int, Played] = {}
         self.n_steps = 0
 
@@ -159,6 +166,7 @@ class Player:
             self.n_steps += 1
             result = self.parts.executor.execute(plan)
             self._follow(plan, result)
+            self._end_writes()
             events += scheduler.apply(plan, result, 0.0)
         for event in events:
             played = self._alive[event.request_id]
@@ -195,6 +203,16 @@ class Player:
                 played.logits.append(self.parts.executor.context.logits(row))
                 played.history = list(held)
 
+    def _end_writes(self) -> None:
+        if self.parts.files is None:
+            return
+        self.parts.files.drain()
+        for write_id, written in self._reports:
+            if written is not None:
+                self._payloads[id(written.payload)] = self._writes.pop(write_id)
+            self.parts.scheduler.end_write(write_id, written)
+        self._reports.clear()
+
     def _do(self, operation: Operation, captures: dict[int, list[Chunk]]) -> None:
         slots = self.slots
         match operation:
@@ -206,11 +224,16 @@ class Player:
                 slots[dst] = slots[src][:n_tokens]
             case Capture(capture_id, slot, start, stop):
                 captures[capture_id] = [None] * start + slots[slot][start:stop]
+            case Write(write_id, slot, _, tokens):
+                self._writes[write_id] = slots[slot][: len(tokens)]
+            case Read(slot, payload, n_tokens):
+                slots[slot] = self._payloads[id(payload)][:n_tokens]
             case Restore(slot, pieces):
-                slots[slot] = []
-                for piece in pieces:
-                    chunks = self._payloads[id(piece.payload)]
-                    slots[slot] += chunks[piece.start : piece.stop]
+                slots[slot] = [
+                    chunk
+                    for payload, start, stop in pieces
+                    for chunk in self._payloads[id(payload)][start:stop]
+                ]
 
     def replay(self, history: list[Chunk]) -> dict[int, np.ndarray]:
         """

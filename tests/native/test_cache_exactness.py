@@ -89,8 +89,8 @@ WAYS = {
 
 def assert_cold(player: Player, played: Played) -> None:
     """Bit for bit; what is restored into a window lies in other cells than before."""
-    name = played.end.cache_tier
-    if name is CacheTier.HOST and player.parts.executor.context.model.n_swa:
+    is_live = played.end.cache_tier is CacheTier.LIVE
+    if not is_live and player.parts.executor.context.model.n_swa:
         assert distance_to_replay(player, played) <= SAME_CHUNKS
     else:
         assert_bit_equal(player, played)
@@ -119,6 +119,20 @@ def test_a_hit_changes_no_bit(play, name, options, way):
 
         assert (played.end.cache_tier, played.end.n_cached) == (tier, n_cached)
         assert len(played.tokens) == 8
+        assert_cold(player, played)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_hit_from_a_file_changes_no_bit(play, tmp_path, name, options):
+    """
+    Nor does the disk tier.
+    """
+    files = {"directory": tmp_path, "max_bytes": 0, **ONE_SLOT}
+    with play(name, **options, **files) as player:
+        played = restore(player)
+
+        assert played.end.cache_tier is CacheTier.DISK
+        assert played.end.n_cached == len(PROMPT) + 7
         assert_cold(player, played)
 
 

@@ -41,6 +41,19 @@ def test_chats_say_what_they_say_without_a_cache(name, layout):
     assert report.n_cached > report.n_prompt / 4
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
+def test_chats_say_the_same_with_files(tmp_path, name):
+    """
+    As above, with little host memory, and files.
+    """
+    files = {"directory": tmp_path, "max_bytes": 200_000, "parked_slots": 0}
+    report = converse(tiny_model(name), 12, 7, TOLERANCE, **files)
+
+    assert report.n_wrong == 0
+    assert report.worst_same_chunks <= TOLERANCE
+    assert {"live", "host", "disk"} <= set(report.tiers)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_cached_tokens_are_those_not_computed(name, layout):
