@@ -2,7 +2,7 @@
 
 import io
 
-from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.request import FinishReason, TokenLogprobs
 from pyllama_raw.results import Result, Timings, Usage
 
 
@@ -21,7 +21,18 @@ def make_result(
     usage: Usage | None = None,
     ttft_s: float | None = 0.5,
     itl_s: tuple[float, ...] = (0.25,),
+    index: int = 0,
+    logprobs: tuple[TokenLogprobs, ...] = (),
 ) -> Result:
     timings = Timings(0.0, ttft_s, None, None, None, 1.0, itl_s)
     usage = usage or Usage(3, len(token_ids), 0)
-    return Result(text, token_ids, reason, usage, timings, seed=7)
+    return Result(
+        text,
+        token_ids,
+        reason,
+        usage,
+        timings,
+        seed=7,
+        index=index,
+        logprobs=logprobs,
+    )

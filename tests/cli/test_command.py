@@ -136,6 +136,23 @@ def test_json_lines_and_bad_lines(cli: Cli):
     assert ["error" in line for line in lines] == [False, True, True, False]
 
 
+def test_several_outputs_and_log_probabilities(cli: Cli):
+    """
+    --n shows the texts of a prompt by index, or lists them in its object, with what
+    --logprobs and --prompt-logprobs ask for.
+    """
+    common = ("generate", "hello", "--n", "2", "--max-tokens", "4")
+
+    _, shown, _ = cli(*common)
+    _, written, _ = cli(*common, "--jsonl", "--logprobs", "1", "--prompt-logprobs", "0")
+
+    choices = json.loads(written)["choices"]
+    assert shown == "(0) eway\n(1) eway\n"
+    assert [choice["choice"] for choice in choices] == [0, 1]
+    assert [len(choice["logprobs"]) for choice in choices] == [4, 4]
+    assert [len(choice.get("prompt_logprobs", ())) for choice in choices] == [5, 0]
+
+
 def test_more_prompts_than_the_queue_holds(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     """
     Inputs beyond the limit of the waiting queue are held back, not refused.

@@ -2,14 +2,15 @@
 
 import io
 import json
+import math
 
 import pytest
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.cli.inputs import BadInput, Input, InputRequest
 from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.cli.views import JsonLines, LiveText, Outcome
-from pyllama_raw.core.request import FinishReason
+from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, record
+from pyllama_raw.core.request import FinishReason, TokenLogprobs
 from pyllama_raw.errors import InvalidRequest
 from tests.cli.support import make_result
 
@@ -179,3 +180,37 @@ def test_only_an_end_of_its_own_is_success(outcome: Outcome, succeeded: bool):
     A deadline or a cancellation is no error, and no success.
     """
     assert outcome.succeeded is succeeded
+
+
+def test_log_probabilities_are_written_if_there_are_any():
+    """
+    The object has them by name; what JSON has no number for is null.
+    """
+    item = TokenLogprobs(5, -0.5, ((5, -0.5), (6, -math.inf)))
+    with_some = record(Outcome(0, make_result(logprobs=(item,))))
+
+    assert with_some["logprobs"] == [
+        {"token_id": 5, "logprob": -0.5, "top": [(5, -0.5), (6, None)]}
+    ]
+    assert "logprobs" not in record(Outcome(0, make_result()))
+    assert "prompt_logprobs" not in with_some
+
+
+def test_several_outputs_are_a_list():
+    """
+    With n above 1 the object has each output in `choices`, by its index.
+    """
+    outputs = [make_result("a"), make_result("b", index=2)]
+    shown = record(Outcome(4, outputs[0], others=(outputs[1],)))
+
+    assert shown.keys() == {"index", "choices"}
+    assert [(c["choice"], c["text"]) for c in shown["choices"]] == [(0, "a"), (2, "b")]
+
+
+def test_all_outputs_have_to_succeed():
+    """
+    A request with an output that did not come to its own end is no success.
+    """
+    late = make_result(index=1, reason=FinishReason.DEADLINE)
+
+    assert not Outcome(0, make_result(), others=(late,)).succeeded
