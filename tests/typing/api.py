@@ -9,8 +9,11 @@ from pyllama_raw import (
     EngineStats,
     FinishReason,
     Generation,
+    PyllamaError,
     Result,
     SamplingParams,
+    Score,
+    TokenLogprobs,
 )
 
 
@@ -26,6 +29,13 @@ async def stream() -> None:
         assert_type(generation.result.finish_reason, FinishReason)
         assert_type(await engine.complete([1, 2, 3]), Result)
         assert_type(await engine.complete_many(["a", [1], chat]), list[Result])
+        assert_type(
+            await engine.complete_n("a", SamplingParams(n=2)), tuple[Result, ...]
+        )
+        assert_type(generation.results, tuple[Result, ...])
+        assert_type(generation.errors, dict[int, PyllamaError])
+        assert_type(generation.result.logprobs, tuple[TokenLogprobs, ...])
+        assert_type((await engine.score("a")).perplexity, float)
         assert_type(engine.stats(), EngineStats)
 
 
@@ -34,3 +44,4 @@ def sync() -> None:
     assert_type(pyllama_raw.generate([1, 2]), Result)
     assert_type(pyllama_raw.generate(["a", "b"]), list[Result])
     assert_type(pyllama_raw.generate([[1], [2]]), list[Result])
+    assert_type(pyllama_raw.score("a"), Score)
