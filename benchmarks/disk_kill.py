@@ -82,11 +82,11 @@ def newest(directory: Path) -> int:
 
 def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
     """What a round has left: every file must be whole, or not be found."""
-    n_parts = len(list(directory.glob("*/*.part")))
+    n_parts = len(list(directory.glob("*/*.plrpart")))
     n_bytes = sum(path.stat().st_size for path in directory.glob("*/*"))
     n_files = n_found = n_whole = 0
     for folder in directory.glob("*/"):
-        names = list(folder.glob("*.state"))
+        names = list(folder.glob("*.plrstate"))
         store = DiskStore(directory, folder.name, max_disk_bytes)
         known = store.scan()
         n_files += len(names)

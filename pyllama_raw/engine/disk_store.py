@@ -10,9 +10,9 @@ Rules:
    than max_bytes, and a partial file that the holder finds is nobody's.
 3. What was not used for longest is deleted first; a read counts as a use.
 
-    DIR/lock
-    DIR/<fingerprint>/<unique>.state
-    DIR/<fingerprint>/<unique>.part
+    DIR/.plrlock
+    DIR/<fingerprint>/<unique>.plrstate
+    DIR/<fingerprint>/<unique>.plrpart
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class DiskStore:
     def scan(self) -> list[KnownState]:
         """Complete files of this fingerprint, the latest used last; bad ones go."""
         known = []
-        for item in sorted(self._items(self._folder)):
+        for item in sorted(self._items(self._folder.glob("*.plrstate"))):
             try:
                 known.append(self._look_at(item))
             except (OSError, BadFile):
@@ -121,8 +121,8 @@ class DiskStore:
 
     def _put(self, block: bytes, tokens: bytes, state: State) -> Path:
         """Caller holds the lock."""
-        part = self._folder / f"{uuid.uuid4().hex}.part"
-        path = part.with_suffix(".state")
+        part = self._folder / f"{uuid.uuid4().hex}.plrpart"
+        path = part.with_suffix(".plrstate")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with part.open("xb") as stream:
@@ -143,11 +143,11 @@ class DiskStore:
 
         Caller holds the lock.
         """
-        for part in self._root.glob("*/*.part"):
+        for part in self._root.glob("*/*.plrpart"):
             part.unlink()
         if n_bytes > self.max_bytes:
             return False
-        items = sorted(self._items(self._root))
+        items = sorted(self._items(self._root.glob("*/*.plrstate")))
         n_used = sum(item.n_bytes for item in items)
         for item in items:
             if n_used + n_bytes <= self.max_bytes:
@@ -157,8 +157,8 @@ class DiskStore:
         return True
 
     @staticmethod
-    def _items(folder: Path) -> Iterator[_Item]:
-        for path in folder.rglob("*.state"):
+    def _items(paths: Iterable[Path]) -> Iterator[_Item]:
+        for path in paths:
             try:
                 status = path.stat()
             except FileNotFoundError:
@@ -168,7 +168,7 @@ class DiskStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One process at a time; waits for a write of another one."""
-        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._root / ".plrlock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -258,7 +258,7 @@ def test_writers_at_once_stay_within_the_limit(tmp_path):
 
     def work(number: int) -> None:
         store = Watched(tmp_path, f"model{number % 2}", limit)
-        for seed in range(15):
+        for seed in range(8):
             file = put(store, seed)
             if (state := store.read(file)) is not None:
                 assert np.array_equal(state, state_of(seed))
@@ -270,7 +270,7 @@ def test_writers_at_once_stay_within_the_limit(tmp_path):
     for thread in threads:
         thread.join()
 
-    assert len(seen) == 60
+    assert len(seen) == 32
     assert max(seen) == limit
 
 
@@ -289,22 +289,22 @@ def test_killed_writers_leave_nothing_wrong(tmp_path):
     are gone, and the limit holds.
     """
     rng = Random(3)  # noqa: S311
-    limit = 40 * 2**20
-    for _ in range(10):
-        writer = start_writer(tmp_path, limit)
-        for _ in range(rng.randint(1, 6)):
-            writer.stdout.readline()  # it has begun another file
-        busy_wait(rng.randint(0, 20_000))
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        assert n_used(tmp_path) <= limit
+    limit = 5 * 2**20
+    with start_writers(tmp_path, limit) as writers:
+        for _ in range(10):
+            pid = begin(writers, n_files=rng.randint(1, 4))
+            busy_wait(rng.randint(0, 20_000))
+            os.kill(pid, signal.SIGKILL)
+            while writers.stdout.readline() != b"gone\n":
+                pass
+            assert n_used(tmp_path) <= limit
 
-        store = DiskStore(tmp_path, "model", limit)
-        assert not list(tmp_path.glob("*/*.part"))
-        for known in store.scan():
-            seed = known.tokens[0]
-            assert np.array_equal(store.read(known.payload), state_of(seed, 2**22))
+            store = DiskStore(tmp_path, "model", limit)
+            assert not list(tmp_path.glob("*/*.plrpart"))
+            for known in store.scan():
+                seed = known.tokens[0]
+                assert np.array_equal(store.read(known.payload), state_of(seed, 2**20))
+        writers.stdin.close()
 
 
 def busy_wait(n_turns: int) -> None:
@@ -313,25 +313,42 @@ def busy_wait(n_turns: int) -> None:
         pass
 
 
-WRITER = """
-import sys
+WRITERS = """
+import os, sys
 from pathlib import Path
-from tests.engine.test_disk_store import put
+from random import Random
+import numpy as np
 from pyllama_raw.engine.disk_store import DiskStore
-store = DiskStore(Path(sys.argv[1]), "model", int(sys.argv[2]))
-for seed in range(1000):
-    print(seed, flush=True)
-    put(store, seed, n_bytes=2**22)
+
+for _ in sys.stdin:
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        print("gone", flush=True)
+        continue
+    store = DiskStore(Path(sys.argv[1]), "model", int(sys.argv[2]))
+    for seed in range(1000):
+        print(os.getpid(), flush=True)
+        tokens = np.arange(seed, seed + 5, dtype=np.int32).tobytes()
+        state = np.frombuffer(Random(seed).randbytes(2**20), np.uint8)
+        store.write(None, tokens, state)
 """
 
 
-def start_writer(directory: Path, limit: int) -> subprocess.Popen:
-    """A process that writes files of 4 MiB, and says so before each."""
+def start_writers(directory: Path, limit: int) -> subprocess.Popen:
+    """A process that for each line starts one that writes files of 1 MiB."""
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(directory), str(limit)],
+        [sys.executable, "-c", WRITERS, str(directory), str(limit)],
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
+
+
+def begin(writers: subprocess.Popen, n_files: int) -> int:
+    """Have one more process write until it has begun *n_files*; its process id."""
+    writers.stdin.write(b"go\n")
+    writers.stdin.flush()
+    return [int(writers.stdout.readline()) for _ in range(n_files)][-1]
 
 
 def flip(path: Path, place: int) -> None:

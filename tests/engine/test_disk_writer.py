@@ -89,7 +89,7 @@ def test_close_writes_what_is_left(tmp_path):
     idle, _ = make_writer(DiskStore(tmp_path, "model", MANY))
     idle.close()
 
-    assert len(reports) == len(list(tmp_path.glob("*/*.state"))) == 5
+    assert len(reports) == len(list(tmp_path.glob("*/*.plrstate"))) == 5
 
 
 def test_an_unexpected_error_is_a_miss(tmp_path):

@@ -122,7 +122,7 @@ def test_a_slot_is_written_when_its_place_is_needed(tmp_path):
     # The second prompt may end before the file is complete: then it is a miss.
     assert again.usage.cache_tier in (CacheTier.DISK, None)
     assert again.token_ids == first.token_ids
-    assert len(list(tmp_path.glob("*/*.state"))) == 2
+    assert len(list(tmp_path.glob("*/*.plrstate"))) == 2
 
 
 def test_a_damaged_file_is_a_miss(tmp_path):
@@ -134,7 +134,7 @@ def test_a_damaged_file_is_a_miss(tmp_path):
     rng = Random(4)  # noqa: S311
 
     for _ in range(6):
-        (path,) = tmp_path.glob("*/*.state")
+        (path,) = tmp_path.glob("*/*.plrstate")
         flip(path, rng.randrange(path.stat().st_size))
         again = complete(model, PROMPT, tmp_path)
 
@@ -187,5 +187,5 @@ def test_the_limit_is_kept(tmp_path):
 
     generate(prompts, GREEDY, model=model, config=config)
 
-    assert len(list(tmp_path.glob("*/*.state"))) == 2
+    assert len(list(tmp_path.glob("*/*.plrstate"))) == 2
     assert n_used(tmp_path) <= limit
