@@ -6,6 +6,9 @@ Many random chats on every tiny model, checked against runs without a cache.
 A wrong line is one whose tokens differ from those of its prompt alone although the best
 two logits there were further apart than the tolerance. Cached is the part of all prompt
 tokens that were not computed. Each model runs in several layouts, memory always short.
+
+What runs beside a request moves its logits, with or without a cache; in models with
+experts another one may be chosen. With --at-once 1 only the cache is left to blame.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ LAYOUTS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=500, help="chats for each model")
+    parser.add_argument(
+        "--at-once", type=int, default=5, help="chats that run together"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", default=[r.name for r in GENERATING])
     given = parser.parse_args()
@@ -39,7 +45,12 @@ def main() -> int:
             n_chats = max(given.n // len(LAYOUTS), 1)
             started = perf_counter()
             report = converse(
-                tiny_model(name), n_chats, given.seed, TOLERANCE, **options
+                tiny_model(name),
+                n_chats,
+                given.seed,
+                TOLERANCE,
+                n_at_once=given.at_once,
+                **options,
             )
             n_wrong += report.n_wrong
             print(

@@ -65,7 +65,13 @@ class Report:
 
 
 def converse(
-    path: Path, n_chats: int, seed: int, tolerance: float, **options: Any
+    path: Path,
+    n_chats: int,
+    seed: int,
+    tolerance: float,
+    *,
+    n_at_once: int = 5,
+    **options: Any,
 ) -> Report:
     """Run *n_chats* chats of 3 to 4 turns, then each prompt alone in a cold engine."""
     rng = dice(seed)
@@ -78,7 +84,7 @@ def converse(
     for name in ("parked_slots", "max_bytes", "snapshot_interval_tokens", "directory"):
         cold.pop(name, None)
     with playing(path, **options) as player:
-        played = _talk(player, rng, n_chats)
+        played = _talk(player, rng, n_chats, n_at_once)
         distances = [distance_to_replay(player, one) for one in played]
     report = Report(worst_same_chunks=max(distances))
     with playing(path, **cold) as player:
@@ -87,12 +93,14 @@ def converse(
     return report
 
 
-def _talk(player: Player, rng: random.Random, n_chats: int) -> list[Played]:
+def _talk(
+    player: Player, rng: random.Random, n_chats: int, n_at_once: int
+) -> list[Played]:
     played = []
     chats = [Chat(dice(rng.random())) for _ in range(n_chats)]
     left = {id(chat): rng.choice([3, 4]) for chat in chats}
     while chats:
-        some = rng.sample(chats, min(len(chats), 5))
+        some = rng.sample(chats, min(len(chats), n_at_once))
         prompts = [chat.next_prompt() for chat in some]
         cancel_after = {
             i: rng.randrange(1, 12) for i in range(len(some)) if rng.random() < 0.15
