@@ -14,6 +14,7 @@ from pyllama_raw.errors import BadGrammar
 
 MAX_DEPTH = 100  # of parentheses
 MAX_RULES = 10_000
+MAX_BRANCHES = 2000  # alternatives and repetitions: each token may look at them all
 MAX_REPEAT = 2000  # llama-grammar.cpp: MAX_REPETITION_THRESHOLD
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -45,6 +46,7 @@ class _Check:
         self._defined: set[str] = set()
         self._used: dict[str, int] = {}  # first position
         self._has_item = False  # a repetition can follow
+        self._n_branches = 0
 
     def run(self, root: str) -> None:
         if "\0" in self._text:
@@ -80,6 +82,7 @@ class _Check:
     def _element(self) -> bool:
         """Take one part of a rule; False at its end."""
         char = self._text[self._pos : self._pos + 1]
+        self._count(char)
         if char in _ITEMS or char == "!":
             pattern, name = _ITEMS["<" if char == "!" else char]
             taken = self._take(pattern, f"a {name}, closed and with known escapes")
@@ -98,6 +101,12 @@ class _Check:
         else:
             return False
         return True
+
+    def _count(self, char: str) -> None:
+        self._n_branches += char in ("|", "*", "+", "?", "{")
+        if self._n_branches > MAX_BRANCHES:
+            text = f"more than {MAX_BRANCHES} alternatives and repetitions"
+            raise BadGrammar(text, self._pos)
 
     def _group(self, char: str) -> bool:
         if char == ")" and not self._open:

@@ -38,6 +38,7 @@ BAD = [
     ('root ::= "a"{2001}', 12, "repetitions"),
     ('root ::= "a"{1,99999999999}', 12, "repetitions"),
     ("root ::= " + "(" * 101 + '"a"' + ")" * 101, 109, "parentheses"),
+    ("root ::= " + '"a"|' * 2001, 9 + 2001 * 4 - 1, "alternatives"),
     ('root ::= "a\0"', 11, "NUL"),
     ('root ::= "a" ; b', 13, "new line"),
     ("\n".join(f'r{i} ::= "a"' for i in range(10_001)), None, "rules"),
