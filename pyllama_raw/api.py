@@ -261,8 +261,7 @@ class AsyncEngine:
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
-        seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(params.n))
-        request_ids = [next(self._request_ids) for _ in seeds]
+        request_ids = [next(self._request_ids) for _ in range(params.n)]
         request = Request(
             request_id=request_ids[0],
             tokens=tokens,
@@ -275,20 +274,7 @@ class AsyncEngine:
             namespace=self._namespace(options.get("cache_salt"), request_ids[0]),
             cache_points=tuple(options.get("cache_points", ())),
         )
-        # Equal prompts of one namespace: the cache computes them once.
-        first = params.model_copy(update={"seed": seed})
-        others = params.model_copy(update={"prompt_logprobs": None})
-        requests = [
-            replace(
-                request,
-                sampling=first,
-                scores_prompt=params.prompt_logprobs is not None,
-            )
-        ]
-        for request_id, seed in zip(request_ids[1:], seeds[1:], strict=True):
-            sampling = others.model_copy(update={"seed": seed})
-            requests.append(replace(request, request_id=request_id, sampling=sampling))
-        return Prepared(tuple(requests), seeds)
+        return _fork(request, params, seed, request_ids)
 
     async def _constrain(self, params: SamplingParams) -> object:
         if params.constraint is None and not params.dries:
@@ -319,6 +305,28 @@ class AsyncEngine:
         for point in options.get("cache_points", ()):
             if point < 1:
                 raise InvalidRequest("cache_points", point, "positions from 1")
+
+
+def _fork(
+    request: Request, params: SamplingParams, seed: int, request_ids: list[int]
+) -> Prepared:
+    """A request for each output; equal prompts of one namespace are computed once."""
+    seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(len(request_ids)))
+    requests: list[Request] = []
+    for request_id, own_seed in zip(request_ids, seeds, strict=True):
+        changes: dict[str, object] = {"seed": own_seed}
+        if requests:  # the first one scores the prompt
+            changes["prompt_logprobs"] = None
+        sampling = params.model_copy(update=changes)
+        requests.append(
+            replace(
+                request,
+                request_id=request_id,
+                sampling=sampling,
+                scores_prompt=sampling.prompt_logprobs is not None,
+            )
+        )
+    return Prepared(tuple(requests), seeds)
 
 
 def check_tokens(params: SamplingParams, n_vocab: int) -> None:
