@@ -17,7 +17,7 @@ import numpy as np
 from pyllama_raw.errors import BadSchema, Unsupported
 from pyllama_raw.native.vocab import Vocab
 
-MAX_MADE = 64  # compiled constraints kept: some take a tenth of a second
+MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
 INSTALL = 'pip install "pyllama-raw[guidance]"'
 
 
