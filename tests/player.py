@@ -27,6 +27,7 @@ from pyllama_raw.core.step import (
     Chunk,
     Copy,
     DecodeStatus,
+    Export,
     Operation,
     Read,
     Release,
@@ -213,6 +214,13 @@ class Player:
             self.parts.scheduler.end_write(write_id, written)
         self._reports.clear()
 
+    def _note_write(self, operation: Write | Export) -> None:
+        if isinstance(operation, Export):
+            chunks = self._payloads[id(operation.payload)]
+        else:
+            chunks = self.slots[operation.slot][: len(operation.tokens)]
+        self._writes[operation.write_id] = chunks
+
     def _do(self, operation: Operation, captures: dict[int, list[Chunk]]) -> None:
         slots = self.slots
         match operation:
@@ -224,8 +232,8 @@ class Player:
                 slots[dst] = slots[src][:n_tokens]
             case Capture(capture_id, slot, start, stop):
                 captures[capture_id] = [None] * start + slots[slot][start:stop]
-            case Write(write_id, slot, _, tokens):
-                self._writes[write_id] = slots[slot][: len(tokens)]
+            case Write() | Export():
+                self._note_write(operation)
             case Read(slot, payload, n_tokens):
                 slots[slot] = self._payloads[id(payload)][:n_tokens]
             case Restore(slot, pieces):

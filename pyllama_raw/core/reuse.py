@@ -150,7 +150,9 @@ class PrefixReuse:
 
     def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
         """The most that is kept of *sequence*; a file only if it has much more."""
-        hit, file = self._snapshots.match(sequence), self.disk.match(sequence)
+        n_fresh = self._slots.limits.n_fresh
+        hit = self._snapshots.match(sequence, n_fresh)
+        file = self.disk.match(sequence, n_fresh)
         if file.n_tokens >= max(hit.n_tokens, n_live) + self.disk.min_gain:
             return file, self.disk
         return hit, self._snapshots

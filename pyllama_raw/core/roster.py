@@ -139,11 +139,15 @@ class Roster:
     def _vacate(self, sequence: Sequence) -> None:
         # What a running step still changes is not kept.
         keep = self.keeps and not (self.in_flight or sequence.is_shifted)
+        n_kept = self.slots.limits.n_kept(sequence)
         slot = self.slots.depart(sequence, keep=keep)
         sequence.leader = None
         sequence.points.clear()
         if not keep:
             self.operations.append(Release(slot.index))
+        elif n_kept < slot.n_left:
+            self.slots.trim(slot, n_kept)
+            self.operations.append(Trim(slot.index, n_kept))
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""

@@ -39,6 +39,27 @@ class ContextLimits:
         """Whether a slot can forget its last tokens only."""
         return self.kind is not SnapshotKind.EXACT
 
+    @property
+    def n_fresh(self) -> int:
+        """
+        Tokens of a prompt that are always computed; at least one has to be sampled from.
+
+        Two where outputs must not depend on what ran before: libllama computes a single
+        token by another kernel than several, which gives it other last digits.
+        """
+        return 1 if self.mixes or not self.can_cut else 2
+
+    def n_kept(self, sequence: Sequence) -> int:
+        """
+        Tokens of *sequence* that others may take over.
+
+        Where outputs must not depend on what ran before, only those of the prompt: the
+        output was computed token by token.
+        """
+        if self.mixes or not self.can_cut:
+            return len(sequence.tokens)
+        return sequence.request.n_prompt
+
 
 @dataclass(eq=False, slots=True)
 class Slot:

@@ -59,9 +59,9 @@ class Snapshots:
         self._captures: dict[int, Reservation] = {}
         self._restores: dict[int, Hit] = {}  # by slot
 
-    def match(self, sequence: Sequence) -> Hit:
-        """What can be restored of *sequence*; its last token has to be computed."""
-        limit = len(sequence.tokens) - 1
+    def match(self, sequence: Sequence, n_fresh: int = 1) -> Hit:
+        """What can be restored of *sequence*; its last *n_fresh* tokens are computed."""
+        limit = max(len(sequence.tokens) - n_fresh, 0)
         return self.cache.match(sequence.request.namespace, sequence.tokens, limit)
 
     def restore(self, slot: int, hit: Hit) -> Operation:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pyllama_raw.core.radix_tree import n_common
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import Slot, Slots
+from pyllama_raw.core.slots import ContextLimits, Slot, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Source:
 
 def find_source(slots: Slots, sequence: Sequence) -> Source | None:
     """The slot that will have most of *sequence*; of equals the one that has it now."""
-    key = sequence.tokens[:-1].tobytes()
+    key = sequence.tokens[: -slots.limits.n_fresh].tobytes()
     best: Source | None = None
     for slot in slots.all:
-        found = _shared(slot, sequence, key, can_cut=slots.limits.can_cut)
+        found = _shared(slot, sequence, key, slots.limits)
         if found is not None and (
             best is None or (found.n_later, found.n_now) > (best.n_later, best.n_now)
         ):
@@ -36,7 +36,7 @@ def find_source(slots: Slots, sequence: Sequence) -> Source | None:
 
 
 def _shared(
-    slot: Slot, sequence: Sequence, key: bytes, *, can_cut: bool
+    slot: Slot, sequence: Sequence, key: bytes, limits: ContextLimits
 ) -> Source | None:
     other = slot.sequence
     if other is sequence:
@@ -45,12 +45,12 @@ def _shared(
         namespace, tokens, n_held = slot.namespace, slot.left, slot.n_left
     else:
         namespace, tokens = other.request.namespace, other.tokens.tobytes()
-        n_held = other.n_computed
+        n_held = min(other.n_computed, limits.n_kept(other))
     if namespace != sequence.request.namespace or (other and other.is_shifted):
         return None
     n_same = n_common(tokens, key)
     n_now = min(n_same, n_held)
-    if not can_cut and n_now < n_held:
+    if not limits.can_cut and n_now < n_held:
         n_now = 0  # such memory is of use as a whole only
     computing = other is not None and other.n_behind > 1 and n_same > n_held
     if computing and _waits_for(other, sequence):

@@ -4,6 +4,7 @@ from array import array
 
 import pytest
 
+from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits, Slots
@@ -21,6 +22,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.errors import DecodeFailed
 from tests.core.reuse_support import ANSWER, A, B, Engine
+from tests.core.support import finished, make_scheduler, run_until_idle
 
 KINDS = pytest.mark.parametrize("kind", SnapshotKind)
 CUTTABLE = pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.STATE])
@@ -334,3 +336,26 @@ def test_cached_tokens_are_those_not_computed():
     n_output = sum(end.n_output for end in ends)
     assert n_cached > 0
     assert engine.n_computed == n_prompt - n_cached + n_output - len(prompts)
+
+
+def test_where_batches_do_not_mix_only_prompts_are_kept():
+    """
+    Then an output does not depend on what ran before: the answer of the last turn is
+    computed again, and two tokens at least.
+    """
+    scheduler = make_scheduler(
+        n_slots=1,
+        unified=False,
+        mixes=False,
+        kind=SnapshotKind.STATE,
+        cache=PrefixCache(SnapshotKind.STATE, max_bytes=0, max_entries=0),
+    )
+    prompt = array("i", range(100, 110))
+    scheduler.add(Request(0, prompt, 4), 0.0)
+    run_until_idle(scheduler)
+
+    scheduler.add(Request(1, prompt + array("i", [97] * 5), 1), 0.0)
+    scheduler.add(Request(2, prompt, 1), 0.0)
+    _, events = run_until_idle(scheduler)
+
+    assert [end.n_cached for end in finished(events).values()] == [10, 8]

