@@ -112,7 +112,7 @@ class SchedulerConfig(Frozen):
 
     n_slots: Annotated[int, Field(ge=1, le=256)] = 8
     token_budget: Count | None = None  # tokens a step; None: chosen from target_step_s
-    target_step_s: Annotated[Finite, Field(gt=0)] = 0.25  # with streams running
+    target_step_s: Annotated[Finite, Field(gt=0)] = 0.3  # with streams running
     prefill_quantum: Count = 256  # tokens of one prompt before the next one's turn
     max_waiting: Annotated[int, Field(ge=0)] = 1024  # requests
     max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20  # prompt tokens

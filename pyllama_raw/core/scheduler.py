@@ -49,7 +49,7 @@ class Scheduler:
         pieces: Mapping[int, bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.25,
+        target_step_s: float = 0.3,
         prefill_quantum: int = 256,
         max_waiting: int = 1024,
         max_waiting_tokens: int = 2**20,

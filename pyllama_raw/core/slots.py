@@ -29,7 +29,7 @@ class ContextLimits:
     n_cells: int  # cells of all slots together
     n_parked: int = 0  # slots beyond n_slots, for what idle ones hold
     unified: bool = True
-    mixes: bool = True  # False: libllama would cut a mixed batch, a row off a prompt
+    mixes: bool = True  # False: in split KV libllama cuts a row off a mixed prompt
     can_shift: bool = True
     kind: SnapshotKind = SnapshotKind.RANGE
     n_outputs: int | None = None  # output rows of one step; None: one a slot

@@ -208,7 +208,7 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
         n_cells=context.n_ctx,
         n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
-        mixes=context.kv_unified,
+        mixes=not config.deterministic,
         can_shift=context.can_shift and layout.kind is not SnapshotKind.EXACT,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
