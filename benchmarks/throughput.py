@@ -25,6 +25,7 @@ from peers.batched_bench import batched_bench
 from pyllama_raw import AsyncEngine
 
 N_PROMPT, N_OUTPUT, N_SLOTS, N_CTX = 128, 64, 8, 4096
+N_BATCH = 2048
 
 
 Work = Callable[[AsyncEngine, list[list[int]]], Awaitable[None]]
@@ -52,7 +53,9 @@ async def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds: list, streams, C++."""
     speeds: dict[str, list[Speed]] = {"list": [], "streams": []}
     ceiling: list[float] = []
-    async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX) as engine:
+    # As large steps as the C++ loop has: no stream waits here for a bounded one.
+    steps = {"token_budget": N_BATCH, "prefill_quantum": N_BATCH}
+    async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX, **steps) as engine:
         await as_list(engine, _prompts(options, -1)[:N_SLOTS])
         for index in range(options.rounds):
             say(f"round {index + 1} of {options.rounds}")
