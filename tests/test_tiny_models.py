@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.library import lib
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from scripts.make_tiny_models import make
 from scripts.tiny_models import vocab

@@ -16,7 +16,7 @@ from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_o
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.models import resolve_model
-from pyllama_raw.native import library
+from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
@@ -66,11 +66,11 @@ def _facts(name: str | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
         "library",
         {
             "pyllama_raw": _version(),
-            "llama_cpp": library.llama_version(),
-            "system": library.system_info(),
+            "llama_cpp": libllama.llama_version(),
+            "system": libllama.system_info(),
         },
     )
-    yield "devices", {device.name: asdict(device) for device in library.devices()}
+    yield "devices", {device.name: asdict(device) for device in libllama.devices()}
     path = resolve_model(name)
     with Model.load(path, **config.model.model_dump()) as model:
         yield "model", {"path": str(path), **_model(model)}

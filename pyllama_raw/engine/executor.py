@@ -30,7 +30,7 @@ from pyllama_raw.errors import InvalidBatch, PyllamaError, SamplingFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
-from pyllama_raw.native.library import last_error
+from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
 from pyllama_raw.sampling.params import SamplingParams
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pyllama_raw.engine.state_file import MAGIC
-from pyllama_raw.native.library import llama_version
+from pyllama_raw.native.libllama import llama_version
 
 HEAD_BYTES = 2**20  # of the model file; all metadata of most models
 WITHOUT_EFFECT = {"n_threads", "n_threads_batch", "n_batch", "n_ubatch"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, lib
+from pyllama_raw.native.libllama import ffi, lib
 
 
 class AbortFlag(Handle):

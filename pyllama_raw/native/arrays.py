@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_raw.native.library import ffi
+from pyllama_raw.native.libllama import ffi
 
 INT32 = np.dtype(np.int32)
 UINT8 = np.dtype(np.uint8)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama_raw.errors import InvalidBatch
-from pyllama_raw.native.library import ffi, lib
+from pyllama_raw.native.libllama import ffi, lib
 
 Tokens: TypeAlias = "array[int] | Sequence[int] | NDArray[np.int32]"
 

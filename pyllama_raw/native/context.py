@@ -14,7 +14,7 @@ from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.demand import check_memory
-from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowScores, check_top
 from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model

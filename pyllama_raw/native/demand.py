@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.errors import ContextFailed
-from pyllama_raw.native.library import devices, lib, text
+from pyllama_raw.native.libllama import devices, lib, text
 from pyllama_raw.native.model import Model
 
 _CELL_BYTES = 48  # position, shift, window data and sequence bits of a KV cell

@@ -8,7 +8,7 @@ from typing import Any, Self
 from pyllama_raw.errors import BadGrammar, InvalidRequest, NativeError
 from pyllama_raw.native import log
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.stages import c_text
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
 

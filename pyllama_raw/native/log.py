@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from pyllama_raw.native.library import ffi, lib
+from pyllama_raw.native.libllama import ffi, lib
 
 DEBUG, INFO, WARN, ERROR = 1, 2, 3, 4  # ggml.h: enum ggml_log_level
 

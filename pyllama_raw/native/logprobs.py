@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
-from pyllama_raw.native.library import ffi
+from pyllama_raw.native.libllama import ffi
 
 MAX_TOP = 1024  # insertion into a sorted list: not for more
 

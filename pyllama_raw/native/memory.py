@@ -16,7 +16,7 @@ from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
 from pyllama_raw.native import log
 from pyllama_raw.native.arrays import UINT8, pointer
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 
 PARTIAL_ONLY = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 

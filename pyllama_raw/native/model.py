@@ -12,7 +12,7 @@ from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.gguf_header import check_gguf
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, last_error, lib, text
+from pyllama_raw.native.libllama import ffi, last_error, lib, text
 from pyllama_raw.native.params import model_params
 from pyllama_raw.native.vocab import Vocab
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.native.library import device_pointers, ffi, lib
+from pyllama_raw.native.libllama import device_pointers, ffi, lib
 
 INT32_MAX = 2**31 - 1
 

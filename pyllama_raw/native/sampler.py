@@ -17,7 +17,7 @@ from pyllama_raw.errors import InvalidRequest, NativeError, SamplingFailed
 from pyllama_raw.native.arrays import FLOAT32, INT32, UINT32, pointer
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.stages import Stage
 from pyllama_raw.native.vocab import INT32_MAX, Vocab

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 
 if TYPE_CHECKING:
     from pyllama_raw.native.model import Model

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw.native import log
-from pyllama_raw.native.library import ffi, lib
+from pyllama_raw.native.libllama import ffi, lib
 from scripts.tiny_models import weights
 from scripts.tiny_models.recipe import Recipe
 

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.errors import InvalidBatch
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.library import ffi
+from pyllama_raw.native.libllama import ffi
 
 pytestmark = pytest.mark.native
 

@@ -17,7 +17,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.library import lib
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
 from tests.native.support import (
     EXACT,

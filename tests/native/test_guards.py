@@ -20,7 +20,7 @@ import numpy as np
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.library import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native import library, log
-from pyllama_raw.native.library import lib
+from pyllama_raw.native import libllama, log
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from tests.native.support import make_context, run_python
 
@@ -87,7 +87,7 @@ def test_nothing_is_printed(model_path):
     code = """
 import sys
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.library import lib
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 Context(Model.load(sys.argv[1]), n_seq_max=1, n_ctx=256).close()
 try:
@@ -104,9 +104,9 @@ def test_the_library_describes_itself():
     """
     Version, instruction sets and devices are there; one device is the CPU.
     """
-    kinds = [device.kind for device in library.devices()]
+    kinds = [device.kind for device in libllama.devices()]
 
-    assert library.llama_version()
-    assert "CPU" in library.system_info()
+    assert libllama.llama_version()
+    assert "CPU" in libllama.system_info()
     assert kinds.count("cpu") == 1
-    assert all(d.name and d.memory_total_bytes >= 0 for d in library.devices())
+    assert all(d.name and d.memory_total_bytes >= 0 for d in libllama.devices())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pyllama_raw.native.library import ffi, lib
+from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.native.stages import (
     AdaptiveP,
