@@ -80,7 +80,7 @@ class DiskTier:
         none = PrefixCache(SnapshotKind.STATE, max_bytes=0, max_entries=0)
         return cls(none, lambda _: 0)
 
-    def match(self, sequence: Sequence, n_fresh: int = 1) -> Hit:
+    def match(self, sequence: Sequence, n_fresh: int) -> Hit:
         """What can be read of *sequence*; its last *n_fresh* tokens are computed."""
         limit = max(len(sequence.tokens) - n_fresh, 0)
         return self.cache.match(sequence.request.namespace, sequence.tokens, limit)

@@ -74,7 +74,7 @@ class PrefixReuse:
                 self._operations.append(Trim(slot.index, source.n_now))
             self._slots.place(sequence, slot)
             self._note_cached(sequence, CacheTier.LIVE)
-            self.cache.record(self._snapshots.match(sequence), source.n_now)
+            self.cache.record(self._match(sequence), source.n_now)
             self._snapshots.plan_points(sequence)
             return
         idle = self._slots.idle
@@ -96,7 +96,7 @@ class PrefixReuse:
                 self._fill(sequence)
             elif leader.n_computed >= sequence.fork_at:
                 sequence.leader = None
-                self.cache.record(self._snapshots.match(sequence), sequence.fork_at)
+                self.cache.record(self._match(sequence), sequence.fork_at)
                 self._copy(
                     self._slots.all[leader.slot or 0], sequence, sequence.fork_at
                 )
@@ -150,12 +150,14 @@ class PrefixReuse:
 
     def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
         """The most that is kept of *sequence*; a file only if it has much more."""
-        n_fresh = self._slots.limits.n_fresh
-        hit = self._snapshots.match(sequence, n_fresh)
-        file = self.disk.match(sequence, n_fresh)
+        hit = self._match(sequence)
+        file = self.disk.match(sequence, self._slots.limits.n_fresh)
         if file.n_tokens >= max(hit.n_tokens, n_live) + self.disk.min_gain:
             return file, self.disk
         return hit, self._snapshots
+
+    def _match(self, sequence: Sequence) -> Hit:
+        return self._snapshots.match(sequence, self._slots.limits.n_fresh)
 
     def _restore(self, sequence: Sequence, hit: Hit, tier: Tier) -> None:
         # A piece is restored whole before its unused end is cut off.

@@ -59,7 +59,7 @@ class Snapshots:
         self._captures: dict[int, Reservation] = {}
         self._restores: dict[int, Hit] = {}  # by slot
 
-    def match(self, sequence: Sequence, n_fresh: int = 1) -> Hit:
+    def match(self, sequence: Sequence, n_fresh: int) -> Hit:
         """What can be restored of *sequence*; its last *n_fresh* tokens are computed."""
         limit = max(len(sequence.tokens) - n_fresh, 0)
         return self.cache.match(sequence.request.namespace, sequence.tokens, limit)

@@ -57,9 +57,10 @@ def build(
 
 def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     _check_generates(model)
-    cache, n_slots = config.cache, config.scheduler.n_slots
     layout = layout_of(model, config)
-    fields = context_fields(config.resolved_context, n_slots, model.n_ctx_train)
+    fields = context_fields(
+        config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
+    )
     flag = AbortFlag()
     store = open_store(model, config, fields | {"n_seq_max": layout.n_seq_max})
     files = None if store is None else DiskWriter(store)
@@ -70,20 +71,11 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
         scratch=layout.scratch,
         disk=files,
     )
-    context = executor.context
-    if not context.has_memory:
+    try:
+        scheduler = _make_scheduler(executor.context, config, layout, store)
+    except BaseException:
         executor.shutdown()
-        raise Unsupported("a pure encoder does not generate text")
-    cost = measure(context)
-    scheduler = Scheduler(
-        limits_of(context, config, layout),
-        model.vocab.pieces,
-        cache=make_cache(cache, layout.kind),
-        disk=None if store is None else make_disk_tier(store, layout.kind, cost),
-        snapshot_cost=cost,
-        snapshot_interval_tokens=cache.snapshot_interval_tokens,
-        **config.scheduler.model_dump(exclude={"n_slots"}),
-    )
+        raise
 
     def release() -> None:
         if files is not None:
@@ -98,9 +90,26 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
         model.vocab,
         model.chat_template(),
         release,
-        cache.scope,
+        config.cache.scope,
         files,
         constrain=Constraints(model.vocab).make,
+    )
+
+
+def _make_scheduler(
+    context: Context, config: EngineConfig, layout: Layout, store: DiskStore | None
+) -> Scheduler:
+    if not context.has_memory:
+        raise Unsupported("a pure encoder does not generate text")
+    cost = measure(context)
+    return Scheduler(
+        limits_of(context, config, layout),
+        context.model.vocab.pieces,
+        cache=make_cache(config.cache, layout.kind),
+        disk=None if store is None else make_disk_tier(store, layout.kind, cost),
+        snapshot_cost=cost,
+        snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
+        **config.scheduler.model_dump(exclude={"n_slots"}),
     )
 
 
@@ -145,10 +154,10 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
     per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1, SnapshotKind.STATE: 0}
-    n_parked = per_slot[kind] * n_slots
-    if cache.parked_slots is not None and kind is not SnapshotKind.STATE:
+    n_parked = per_slot[kind] * n_slots if cache.mode == "live" else 0
+    if cache.parked_slots is not None:
         n_parked = cache.parked_slots
-    elif cache.mode != "live":
+    if cache.mode == "off" or kind is SnapshotKind.STATE:
         n_parked = 0
     n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
     return Layout(kind, n_slots, min(n_parked, MAX_SEQS - n_slots - 1), n_scratch)

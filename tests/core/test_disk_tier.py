@@ -48,11 +48,11 @@ def test_a_file_is_found_when_it_is_complete():
     sequence = sequence_of(range(N + 5))
 
     (write,) = tier.save(slot_with(range(N)))
-    before = tier.match(sequence).n_tokens
+    before = tier.match(sequence, 1).n_tokens
     tier.end_write(write.write_id, Captured("file", 10 * N))
 
     assert write == Write(1, 0, None, array("i", range(N)).tobytes(), 10 * N)
-    assert (before, tier.match(sequence).n_tokens) == (0, N)
+    assert (before, tier.match(sequence, 1).n_tokens) == (0, N)
 
 
 def test_a_write_that_fails_leaves_nothing():
@@ -99,7 +99,7 @@ def test_a_tier_that_is_off_does_nothing():
     tier = DiskTier.off()
 
     assert tier.save(slot_with(range(N))) == []
-    assert tier.match(sequence_of(range(N))).n_tokens == 0
+    assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
     assert tier.deletions() == []
 
 
@@ -137,13 +137,13 @@ def test_a_read_that_fails_drops_the_file():
     written(tier, range(N))
     sequence = sequence_of(range(N))
     for lost in (frozenset(), frozenset({3})):
-        hit = tier.match(sequence)
+        hit = tier.match(sequence, 1)
         tier.cache.pin(hit)
         read = tier.restore(3, hit)
         tier.settle(StepResult(not_restored=lost))
 
     assert read == Read(3, "file", N - 1)
-    assert tier.match(sequence).n_tokens == 0
+    assert tier.match(sequence, 1).n_tokens == 0
     assert tier.deletions() == [Delete(("file",))]
     tier.cache.check_integrity()
 
@@ -160,7 +160,7 @@ def test_known_files_are_taken_over():
     ]
     tier = make_tier(known=known, max_bytes=28 * N)
 
-    assert tier.match(sequence_of(range(500, 600))).n_tokens == 99
+    assert tier.match(sequence_of(range(500, 600)), 1).n_tokens == 99
     assert tier.deletions() == [Delete(("covered", "oldest"))]
 
 
@@ -171,8 +171,8 @@ def test_exact_states_are_of_use_at_their_end_only():
     tier = make_tier(SnapshotKind.EXACT)
     written(tier, range(N))
 
-    assert tier.match(sequence_of(range(N))).n_tokens == 0
-    assert tier.match(sequence_of(range(N + 1))).n_tokens == N
+    assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
+    assert tier.match(sequence_of(range(N + 1)), 1).n_tokens == N
 
 
 def test_snapshots_on_the_path_of_exact_memory_are_written_too():
@@ -193,7 +193,7 @@ def test_snapshots_on_the_path_of_exact_memory_are_written_too():
         (70, "state of 70"),
     ]
     assert tier.export(slot_with(range(N)), host) == []
-    assert tier.match(sequence_of([*range(80), 7, 7])).n_tokens == 70
+    assert tier.match(sequence_of([*range(80), 7, 7]), 1).n_tokens == 70
     assert make_tier().export(slot_with(range(N)), host) == []
 
 
