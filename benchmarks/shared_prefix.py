@@ -17,7 +17,6 @@ from statistics import median
 from time import perf_counter
 
 import anyio
-import numpy as np
 from load.client import (
     Call,
     EngineTarget,
@@ -68,27 +67,25 @@ class Forking:
     def _generate(self, n_prefix: int, ends: list[str]) -> None:
         batch, slots = self._batch, list(range(len(ends)))
         batch.clear()
-        pos, rows = [], []
+        pos = []
         for slot, end in enumerate(ends):
             self.context.seq_rm(slot)
             self.context.seq_cp(N_SLOTS, slot)
             own = self._tokenize(end, first=False)
             batch.add(own, n_prefix, slot, output=True)
             pos.append(n_prefix + len(own))
-            rows.append(batch.n_tokens - 1)
-        sampled = self._step(rows)
+        sampled = self._step()
         for _ in range(N_OUTPUT - 1):
             batch.clear()
             batch.add_rows(sampled, pos, slots)
-            sampled = self._step(slots)
+            sampled = self._step()
             pos = [p + 1 for p in pos]
 
-    def _step(self, rows: list[int]) -> list[int]:
-        places = np.array(rows, np.int32)
-        outcome = self.context.step(self._batch, places, self._samplers)
+    def _step(self) -> list[int]:
+        outcome = self.context.step(self._batch, self._samplers)
         if outcome.code != 0:
             raise RuntimeError(f"llama_decode returned {outcome.code}")
-        return list(outcome.tokens.tolist())
+        return outcome.tokens
 
     def _tokenize(self, text: str, *, first: bool) -> list[int]:
         vocab = self.model.vocab

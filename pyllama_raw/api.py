@@ -179,7 +179,7 @@ class AsyncEngine:
         """
         params = params or SamplingParams()
         prepare = partial(self._prepare, prompt, params, options)
-        return Generation(self._thread, prepare)
+        return Generation(self._thread, self._parts.vocab.pieces, prepare)
 
     async def complete(
         self,

@@ -1,8 +1,15 @@
-"""One output of a generation, put together from its events."""
+"""
+One output of a generation, put together from its events.
+
+Tokens become text here, in the reader's thread, while the engine computes the next ones.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyllama_raw.core import request as core
+from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import Finished, FinishReason, Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.results import Delta, Result, Timings, Usage, timings_of
@@ -11,12 +18,16 @@ from pyllama_raw.results import Delta, Result, Timings, Usage, timings_of
 class Choice:
     """What has been read of one request."""
 
-    def __init__(self, index: int, request: Request, seed: int) -> None:
+    def __init__(
+        self, index: int, request: Request, seed: int, pieces: Sequence[bytes]
+    ) -> None:
         self.index = index
         self.request = request
         self.finished: Finished | None = None
         self.error: PyllamaError | None = None
         self._seed = seed
+        self._pieces = pieces
+        self._detokenizer = Detokenizer(request.stop)
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # one a token, or none at all
@@ -29,17 +40,22 @@ class Choice:
 
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
-        if event.text:
-            self._texts.append(event.text)
+        text = ""
         if type(event) is core.Delta:
-            self._tokens.append(event.token)
+            token = event.token
+            self._tokens.append(token)
+            if token not in self.request.stop_token_ids:
+                text = self._detokenizer.push(self._pieces[token])
             if event.logprobs is not None:
                 self._logprobs.append(event.logprobs)
         else:
             assert isinstance(event, Finished)
             self.finished, self.error = event, event.error
-            if not event.text:
+            text = self._detokenizer.flush()
+            if not text:
                 return False
+        if text:
+            self._texts.append(text)
         was_fresh, self._is_fresh = self._is_fresh, True
         return not was_fresh
 

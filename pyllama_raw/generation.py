@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -41,9 +41,17 @@ class Generation:
     """What `AsyncEngine.generate` returns; it starts when entered or first read."""
 
     def __init__(
-        self, thread: EngineThread, prepare: Callable[[], Awaitable[Prepared]]
+        self,
+        thread: EngineThread,
+        pieces: Sequence[bytes],
+        prepare: Callable[[], Awaitable[Prepared]],
     ) -> None:
+        """
+        Args:
+            pieces: bytes of each token.
+        """
         self._thread = thread
+        self._pieces = pieces
         self._prepare = prepare
         self._stream: Stream | None = None
         self._started = thread.clock()
@@ -177,7 +185,10 @@ class Generation:
         stream = Stream()
         self._thread.submit_all(prepared.requests, stream)
         pairs = zip(prepared.requests, prepared.seeds, strict=True)
-        self._choices = tuple(Choice(i, *pair) for i, pair in enumerate(pairs))
+        self._choices = tuple(
+            Choice(i, request, seed, self._pieces)
+            for i, (request, seed) in enumerate(pairs)
+        )
         self._by_id = {c.request.request_id: c for c in self._choices}
         self._stream = stream
 

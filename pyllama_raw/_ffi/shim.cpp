@@ -361,7 +361,7 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
     });
 }
 
-extern "C" int plr_step(llama_context * ctx, const llama_batch * batch, int32_t n_rows,
+extern "C" int plr_step(llama_context * ctx, llama_batch * batch, int32_t n_rows,
                         const int32_t * rows, plr_sampler * const * samplers,
                         llama_token * tokens, int32_t * codes, plr_times * times) {
     const int64_t start_ns = now_ns();
@@ -369,6 +369,7 @@ extern "C" int plr_step(llama_context * ctx, const llama_batch * batch, int32_t 
     const int64_t decoded_ns = now_ns();
     times->decode_ns = decoded_ns - start_ns;
     times->sample_ns = 0;
+    times->n_failed = 0;
     if (code != 0) {
         return code;
     }
@@ -378,6 +379,11 @@ extern "C" int plr_step(llama_context * ctx, const llama_batch * batch, int32_t 
             return sample_row(ctx, batch, rows[i], samplers[i], n_vocab);
         });
         codes[i] = tokens[i] == LLAMA_TOKEN_NULL ? PLR_EXCEPTION : 0;
+        times->n_failed += codes[i] != 0;
+    }
+    for (int32_t i = 0; n_rows == batch->n_tokens && i < n_rows; ++i) {
+        batch->token[i] = tokens[i];
+        batch->pos[i] += 1;
     }
     times->sample_ns = now_ns() - decoded_ns;
     return 0;
@@ -441,6 +447,22 @@ extern "C" int plr_tokenize(const llama_vocab * vocab, const char * text, int32_
         *n_tokens = llama_tokenize(vocab, text, text_len, tokens, n_tokens_max, add_special,
                                    parse_special);
         return 0;
+    });
+}
+
+extern "C" int64_t plr_vocab_pieces(const llama_vocab * vocab, char * pieces, int64_t size,
+                                    int64_t * ends) {
+    return guarded<int64_t>(PLR_EXCEPTION, [&] {
+        const int32_t n_tokens = llama_vocab_n_tokens(vocab);
+        int64_t end = 0;
+        for (int32_t token = 0; token < n_tokens; ++token) {
+            const int64_t room = std::clamp<int64_t>(size - end, 0, INT32_MAX);
+            const int32_t n = llama_token_to_piece(vocab, token, pieces + std::min(end, size),
+                                                   static_cast<int32_t>(room), 0, false);
+            end += std::abs(n);  // negative: it did not fit
+            ends[token] = end;
+        }
+        return end;
     });
 }
 

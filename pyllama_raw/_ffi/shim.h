@@ -76,18 +76,21 @@ typedef struct plr_sampler {
 typedef struct plr_times {
     int64_t decode_ns;   /* llama_decode and llama_synchronize */
     int64_t sample_ns;   /* all rows */
+    int64_t n_failed;    /* rows without a token */
 } plr_times;
 
 /*
  * Decode *batch* and sample n_rows of its output rows.
- *   rows[i]     index of the output row in the batch
+ *   rows[i]     index of the output row in the batch, rising
  *   samplers[i] how to sample it
  *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
  *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
+ * A batch of nothing but sampled rows is advanced: it holds the sampled tokens at the next
+ * positions, ready for the next step.
  * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
  * Nothing is sampled unless llama_decode returned 0.
  */
-int plr_step(struct llama_context * ctx, const struct llama_batch * batch, int32_t n_rows,
+int plr_step(struct llama_context * ctx, struct llama_batch * batch, int32_t n_rows,
              const int32_t * rows, plr_sampler * const * samplers,
              llama_token * tokens, int32_t * codes, plr_times * times);
 
@@ -120,6 +123,12 @@ int plr_sampler_accept_many(struct llama_sampler * sampler, const llama_token * 
 int plr_tokenize(const struct llama_vocab * vocab, const char * text, int32_t text_len,
                  llama_token * tokens, int32_t n_tokens_max, bool add_special,
                  bool parse_special, int32_t * n_tokens);
+/*
+ * The pieces of all tokens one after the other, control tokens empty; ends[i] out: where that
+ * of token i ends. Returns the bytes needed; *pieces* is complete if that is at most size.
+ */
+int64_t plr_vocab_pieces(const struct llama_vocab * vocab, char * pieces, int64_t size,
+                         int64_t * ends);
 
 /* State of one sequence; *n_bytes out: bytes needed, written or read, 0 on failure. */
 int plr_state_seq_size(struct llama_context * ctx, llama_seq_id seq_id,

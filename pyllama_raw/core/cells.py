@@ -1,14 +1,14 @@
 """
 KV cells of unified memory, counted once however many slots share them.
 
-A slot's cells are a path of segments. A copy shares the segments of its source; whoever
-grows beyond a shared segment gets one of its own. A segment has as many cells as the
-holder that uses most of it.
+A slot's cells are a path of segments, then a tail that only it uses: growing is counting.
+A copy makes the tail of its source a segment and shares the path. A segment has as many
+cells as the holder that uses most of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 
 
 class Segment:
@@ -16,9 +16,9 @@ class Segment:
 
     __slots__ = ("holds", "n_cells")
 
-    def __init__(self) -> None:
-        self.holds: dict[int, int] = {}  # cells from the start of the segment, by slot
-        self.n_cells = 0  # of the holder with most
+    def __init__(self, slot: int, n_cells: int) -> None:
+        self.holds = {slot: n_cells}  # cells from the start of the segment, by slot
+        self.n_cells = n_cells  # of the holder with most
 
 
 class CellPool:
@@ -27,22 +27,22 @@ class CellPool:
     def __init__(self, n_slots: int) -> None:
         self.n_used = 0
         self._paths: list[list[Segment]] = [[] for _ in range(n_slots)]
+        self._tails = [0] * n_slots  # cells after the path
 
     def grow(self, slot: int, n_cells: int) -> None:
         """*slot* fills *n_cells* new cells."""
-        path = self._paths[slot]
-        if not path or path[-1].holds[slot] < path[-1].n_cells:
-            path.append(Segment())
-        last = path[-1]
-        last.n_cells += n_cells
-        last.holds[slot] = last.n_cells
+        self._tails[slot] += n_cells
         self.n_used += n_cells
 
     def cut(self, slot: int, n_kept: int) -> None:
         """*slot* keeps its first *n_kept* cells; others keep what they share."""
         path = self._paths[slot]
-        excess = self.length(slot) - n_kept
-        while excess > 0:
+        excess = max(self.length(slot) - n_kept, 0)
+        n_cut = min(excess, self._tails[slot])
+        self._tails[slot] -= n_cut
+        self.n_used -= n_cut
+        excess -= n_cut
+        while excess:
             segment = path[-1]
             before = segment.n_cells
             n_cut = min(excess, segment.holds[slot])
@@ -56,7 +56,10 @@ class CellPool:
 
     def share(self, src: int, dst: int, n_cells: int) -> None:
         """*dst*, which is empty, gets the first *n_cells* of *src* too."""
-        assert not self._paths[dst]
+        assert self.length(dst) == 0
+        if self._tails[src]:
+            self._paths[src].append(Segment(src, self._tails[src]))
+            self._tails[src] = 0
         for segment in self._paths[src]:
             if n_cells <= 0:
                 return
@@ -66,14 +69,14 @@ class CellPool:
 
     def length(self, slot: int) -> int:
         """Cells *slot* uses, shared or not."""
-        return sum(segment.holds[slot] for segment in self._paths[slot])
+        return self._tails[slot] + sum(s.holds[slot] for s in self._paths[slot])
 
     def is_shared(self, slot: int) -> bool:
         return any(len(segment.holds) > 1 for segment in self._paths[slot])
 
-    def n_used_by(self, slots: Container[int]) -> int:
+    def n_used_by(self, slots: Collection[int]) -> int:
         """Distinct cells that at least one of *slots* uses."""
-        return sum(
+        return sum(self._tails[slot] for slot in slots) + sum(
             max((n for slot, n in segment.holds.items() if slot in slots), default=0)
             for segment in self._segments()
         )
@@ -81,7 +84,9 @@ class CellPool:
     def check_integrity(self) -> None:
         """The sum of the segments is the number of used cells."""
         segments = self._segments()
-        assert self.n_used == sum(segment.n_cells for segment in segments)
+        n_in_segments = sum(segment.n_cells for segment in segments)
+        assert self.n_used == n_in_segments + sum(self._tails)
+        assert min(self._tails) >= 0
         for segment in segments:
             assert segment.n_cells == max(segment.holds.values())
             assert all(n > 0 for n in segment.holds.values())

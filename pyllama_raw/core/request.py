@@ -70,11 +70,10 @@ class TokenLogprobs(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """One output token; text may be empty while a character or stop string is open."""
+    """One output token. Whoever reads it makes it text: the engine has no time to."""
 
     request_id: int
     token: int
-    text: str
     logprobs: TokenLogprobs | None = None
 
 
@@ -85,7 +84,6 @@ class Finished:
     request_id: int
     reason: FinishReason | None
     error: PyllamaError | None
-    text: str  # held back until now
     n_prompt: int
     n_output: int
     n_cached: int  # prompt tokens that were not computed

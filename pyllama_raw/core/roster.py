@@ -115,16 +115,10 @@ class Roster:
         self.slots.shift(sequence, n_keep, n_discard)
         self.operations.append(Shift(sequence.slot, n_keep, n_discard))
 
-    def tell(
-        self,
-        sequence: Sequence,
-        token: int,
-        text: str,
-        logprobs: TokenLogprobs | None,
-    ) -> None:
+    def tell(self, request_id: int, token: int, logprobs: TokenLogprobs | None) -> None:
         """Note the event of one output token."""
         self.counters.output_tokens += 1
-        self._events.append(Delta(sequence.request.request_id, token, text, logprobs))
+        self._events.append(Delta(request_id, token, logprobs))
 
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []

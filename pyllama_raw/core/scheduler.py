@@ -46,7 +46,7 @@ class Scheduler:
     def __init__(
         self,
         limits: ContextLimits,
-        pieces: Mapping[int, bytes],
+        pieces: Items[bytes],
         *,
         token_budget: int | None = None,
         target_step_s: float = 0.3,
@@ -63,6 +63,7 @@ class Scheduler:
     ) -> None:
         """
         Args:
+            pieces: bytes of each token, read for stop strings.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
         """
@@ -236,7 +237,8 @@ class Scheduler:
             prompts: list[Sequence] = []
             for sequence in self._slots.running:
                 if sequence.leader is None:
-                    self._reuse.reach(sequence)
+                    if sequence.points:
+                        self._reuse.reach(sequence)
                     (decodes if sequence.n_behind == 1 else prompts).append(sequence)
             self._reuse.reclaim(len(decodes))
             if len(decodes) <= self._slots.n_free_cells:
@@ -268,7 +270,6 @@ class Scheduler:
             case DecodeStatus.OK:
                 self._prefill_cap = None
                 self._take_tokens(plan, result, now)
-                self._budget.observe(plan.n_tokens, now - self._started)
             case DecodeStatus.ABORTED:
                 self._roster.counters.aborted_steps += 1
                 self._rewind(plan, result.n_computed)
@@ -280,21 +281,27 @@ class Scheduler:
         return self.take_events()
 
     def _take_tokens(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        tokens = iter(result.tokens)
-        for chunk in plan.chunks:
-            token = next(tokens) if chunk.wants_output else None
-            sequence = self._roster.alive.get(chunk.request_id)
-            if sequence is None or chunk.slot in result.not_restored:
-                continue  # ended while the step ran, or was not computed
-            self._slots.compute(sequence, len(chunk.tokens))
-            self._roster.counters.computed_tokens += len(chunk.tokens)
-            if chunk.targets is not None:
-                sequence.prompt_logprobs += result.scores[chunk.request_id]
+        n_tokens = 0
+        sampled = iter(result.tokens)
+        alive = self._roster.alive
+        for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
+            token = next(sampled) if wants_output else None
+            sequence = alive.get(request_id)
+            if slot in result.not_restored:
+                continue
+            n_tokens += len(tokens)
+            if sequence is None:
+                continue  # ended while the step ran
+            self._slots.compute(sequence, len(tokens))
+            if targets is not None:
+                sequence.prompt_logprobs += result.scores[request_id]
             if token is not None:
-                logprobs = result.logprobs.get(chunk.request_id)
+                logprobs = result.logprobs.get(request_id)
                 self._take_token(sequence, token, logprobs, now)
-            elif chunk.wants_output:
-                self._roster.finish(sequence, result.row_errors[chunk.request_id], now)
+            elif wants_output:
+                self._roster.finish(sequence, result.row_errors[request_id], now)
+        self._roster.counters.computed_tokens += n_tokens
+        self._budget.observe(n_tokens, now - self._started)
 
     def _take_token(
         self,
@@ -305,19 +312,22 @@ class Scheduler:
     ) -> None:
         request = sequence.request
         sequence.append(token, now)
-        detokenizer = sequence.detokenizer
-        if token in request.stop_token_ids:
-            self._roster.tell(sequence, token, "", logprobs)
-            self._roster.finish(sequence, FinishReason.STOP, now)
-            return
-        text = detokenizer.push(self._pieces[token])
-        self._roster.tell(sequence, token, text, logprobs)
-        if detokenizer.stopped:
+        self._roster.tell(request.request_id, token, logprobs)
+        if token in request.stop_token_ids or (
+            sequence.stop_finder is not None and self._is_stop_string(sequence, token)
+        ):
             self._roster.finish(sequence, FinishReason.STOP, now)
         elif sequence.n_output >= request.max_tokens:
             self._roster.finish(sequence, FinishReason.LENGTH, now)
         elif len(sequence.tokens) >= self.limits.n_ctx_slot:
             self._on_full(sequence, now)
+
+    def _is_stop_string(self, sequence: Sequence, token: int) -> bool:
+        """Whether *token* completes one."""
+        finder = sequence.stop_finder
+        assert finder is not None
+        finder.push(self._pieces[token])
+        return finder.stopped
 
     def _on_full(self, sequence: Sequence, now: float) -> None:
         """The slot has no position for another token: drop the older half, or end."""

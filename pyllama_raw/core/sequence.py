@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import (
@@ -28,12 +29,8 @@ class Sequence:
         "admitted",
         "cache_tier",
         "deficit",
-        "detokenizer",
-        "first_token",
         "fork_at",
         "is_shifted",
-        "itl",
-        "last_token",
         "leader",
         "max_rows",
         "n_cached",
@@ -46,7 +43,9 @@ class Sequence:
         "prompt_logprobs",
         "request",
         "slot",
+        "stop_finder",
         "submitted",
+        "token_times",
         "tokens",
     )
 
@@ -68,12 +67,10 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
         self.max_rows = 1  # of the next step, while prompt_logprobs is incomplete
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
-        self.detokenizer = Detokenizer(request.stop)
+        self.stop_finder = Detokenizer(request.stop) if request.stop else None
         self.submitted = now
         self.admitted: float | None = None
-        self.first_token: float | None = None
-        self.last_token = now
-        self.itl: list[float] = []
+        self.token_times: list[float] = []  # of all output
 
     @property
     def n_behind(self) -> int:
@@ -97,11 +94,7 @@ class Sequence:
         """Take the sampled *token*."""
         self.tokens.append(token)
         self.n_output += 1
-        if self.first_token is None:
-            self.first_token = now
-        else:
-            self.itl.append(now - self.last_token)
-        self.last_token = now
+        self.token_times.append(now)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* computed tokens after the first *n_keep*."""
@@ -113,11 +106,11 @@ class Sequence:
         self, reason: FinishReason | None, error: PyllamaError | None, now: float
     ) -> Finished:
         """Make the last event."""
+        times = self.token_times
         return Finished(
             request_id=self.request.request_id,
             reason=reason,
             error=error,
-            text=self.detokenizer.flush(),
             n_prompt=self.request.n_prompt,
             n_output=self.n_output,
             n_cached=self.n_cached,
@@ -126,9 +119,9 @@ class Sequence:
             timings=Timings(
                 submitted=self.submitted,
                 admitted=self.admitted,
-                first_token=self.first_token,
+                first_token=times[0] if times else None,
                 finished=now,
-                itl=tuple(self.itl),
+                itl=tuple(b - a for a, b in pairwise(times)),
             ),
             prompt_logprobs=tuple(self.prompt_logprobs),
         )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from pyllama_raw.core.request import Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
+
+NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 class Release(NamedTuple):
@@ -119,8 +121,7 @@ class Chunk(NamedTuple):
     targets: array[int] | None = None  # what follows each token, to be scored
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """What one step does; at most one chunk a slot, each sampled at most once."""
 
     operations: tuple[Operation, ...] = ()
@@ -151,8 +152,7 @@ class Captured(NamedTuple):
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """
     What came of a plan.
 
@@ -162,19 +162,14 @@ class StepResult:
 
     status: DecodeStatus = DecodeStatus.OK
     tokens: tuple[int | None, ...] = ()
-    row_errors: Mapping[int, PyllamaError] = field(
-        default_factory=dict
-    )  # by request_id
-    n_computed: Mapping[int, int] = field(default_factory=dict)  # by slot, ABORTED
+    row_errors: Mapping[int, PyllamaError] = NONE  # by request_id
+    n_computed: Mapping[int, int] = NONE  # by slot, ABORTED
     error: PyllamaError | None = None  # after INVALID and FAILED
-    captured: Mapping[int, Captured] = field(default_factory=dict)  # by capture_id
+    captured: Mapping[int, Captured] = NONE  # by capture_id
     not_restored: frozenset[int] = frozenset()  # slots left empty, chunks not computed
-    logprobs: Mapping[int, TokenLogprobs] = field(
-        default_factory=dict
-    )  # by request_id, of sampled tokens, where asked for
-    scores: Mapping[int, tuple[TokenLogprobs, ...]] = field(
-        default_factory=dict
-    )  # by request_id, of the chunk's targets
+    # By request_id: of sampled tokens, where asked for; of the chunk's targets.
+    logprobs: Mapping[int, TokenLogprobs] = NONE
+    scores: Mapping[int, tuple[TokenLogprobs, ...]] = NONE
 
 
 class Executor(Protocol):

@@ -8,9 +8,11 @@ while a step is published, and one lock covers both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from threading import Lock
 from typing import Protocol
+
+from pyllama_raw.core.step import Chunk
 
 
 class AbortFlag(Protocol):
@@ -28,30 +30,31 @@ class AbortGate:
 
     def __init__(self, flag: AbortFlag) -> None:
         self._flag = flag
+        self._is_set = False
         self._lock = Lock()
-        self._wanted: set[int] | None = None  # request ids of the running step
+        self._running: Sequence[Chunk] | None = None  # what the running step computes
         self._cancelled: set[int] = set()  # that the scheduler does not know of yet
         self._closing = False
 
-    def enter(self, request_ids: Iterable[int]) -> None:
+    def enter(self, chunks: Sequence[Chunk]) -> None:
         """A step begins. Thread: the engine's."""
         with self._lock:
-            self._wanted = set(request_ids) - self._cancelled
+            self._running = chunks
             self._stop_if_unwanted()
 
     def leave(self) -> None:
         """The step is over. Thread: the engine's."""
         with self._lock:
-            self._wanted = None
+            self._running = None
+        if self._is_set:  # nobody sets it between steps
             self._flag.clear()
+            self._is_set = False
 
     def cancel(self, request_id: int) -> None:
         """Nobody wants *request_id* any more; settle() must follow. Thread: any."""
         with self._lock:
             self._cancelled.add(request_id)
-            if self._wanted is not None:
-                self._wanted.discard(request_id)
-                self._stop_if_unwanted()
+            self._stop_if_unwanted()
 
     def settle(self, request_id: int) -> None:
         """The scheduler knows of the cancellation."""
@@ -62,9 +65,13 @@ class AbortGate:
         """Abort this step and every later one. Thread: any."""
         with self._lock:
             self._closing = True
-            if self._wanted is not None:
-                self._stop_if_unwanted()
+            self._stop_if_unwanted()
 
     def _stop_if_unwanted(self) -> None:
-        if self._closing or not self._wanted:
+        """Costs next to nothing unless somebody has cancelled."""
+        if self._running is None or not (self._closing or self._cancelled):
+            return
+        gone = self._cancelled
+        if self._closing or all(chunk.request_id in gone for chunk in self._running):
             self._flag.set()
+            self._is_set = True

@@ -12,9 +12,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-
-import numpy as np
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.snapshot_kind import SnapshotKind
@@ -64,8 +61,8 @@ class NativeExecutor:
         self._disk = disk
         self._use(make_context())
         self._batch = Batch(self.context.max_tokens)
-        self._rows = np.zeros(self.context.n_seq_max, np.int32)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
+        self._advanced: list[int] = []  # request_ids whose next tokens are in the batch
         self._samplers: dict[int, RowSampler] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
         self._scores = Scores()
@@ -113,13 +110,14 @@ class NativeExecutor:
         """Do the memory operations, decode and sample."""
         if not plan.operations:
             return self._decode(plan.chunks)
+        self._advanced = []
         captured, lost = self._operations.run(plan.operations)
         if not lost:
-            return replace(self._decode(plan.chunks), captured=captured)
+            return self._decode(plan.chunks)._replace(captured=captured)
         chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
         result = self._decode(chunks)
         tokens = _with_gaps(result.tokens, plan.chunks, lost)
-        return replace(result, tokens=tokens, captured=captured, not_restored=lost)
+        return result._replace(tokens=tokens, captured=captured, not_restored=lost)
 
     def _decode(self, chunks: tuple[Chunk, ...]) -> StepResult:
         if not chunks:
@@ -139,6 +137,18 @@ class NativeExecutor:
         return self._failed(chunks, outcome.code)
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> StepOutcome:
+        if self._masks:
+            self._prepare_masks(chunks)
+        request_ids = [chunk.request_id for chunk in chunks]
+        if request_ids != self._advanced:
+            self._fill(chunks)
+        self._advanced = []
+        outcome = self.context.step(self._batch, self._row_samplers)
+        if outcome.code == 0 and self._batch.is_rows_only:
+            self._advanced = request_ids
+        return outcome
+
+    def _fill(self, chunks: tuple[Chunk, ...]) -> None:
         batch = self._batch
         batch.clear()
         n_rows = _count_rows(chunks)
@@ -148,24 +158,13 @@ class NativeExecutor:
             [chunk.pos for chunk in decodes],
             [chunk.slot for chunk in decodes],
         )
-        rows = list(range(n_rows))
         samplers = [self._samplers[chunk.request_id] for chunk in decodes]
         for request_id, slot, pos, tokens, wants_output, targets in chunks[n_rows:]:
-            if targets is None:
-                batch.add(tokens, pos, slot, wants_output)
-            else:
-                batch.add_scored(tokens, pos, slot)
+            add = batch.add if targets is None else batch.add_scored
+            add(tokens, pos, slot, wants_output)
             if wants_output:
-                rows.append(batch.n_tokens - 1)
                 samplers.append(self._samplers[request_id])
-        if self._masks:
-            self._prepare_masks(chunks)
-        if len(rows) > len(self._rows):
-            text = f"{len(rows)} output rows, {len(self._rows)} slots"
-            raise InvalidBatch("llama_decode", None, text)
-        self._rows[: len(rows)] = rows
         self._row_samplers.set_all(samplers)
-        return self.context.step(batch, self._rows[: len(rows)], self._row_samplers)
 
     def _prepare_masks(self, chunks: tuple[Chunk, ...]) -> None:
         for chunk in chunks:
@@ -174,10 +173,10 @@ class NativeExecutor:
                 mask.prepare()
 
     def _sampled(self, chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
-        tokens: list[int | None] = outcome.tokens.tolist()
-        codes: list[int] = outcome.codes.tolist()
-        if not (self._masks or any(codes)):
-            return StepResult(tokens=tuple(tokens))
+        if not (self._masks or outcome.codes):
+            return StepResult(tokens=tuple(outcome.tokens))
+        tokens: list[int | None] = [*outcome.tokens]
+        codes = outcome.codes or [0] * len(tokens)
         errors: dict[int, PyllamaError] = {}
         outputs = [chunk for chunk in chunks if chunk.wants_output]
         for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):

@@ -40,7 +40,7 @@ from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
 T = TypeVar("T")
 
-STATS_S = 0.05  # statistics of running requests are at most this old, and one step
+STATS_S = 0.25  # statistics of running requests are at most this old, and one step
 
 
 class EngineThread:
@@ -227,7 +227,7 @@ class EngineThread:
         return bool(plan or events)
 
     def _execute(self, plan: StepPlan) -> list[Event]:
-        self._gate.enter([chunk.request_id for chunk in plan.chunks])
+        self._gate.enter(plan.chunks)
         try:
             result = self._executor.execute(plan)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ class Close:
 
 Command = Submit | Cancel | Call | Written | Close
 
+LINGER_S = 3e-4  # silence that ends a burst
+BURST_S = 5e-3  # longest wait for its end
+
 
 class Mailbox:
     """
@@ -68,11 +72,19 @@ class Mailbox:
         self._queue.put(command)
 
     def take(self, timeout_s: float | None = 0.0) -> list[Command]:
-        """All commands there are; waits for the first one (None: for ever)."""
+        """
+        All commands there are; waits for the first one (None: for ever).
+
+        One that had to be waited for is often the first of a burst, of which a step
+        that began at once would get one request: so the others are waited for, too.
+        """
         commands: list[Command] = []
         try:
             if timeout_s != 0.0:
                 commands.append(self._queue.get(timeout=timeout_s))
+                end = time.monotonic() + BURST_S
+                while time.monotonic() < end:
+                    commands.append(self._queue.get(timeout=LINGER_S))
             while not self._queue.empty():
                 commands.append(self._queue.get_nowait())
         except Empty:

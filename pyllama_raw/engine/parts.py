@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,6 +57,10 @@ class TextVocab(Protocol):
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:
         """Tokens of *text*; any thread may call."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """Bytes of every token, control tokens have none; good as long as it is held."""
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """Bytes of *token*; control tokens have some only if *special*."""

@@ -7,8 +7,6 @@ from output rows that nothing was sampled from.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from pyllama_raw.core.request import TokenLogprobs
@@ -66,7 +64,7 @@ class Scores:
             if chunk.targets is not None:
                 scores[chunk.request_id] = self._of_targets(chunk, start, context)
             start += len(chunk.tokens)
-        return replace(result, logprobs=logprobs, scores=scores)
+        return result._replace(logprobs=logprobs, scores=scores)
 
     def _of_output(self, request_id: int, token: int) -> TokenLogprobs:
         row = self._outputs[request_id]

@@ -1,6 +1,9 @@
 """
 The one batch of a step: preallocated, filled by slices, never by a loop over tokens.
 
+Its memory is arrays of the standard library: a handful of rows, which is what most steps
+have, costs numpy more time than it takes to write them.
+
 libllama checks token ids, sequences and positions itself and answers -1; only what it
 would abort on, or what numpy would wrap silently, is checked here.
 """
@@ -24,7 +27,9 @@ _INT32_MAX = 2**31 - 1
 
 class Batch:
     """
-    Tokens of many sequences, up to *capacity*, in the memory of numpy arrays.
+    Tokens of many sequences, up to *capacity*.
+
+    rows[i] is the place of the i-th output row that is to be sampled, of n_rows.
 
     Thread:
         The one that runs the step.
@@ -36,26 +41,40 @@ class Batch:
         self.capacity = capacity
         self.n_tokens = 0
         self.n_outputs = 0
-        self.token = np.zeros(capacity, np.int32)
-        self.pos = np.zeros(capacity, np.int32)
-        self.logits = np.zeros(capacity, np.int8)  # 1: compute an output row
-        self.n_seq_id = np.ones(capacity, np.int32)
-        self.seq_id = np.zeros(capacity + 1, np.uintp)  # addresses into _ids
-        self._offsets = np.arange(capacity, dtype=np.int32)
-        self._ids = np.arange(lib.llama_max_parallel_sequences(), dtype=np.int32)
-        self._n_ids = len(self._ids)
-        first = self._ids.ctypes.data
-        self._address = [first + 4 * i for i in range(self._n_ids)]
+        self.n_rows = 0
+        self.rows = array("i", bytes(4 * capacity))
+        self._token = array("i", bytes(4 * capacity))
+        self._pos = array("i", bytes(4 * capacity))
+        self._logits = bytearray(capacity)  # 1: compute an output row
+        self._n_seq_id = array("i", [1]) * capacity
+        self._seq_id = array("Q", bytes(8 * (capacity + 1)))  # addresses into _ids
+        self._n_ids = int(lib.llama_max_parallel_sequences())
+        self._ids = array("i", range(self._n_ids))
+        first = self._ids.buffer_info()[0]
+        self._address = array("Q", range(first, first + 4 * self._n_ids, 4))
         self._raw = self._make_struct()
+        self.rows_ptr = ffi.from_buffer("int32_t[]", self.rows)
 
     def _make_struct(self) -> Any:
         raw = ffi.new("struct llama_batch *")
-        raw.token = ffi.cast("llama_token *", self.token.ctypes.data)
+        # Arrays whose buffer is held cannot move.
+        self._held = tuple(
+            ffi.from_buffer(held)
+            for held in (
+                self._token,
+                self._pos,
+                self._n_seq_id,
+                self._seq_id,
+                self._logits,
+            )
+        )
+        token, pos, n_seq_id, seq_id, logits = self._held
+        raw.token = ffi.cast("llama_token *", token)
         raw.embd = ffi.NULL
-        raw.pos = ffi.cast("llama_pos *", self.pos.ctypes.data)
-        raw.n_seq_id = ffi.cast("int32_t *", self.n_seq_id.ctypes.data)
-        raw.seq_id = ffi.cast("llama_seq_id **", self.seq_id.ctypes.data)
-        raw.logits = ffi.cast("int8_t *", self.logits.ctypes.data)
+        raw.pos = ffi.cast("llama_pos *", pos)
+        raw.n_seq_id = ffi.cast("int32_t *", n_seq_id)
+        raw.seq_id = ffi.cast("llama_seq_id **", seq_id)
+        raw.logits = ffi.cast("int8_t *", logits)
         return raw
 
     @property
@@ -64,9 +83,14 @@ class Batch:
         self._raw.n_tokens = self.n_tokens
         return self._raw
 
+    @property
+    def is_rows_only(self) -> bool:
+        """Whether every token is sampled from; a step advances such a batch."""
+        return self.n_rows == self.n_tokens
+
     def clear(self) -> None:
         """Forget all tokens."""
-        self.n_tokens = self.n_outputs = 0
+        self.n_tokens = self.n_outputs = self.n_rows = 0
 
     def add(self, tokens: Tokens, pos: int, seq_id: int, output: bool) -> None:
         """
@@ -74,7 +98,7 @@ class Batch:
 
         Args:
             pos: of tokens[0]; the others follow.
-            output: compute the output row of the last token.
+            output: compute the output row of the last token, to be sampled.
 
         Raises:
             InvalidBatch: no room, or a number is out of range; nothing was added.
@@ -88,21 +112,28 @@ class Batch:
             or not 0 <= pos <= _INT32_MAX - count
         ):
             raise self._refusal(count, [pos], [seq_id])
-        self.token[start:end] = tokens
-        np.add(self._offsets[:count], pos, out=self.pos[start:end])
-        self.seq_id[start:end] = self._address[seq_id]
-        self.logits[start:end] = 0
-        if output and count:
-            self.logits[end - 1] = 1
-            self.n_outputs += 1
+        if not count:
+            return
+        self._token[start:end] = _ints(tokens)
+        self._pos[start:end] = array("i", range(pos, pos + count))
+        self._seq_id[start:end] = self._address[seq_id : seq_id + 1] * count
+        self._logits[start:end] = bytes(count)
         self.n_tokens = end
+        if output:
+            self._logits[end - 1] = 1
+            self.n_outputs += 1
+            self.rows[self.n_rows] = end - 1
+            self.n_rows += 1
 
-    def add_scored(self, tokens: Tokens, pos: int, seq_id: int) -> None:
+    def add_scored(
+        self, tokens: Tokens, pos: int, seq_id: int, output: bool = False
+    ) -> None:
         """Like add(), with an output row for every token."""
-        start = self.n_tokens
-        self.add(tokens, pos, seq_id, output=False)
-        self.logits[start : self.n_tokens] = 1
-        self.n_outputs += self.n_tokens - start
+        start, n_before = self.n_tokens, self.n_outputs
+        self.add(tokens, pos, seq_id, output)
+        count = self.n_tokens - start
+        self._logits[start : self.n_tokens] = b"\1" * count
+        self.n_outputs = n_before + count
 
     def add_rows(self, tokens: list[int], pos: list[int], seq_ids: list[int]) -> None:
         """Append one token for each of many sequences, each with an output row."""
@@ -120,11 +151,14 @@ class Batch:
             or max(pos) >= _INT32_MAX
         ):
             raise self._refusal(count, pos, seq_ids)
-        self.token[start:end] = tokens
-        self.pos[start:end] = pos
         address = self._address
-        self.seq_id[start:end] = [address[i] for i in seq_ids]
-        self.logits[start:end] = 1
+        self._token[start:end] = _ints(tokens)
+        self._pos[start:end] = array("i", pos)
+        self._seq_id[start:end] = array("Q", [address[i] for i in seq_ids])
+        self._logits[start:end] = b"\1" * count
+        n_rows = self.n_rows
+        self.rows[n_rows : n_rows + count] = array("i", range(start, end))
+        self.n_rows += count
         self.n_outputs += count
         self.n_tokens = end
 
@@ -139,3 +173,15 @@ class Batch:
                 f"seq_id must be 0 to {self._n_ids - 1}, pos 0 to {_INT32_MAX}"
             )
         return InvalidBatch("llama_batch", None, text)
+
+
+def _ints(tokens: Tokens) -> array[int]:
+    """*tokens* as C ints; a number that is none becomes one that libllama refuses."""
+    if isinstance(tokens, array) and tokens.typecode == "i":
+        return tokens
+    if isinstance(tokens, np.ndarray):
+        tokens = tokens.tolist()
+    try:
+        return array("i", tokens)
+    except OverflowError:
+        return array("i", [t if -1 <= t <= _INT32_MAX else -1 for t in tokens])

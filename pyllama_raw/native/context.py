@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +31,8 @@ class StepOutcome(NamedTuple):
     """
 
     code: int  # of llama_decode, see check.py
-    tokens: NDArray[np.int32]  # one a row; valid until the next step
-    codes: NDArray[np.int32]  # one a row; valid until the next step
+    tokens: list[int]  # one a row
+    codes: list[int]  # one a row; empty if none has failed
     decode_ns: int
     sample_ns: int
 
@@ -75,11 +76,12 @@ class Context(SlotMemory):
         super().__init__(pointer, lib.llama_free, parents=parents)
         self.model = model
         self._read_back(params)
-        self._tokens = np.zeros(self.n_seq_max, np.int32)
-        self._codes = np.zeros(self.n_seq_max, np.int32)
-        self._tokens_ptr = ffi.cast("llama_token *", self._tokens.ctypes.data)
-        self._codes_ptr = ffi.cast("int32_t *", self._codes.ctypes.data)
-        self._times = ffi.new("plr_times *")
+        self._tokens = array("i", bytes(4 * self.n_outputs_max))
+        self._codes = array("i", bytes(4 * self.n_outputs_max))
+        self._tokens_ptr = ffi.from_buffer("llama_token[]", self._tokens)
+        self._codes_ptr = ffi.from_buffer("int32_t[]", self._codes)
+        self._times = array("q", [0, 0, 0])  # plr_times
+        self._times_ptr = ffi.from_buffer("plr_times *", self._times)
         self._plr_step = lib.plr_step
 
     def _read_back(self, params: Any) -> None:
@@ -97,42 +99,32 @@ class Context(SlotMemory):
         self.max_tokens = self.n_batch if causal else self.n_ubatch
         self._n_vocab = self.model.n_vocab
 
-    def step(
-        self, batch: Batch, rows: NDArray[np.int32], samplers: RowSamplers
-    ) -> StepOutcome:
+    def step(self, batch: Batch, samplers: RowSamplers) -> StepOutcome:
         """
-        Compute *batch* and sample its output rows, in one C call without the GIL.
+        Compute *batch* and sample its rows, in one C call without the GIL.
 
         Args:
-            rows: int32; rows[i] is the place in the batch of the i-th token to sample.
-            samplers: samplers[i] is for rows[i].
+            samplers: samplers[i] is for batch.rows[i].
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
                 All else comes back as a code.
         """
-        n_rows = len(rows)
+        n_rows = batch.n_rows
         if (
             not 0 < batch.n_tokens <= self.max_tokens
             or batch.n_outputs > self.n_outputs_max
-            or n_rows > self.n_outputs_max
             or n_rows > samplers.capacity
-            or rows.dtype != INT32
         ):
-            raise self._refusal(batch, rows, samplers)
-        times = self._times
+            raise self._refusal(batch, samplers)
         code = self._plr_step(
-            self.ptr, batch.raw, n_rows, ffi.from_buffer("int32_t[]", rows),
-            samplers.ptr, self._tokens_ptr, self._codes_ptr, times,
+            self.ptr, batch.raw, n_rows, batch.rows_ptr,
+            samplers.ptr, self._tokens_ptr, self._codes_ptr, self._times_ptr,
         )  # fmt: skip
-        n_done = n_rows if code == 0 else 0
-        return StepOutcome(
-            code,
-            self._tokens[:n_done],
-            self._codes[:n_done],
-            times.decode_ns,
-            times.sample_ns,
-        )
+        decode_ns, sample_ns, n_failed = self._times
+        tokens = self._tokens[:n_rows].tolist() if code == 0 else []
+        codes = self._codes[:n_rows].tolist() if n_failed else []
+        return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
 
     def decode(self, batch: Batch) -> None:
         """
@@ -146,7 +138,7 @@ class Context(SlotMemory):
             not 0 < batch.n_tokens <= self.max_tokens
             or batch.n_outputs > self.n_outputs_max
         ):
-            raise self._refusal(batch, None, None)
+            raise self._refusal(batch)
         check_decode(lib.plr_decode(self.ptr, batch.raw), last_error())
 
     def logits(self, row: int) -> NDArray[np.float32]:
@@ -197,16 +189,14 @@ class Context(SlotMemory):
         )
 
     def _refusal(
-        self, batch: Batch, rows: NDArray[np.int32] | None, samplers: RowSamplers | None
+        self, batch: Batch, samplers: RowSamplers | None = None
     ) -> InvalidBatch:
         if not 0 < batch.n_tokens <= self.max_tokens:
             text = f"{batch.n_tokens} tokens, 1 to {self.max_tokens} go (n_batch)"
         elif batch.n_outputs > self.n_outputs_max:
             limit = f"{self.n_outputs_max} go (n_outputs_max)"
             text = f"{batch.n_outputs} output rows, at most {limit}"
-        elif rows is not None and rows.dtype != INT32:
-            text = f"rows must be int32, not {rows.dtype}"
         else:
-            limits = [self.n_outputs_max, samplers.capacity if samplers else 0]
-            text = f"{0 if rows is None else len(rows)} rows, at most {min(limits)} go"
+            capacity = samplers.capacity if samplers else 0
+            text = f"{batch.n_rows} rows to sample, {capacity} samplers"
         return InvalidBatch("llama_decode", None, text)

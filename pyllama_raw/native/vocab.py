@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from functools import cached_property
+from itertools import pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +32,6 @@ class Vocab:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._ptr = lib.llama_model_get_vocab(model.ptr)
-        self.pieces = Pieces(self)
         self.lock = Lock()  # for templates
         self.templates: dict[object, Handle] = {}  # of stages that are slow to make
 
@@ -133,6 +133,24 @@ class Vocab:
             raise NativeError("llama_tokenize", code, message)
         return int(n_tokens[0])
 
+    @cached_property
+    def pieces(self) -> tuple[bytes, ...]:
+        """piece() of every token; outlives the model."""
+        if self.kind == "none":
+            return (b"",) * self.n_tokens
+        size = 16 * self.n_tokens
+        ends = ffi.new("int64_t[]", self.n_tokens)
+        while True:
+            buffer = ffi.new("char[]", size)
+            found = lib.plr_vocab_pieces(self.ptr, buffer, size, ends)
+            if found < 0:
+                raise NativeError("llama_token_to_piece", found, last_error())
+            if found <= size:
+                break
+            size = found
+        joined = bytes(ffi.buffer(buffer, found))
+        return tuple(joined[a:b] for a, b in pairwise([0, *ends]))
+
     def piece(self, token: int, special: bool = False) -> bytes:
         """
         Bytes of *token*, part of a character perhaps; b"" without a vocabulary.
@@ -151,18 +169,6 @@ class Vocab:
             if n >= 0:
                 return bytes(ffi.buffer(buffer, n))
             size = -n
-
-
-class Pieces(dict[int, bytes]):
-    """token -> bytes, filled on first use. As fast as a dict where it matters."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        super().__init__()
-        self._vocab = vocab
-
-    def __missing__(self, token: int) -> bytes:
-        piece = self[token] = self._vocab.piece(token)
-        return piece
 
 
 def _encode(text: str) -> bytes:

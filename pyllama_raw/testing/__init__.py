@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -71,9 +70,9 @@ class FakeVocab:
         return _CONTROL[token].encode() if special else b""
 
     @property
-    def pieces(self) -> Mapping[int, bytes]:
+    def pieces(self) -> Sequence[bytes]:
         """All of them."""
-        return {token: self.piece(token) for token in range(self.n_tokens)}
+        return [self.piece(token) for token in range(self.n_tokens)]
 
 
 _CONTROL = {BOS: "<s>", EOS: "</s>"}
@@ -172,7 +171,7 @@ class FakeExecutor:
             status = DecodeStatus.ABORTED
         elif status is DecodeStatus.OK and self._is_full(plan):
             status = DecodeStatus.NO_SPACE
-        return replace(self._finish(step, plan, status), captured=captured)
+        return self._finish(step, plan, status)._replace(captured=captured)
 
     def _finish(self, step: int, plan: StepPlan, status: DecodeStatus) -> StepResult:
         match status:

@@ -56,17 +56,15 @@ def generate(
     batch, samplers = Batch(context.n_batch), RowSamplers(1)
     samplers.set(0, sampler)
     batch.add(prompt, 0, slot, True)
-    rows = np.array([len(prompt) - 1], np.int32)
     output: list[int] = []
     while True:
-        outcome = context.step(batch, rows, samplers)
-        assert (outcome.code, outcome.codes.tolist()) == (0, [0])
-        output.append(int(outcome.tokens[0]))
+        outcome = context.step(batch, samplers)
+        assert (outcome.code, outcome.codes) == (0, [])
+        output.append(outcome.tokens[0])
         if len(output) == n_tokens:
             return output
         batch.clear()
         batch.add_rows([output[-1]], [len(prompt) + len(output) - 1], [slot])
-        rows[0] = 0
 
 
 def run_python(code: str, *args: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,7 @@
 """Computing batches: real limits, codes, output rows, the abort flag."""
 
 import threading
+from array import array
 
 import numpy as np
 import pytest
@@ -75,10 +76,11 @@ def test_slots_do_not_see_each_other(model, kv_unified):
         for slot, prompt in enumerate(prompts):
             batch.add(prompt, 0, slot, True)
 
-        outcome = context.step(batch, np.array([8, 17], np.int32), samplers)
+        outcome = context.step(batch, samplers)
 
-        assert (outcome.code, outcome.codes.tolist()) == (0, [0, 0])
-        assert outcome.tokens.tolist() == alone
+        assert batch.rows[: batch.n_rows].tolist() == [8, 17]
+        assert (outcome.code, outcome.codes) == (0, [])
+        assert outcome.tokens == alone
         assert outcome.decode_ns > 0
         assert outcome.sample_ns > 0
 
@@ -213,9 +215,10 @@ def test_a_row_that_is_no_output_fails_alone(model):
         closed = RowSampler()
         closed.close()
         samplers.set_all([RowSampler(), RowSampler(), closed])
-        rows = np.array([0, 2, 5, -1], np.int32)
+        batch.n_rows = 4
+        batch.rows[:4] = array("i", [0, 2, 5, -1])
 
-        outcome = context.step(batch, rows, samplers)
+        outcome = context.step(batch, samplers)
 
         assert outcome.code == 0
         assert [code == 0 for code in outcome.codes] == [False, True, False, False]
@@ -280,7 +283,7 @@ def test_a_closed_context_is_refused(model):
 
     for use in (
         lambda: context.decode(batch),
-        lambda: context.step(batch, np.zeros(1, np.int32), RowSamplers(1)),
+        lambda: context.step(batch, RowSamplers(1)),
         lambda: context.logits(0),
         lambda: context.seq_rm(0),
         lambda: context.state_bytes(0),
