@@ -165,7 +165,8 @@ class Player:
         events = scheduler.take_events()
         if plan:
             self.n_steps += 1
-            result = self.parts.executor.execute(plan)
+            # A step begun ahead would replace the logits.
+            result = self.parts.executor.execute(plan._replace(goes_on=False))
             self._follow(plan, result)
             self._end_writes()
             events += scheduler.apply(plan, result, 0.0)

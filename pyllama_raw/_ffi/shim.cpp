@@ -6,10 +6,10 @@
 #include "log_ring.h"
 #include "logprobs.h"
 #include "mtmd-helper.h"
+#include "runner.h"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -45,11 +45,6 @@ Result guarded(Result failure, Body && body) noexcept {
     return failure;
 }
 
-int64_t now_ns() {
-    using namespace std::chrono;
-    return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 extern "C" const char * plr_last_error(void) {
@@ -74,10 +69,13 @@ extern "C" void plr_abort_install(void) {
 
 struct plr_flag {
     std::atomic<bool> value{false};
+    std::atomic<bool> drops{false};  // what was begun ahead
 };
 
 static bool read_flag(void * data) {
-    return static_cast<plr_flag *>(data)->value.load(std::memory_order_relaxed);
+    const auto * flag = static_cast<plr_flag *>(data);
+    return flag->value.load(std::memory_order_relaxed) ||
+           flag->drops.load(std::memory_order_relaxed);
 }
 
 extern "C" plr_flag * plr_flag_new(void) {
@@ -361,43 +359,55 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
     });
 }
 
-extern "C" int plr_step(llama_context * ctx, llama_batch * batch, int32_t n_rows,
-                        const int32_t * rows, plr_sampler * const * samplers,
-                        llama_token * tokens, int32_t * codes, plr_times * times) {
+// Whether the batch was advanced to the next one.
+static bool sample_rows(const Job & job) {
     const int64_t start_ns = now_ns();
-    const int code = decode(ctx, batch);
-    const int64_t decoded_ns = now_ns();
-    times->decode_ns = decoded_ns - start_ns;
-    times->sample_ns = 0;
-    times->n_failed = 0;
-    if (code != 0) {
-        return code;
-    }
-    const int32_t n_vocab = n_vocab_of(ctx);
-    for (int32_t i = 0; i < n_rows; ++i) {
-        tokens[i] = guarded<llama_token>(LLAMA_TOKEN_NULL, [&] {
-            return sample_row(ctx, batch, rows[i], samplers[i], n_vocab);
+    const int32_t n_vocab  = n_vocab_of(job.ctx);
+    llama_batch & batch    = *job.batch;
+    for (int32_t i = 0; i < job.n_rows; ++i) {
+        job.tokens[i] = guarded<llama_token>(LLAMA_TOKEN_NULL, [&] {
+            return sample_row(job.ctx, &batch, job.rows[i], job.samplers[i], n_vocab);
         });
-        codes[i] = tokens[i] == LLAMA_TOKEN_NULL ? PLR_EXCEPTION : 0;
-        times->n_failed += codes[i] != 0;
+        job.codes[i] = job.tokens[i] == LLAMA_TOKEN_NULL ? PLR_EXCEPTION : 0;
+        job.times->n_failed += job.codes[i] != 0;
     }
-    for (int32_t i = 0; n_rows == batch->n_tokens && i < n_rows; ++i) {
-        batch->token[i] = tokens[i];
-        batch->pos[i] += 1;
+    const bool advances = job.n_rows == batch.n_tokens && job.times->n_failed == 0;
+    for (int32_t i = 0; advances && i < job.n_rows; ++i) {
+        batch.token[i] = job.tokens[i];
+        batch.pos[i] += 1;
     }
-    times->sample_ns = now_ns() - decoded_ns;
-    return 0;
+    job.times->sample_ns = now_ns() - start_ns;
+    return advances;
 }
 
-extern "C" int plr_decode(llama_context * ctx, const llama_batch * batch) {
-    return decode(ctx, batch);
+struct plr_runner : Runner {
+    plr_runner() : Runner(::decode, sample_rows) {}
+};
+
+extern "C" plr_runner * plr_runner_new(void) {
+    return guarded<plr_runner *>(nullptr, [] { return new plr_runner; });
 }
 
-extern "C" int plr_encode(llama_context * ctx, const llama_batch * batch) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        const int code = llama_encode(ctx, *batch);
-        llama_synchronize(ctx);
-        return code;
+extern "C" void plr_runner_free(plr_runner * runner) {
+    delete runner;
+}
+
+extern "C" int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
+                        int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
+                        llama_token * tokens, int32_t * codes, plr_times * times, bool ahead) {
+    const int code =
+        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
+    if (code != 0 || times->n_failed > 0) {
+        remember(runner->error());
+    }
+    return code;
+}
+
+extern "C" bool plr_drop(plr_runner * runner, plr_flag * flag) {
+    return runner->drop([flag](bool stops) {
+        if (flag != nullptr) {
+            flag->drops.store(stops, std::memory_order_relaxed);
+        }
     });
 }
 

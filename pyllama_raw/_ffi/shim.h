@@ -79,6 +79,11 @@ typedef struct plr_times {
     int64_t n_failed;    /* rows without a token */
 } plr_times;
 
+/* A thread that computes steps; one for each context, freed before it. Waits for a step. */
+typedef struct plr_runner plr_runner;
+plr_runner * plr_runner_new(void);
+void         plr_runner_free(plr_runner * runner);
+
 /*
  * Decode *batch* and sample n_rows of its output rows.
  *   rows[i]     index of the output row in the batch, rising
@@ -86,13 +91,21 @@ typedef struct plr_times {
  *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
  *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
  * A batch of nothing but sampled rows is advanced: it holds the sampled tokens at the next
- * positions, ready for the next step.
+ * positions, ready for the next step. With *ahead* its decode begins at once. Then either
+ * the next call is a step of the same batch, or plr_drop(), before anything else touches the
+ * context or the batch.
  * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
- * Nothing is sampled unless llama_decode returned 0.
+ * Returns the decode code; nothing is sampled unless it is 0.
  */
-int plr_step(struct llama_context * ctx, struct llama_batch * batch, int32_t n_rows,
-             const int32_t * rows, plr_sampler * const * samplers,
-             llama_token * tokens, int32_t * codes, plr_times * times);
+int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch * batch,
+             int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
+             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead);
+
+/*
+ * Stop what was begun ahead, wait for it, and say whether there was something: then some or
+ * all of its tokens are in memory. flag: the context's, may be NULL.
+ */
+bool plr_drop(plr_runner * runner, plr_flag * flag);
 
 /*
  * Log-probabilities of tokens[i] in output row rows[i] of the last batch; ids and values have
@@ -103,8 +116,6 @@ int plr_score(struct llama_context * ctx, int32_t n_rows, const int32_t * rows,
               const llama_token * tokens, int32_t n_top, float * chosen, llama_token * ids,
               float * values);
 
-int plr_decode(struct llama_context * ctx, const struct llama_batch * batch);
-int plr_encode(struct llama_context * ctx, const struct llama_batch * batch);
 
 /* Sample one row that comes from no context; *logits* are changed as by plr_step. */
 int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab, llama_token * token);

@@ -124,9 +124,9 @@ class Roster:
         events, self._events = self._events, []
         return events
 
-    def take_plan(self, chunks: list[Chunk]) -> StepPlan:
+    def take_plan(self, chunks: list[Chunk], *, goes_on: bool) -> StepPlan:
         """Make a plan of *chunks* and of all that the memory has to do first."""
-        plan = StepPlan(tuple(self.operations), tuple(chunks))
+        plan = StepPlan(tuple(self.operations), tuple(chunks), goes_on)
         self.operations.clear()
         return plan
 

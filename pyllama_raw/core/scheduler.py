@@ -175,11 +175,11 @@ class Scheduler:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         self._admit(now)
         self._reuse.advance()
-        chunks = self._chunks(now)
+        chunks, goes_on = self._chunks(now)
         self._reuse.cache.take_released()  # before new captures need the room
         self._roster.operations += self._reuse.disk.deletions()
         self._started = now
-        plan = self._roster.take_plan(chunks)
+        plan = self._roster.take_plan(chunks, goes_on=goes_on)
         self._roster.in_flight = bool(plan)
         return plan
 
@@ -206,9 +206,10 @@ class Scheduler:
             if at_limit or not self._slots.has_free:
                 return
 
-    def _chunks(self, now: float) -> list[Chunk]:
+    def _chunks(self, now: float) -> tuple[list[Chunk], bool]:
+        """What to compute, and whether the next step is likely to go on with just that."""
         decodes, prompts = self._ready(now)
-        has_streams = bool(decodes)
+        has_streams, has_prompts = bool(decodes), bool(prompts)
         if has_streams and prompts and not self.limits.mixes:
             decodes, prompts = ([], prompts) if self._has_decoded else (decodes, [])
         self._has_decoded = bool(decodes)
@@ -218,7 +219,7 @@ class Scheduler:
             for s in decodes
         ]
         if not prompts:
-            return chunks
+            return chunks, not has_prompts and self._none_ends(decodes)
         share_rows((self.limits.n_outputs or self.limits.n_slots) - n_decodes, prompts)
         n_behind = sum(s.n_behind for s in prompts)
         budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
@@ -228,7 +229,15 @@ class Scheduler:
             n_tokens = shares.get(slot, 0)
             if n_tokens:
                 chunks.append(_prefill(s, slot, n_tokens))
-        return chunks
+        return chunks, False
+
+    def _none_ends(self, decodes: list[Sequence]) -> bool:
+        """Whether each of *decodes* has room for another token after the next one."""
+        n_ctx_slot = self.limits.n_ctx_slot
+        return all(
+            s.n_output + 1 < s.request.max_tokens and len(s.tokens) + 1 < n_ctx_slot
+            for s in decodes
+        )
 
     def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Sequences that decode and that prefill; preempts until all decodes fit."""

@@ -126,6 +126,7 @@ class StepPlan(NamedTuple):
 
     operations: tuple[Operation, ...] = ()
     chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
+    goes_on: bool = False  # the next plan is likely to continue just these chunks
 
     @property
     def n_tokens(self) -> int:

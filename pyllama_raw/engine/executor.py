@@ -7,6 +7,8 @@ Rules:
 2. After an abort the memory tells how far it got. A token whose output row is lost is
    dropped again; memory that cannot drop one is cleared.
 3. One C call a step; the batch is filled by slices.
+4. A step that is likely to be planned next is begun ahead. If another one is planned, it
+   is dropped and its tokens are cut off again, so no plan can tell.
 """
 
 from __future__ import annotations
@@ -62,15 +64,18 @@ class NativeExecutor:
         self._use(make_context())
         self._batch = Batch(self.context.max_tokens)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
-        self._advanced: list[int] = []  # request_ids whose next tokens are in the batch
+        self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
+        self._can_drop = kind is not SnapshotKind.EXACT
         self._samplers: dict[int, RowSampler] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
         self._scores = Scores()
-        self._n_steps = self._decode_ns = self._sample_ns = 0
+        self._n_steps = self._n_dropped = self._decode_ns = self._sample_ns = 0
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(self._n_steps, self._decode_ns / 1e9, self._sample_ns / 1e9)
+        return StepTimes(
+            self._n_steps, self._n_dropped, self._decode_ns / 1e9, self._sample_ns / 1e9
+        )
 
     def open(self, request: Request) -> None:
         """Build the sampler of *request*; `sampling` has its seed resolved."""
@@ -102,6 +107,7 @@ class NativeExecutor:
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
+        self.context.drop()
         self.context.close()
         for request_id in list(self._samplers):
             self.close(request_id)
@@ -109,8 +115,8 @@ class NativeExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
         if not plan.operations:
-            return self._decode(plan.chunks)
-        self._advanced = []
+            return self._decode(plan.chunks, goes_on=plan.goes_on)
+        self._drop()
         captured, lost = self._operations.run(plan.operations)
         if not lost:
             return self._decode(plan.chunks)._replace(captured=captured)
@@ -119,11 +125,13 @@ class NativeExecutor:
         tokens = _with_gaps(result.tokens, plan.chunks, lost)
         return result._replace(tokens=tokens, captured=captured, not_restored=lost)
 
-    def _decode(self, chunks: tuple[Chunk, ...]) -> StepResult:
+    def _decode(
+        self, chunks: tuple[Chunk, ...], *, goes_on: bool = False
+    ) -> StepResult:
         if not chunks:
             return StepResult()
         try:
-            outcome = self._compute(chunks)
+            outcome = self._compute(chunks, goes_on and self._can_drop)
         except InvalidBatch as error:
             return StepResult(DecodeStatus.INVALID, error=error)
         self._n_steps += 1
@@ -136,17 +144,26 @@ class NativeExecutor:
             return result
         return self._failed(chunks, outcome.code)
 
-    def _compute(self, chunks: tuple[Chunk, ...]) -> StepOutcome:
+    def _compute(self, chunks: tuple[Chunk, ...], ahead: bool) -> StepOutcome:
         if self._masks:
             self._prepare_masks(chunks)
         request_ids = [chunk.request_id for chunk in chunks]
-        if request_ids != self._advanced:
+        if request_ids != [chunk.request_id for chunk in self._advanced]:
+            self._drop()
             self._fill(chunks)
-        self._advanced = []
-        outcome = self.context.step(self._batch, self._row_samplers)
+        self._advanced = ()
+        outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
         if outcome.code == 0 and self._batch.is_rows_only:
-            self._advanced = request_ids
+            self._advanced = chunks
         return outcome
+
+    def _drop(self) -> None:
+        """What was begun ahead is not wanted: as if it had not been."""
+        advanced, self._advanced = self._advanced, ()
+        if self.context.drop():
+            self._n_dropped += 1
+            for chunk in advanced:
+                self.context.seq_rm(chunk.slot, chunk.pos + 1, -1)
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> None:
         batch = self._batch

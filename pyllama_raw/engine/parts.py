@@ -18,6 +18,7 @@ class StepTimes:
     """Where the executor's time went since it was made."""
 
     n_steps: int = 0
+    n_dropped: int = 0  # steps begun ahead that were not the next ones
     decode_s: float = 0.0  # in llama_decode and llama_synchronize
     sample_s: float = 0.0  # choosing tokens, all rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +74,14 @@ class Context(SlotMemory):
             said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
             raise ContextFailed("llama_init_from_model", None, said)
         parents = [model] if abort is None else [model, abort]  # C reads the flag
-        super().__init__(pointer, lib.llama_free, parents=parents)
+        runner = lib.plr_runner_new()
+        if runner == ffi.NULL:
+            lib.llama_free(pointer)
+            raise ContextFailed("plr_runner_new", None, last_error())
+        super().__init__(pointer, partial(_free, runner), parents=parents)
         self.model = model
+        self._abort = abort
+        self._runner = runner
         self._read_back(params)
         self._tokens = array("i", bytes(4 * self.n_outputs_max))
         self._codes = array("i", bytes(4 * self.n_outputs_max))
@@ -99,12 +106,20 @@ class Context(SlotMemory):
         self.max_tokens = self.n_batch if causal else self.n_ubatch
         self._n_vocab = self.model.n_vocab
 
-    def step(self, batch: Batch, samplers: RowSamplers) -> StepOutcome:
+    def step(
+        self, batch: Batch, samplers: RowSamplers, *, ahead: bool = False
+    ) -> StepOutcome:
         """
         Compute *batch* and sample its rows, in one C call without the GIL.
 
+        A batch of nothing but sampled rows is advanced: it holds the sampled tokens at
+        their next positions.
+
         Args:
             samplers: samplers[i] is for batch.rows[i].
+            ahead: begin to compute the advanced batch at once. Either the next call is a
+                step of this batch, unchanged, or drop(), before anything else is done
+                with the context.
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
@@ -117,14 +132,30 @@ class Context(SlotMemory):
             or n_rows > samplers.capacity
         ):
             raise self._refusal(batch, samplers)
-        code = self._plr_step(
-            self.ptr, batch.raw, n_rows, batch.rows_ptr,
-            samplers.ptr, self._tokens_ptr, self._codes_ptr, self._times_ptr,
-        )  # fmt: skip
+        code = self._call(batch, n_rows, samplers.ptr, ahead)
         decode_ns, sample_ns, n_failed = self._times
         tokens = self._tokens[:n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
         return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
+
+    def _call(self, batch: Batch, n_rows: int, samplers: Any, ahead: bool) -> int:
+        return int(
+            self._plr_step(
+                self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,
+                self._tokens_ptr, self._codes_ptr, self._times_ptr, ahead,
+            )
+        )  # fmt: skip
+
+    def drop(self) -> bool:
+        """
+        Stop what step() has begun ahead and wait for it; False if that was nothing.
+
+        If it was something, the slots of the batch may hold their tokens of that step.
+        """
+        assert self.ptr
+        return bool(
+            lib.plr_drop(self._runner, self._abort.ptr if self._abort else ffi.NULL)
+        )
 
     def decode(self, batch: Batch) -> None:
         """
@@ -139,7 +170,8 @@ class Context(SlotMemory):
             or batch.n_outputs > self.n_outputs_max
         ):
             raise self._refusal(batch)
-        check_decode(lib.plr_decode(self.ptr, batch.raw), last_error())
+        code = self._call(batch, 0, ffi.NULL, False)
+        check_decode(code, last_error())
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """A copy [n_vocab] of the output row at place *row* of the last batch."""
@@ -200,3 +232,8 @@ class Context(SlotMemory):
             capacity = samplers.capacity if samplers else 0
             text = f"{batch.n_rows} rows to sample, {capacity} samplers"
         return InvalidBatch("llama_decode", None, text)
+
+
+def _free(runner: Any, pointer: Any) -> None:
+    lib.plr_runner_free(runner)
+    lib.llama_free(pointer)

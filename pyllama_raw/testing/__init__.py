@@ -145,7 +145,7 @@ class FakeExecutor:
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(self.n_steps, 0.0, 0.0)
+        return StepTimes(self.n_steps)
 
     def open(self, request: Request) -> None:
         assert request.request_id not in self.opened

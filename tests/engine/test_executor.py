@@ -99,6 +99,7 @@ class Failing:
         step, self._n_steps = self._n_steps, self._n_steps + 1
         if step != self._step:
             return self._executor.execute(plan)
+        self._executor._drop()
         context = self._executor.context
         context.step = self._fail
         result = self._executor.execute(plan)
@@ -107,7 +108,7 @@ class Failing:
         self.status = result.status
         return result
 
-    def _fail(self, batch, samplers):
+    def _fail(self, batch, samplers, *, ahead):
         if self._half:
             n_tokens, batch.n_tokens = batch.n_tokens, batch.n_tokens // 2
             self._executor.context.decode(batch)

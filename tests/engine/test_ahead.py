@@ -1,0 +1,81 @@
+"""Steps that are begun before they are planned: faster, and otherwise as if they were not."""
+
+from random import Random
+
+import pytest
+
+from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.config import ContextConfig, SchedulerConfig
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.step import StepPlan
+from pyllama_raw.engine.build import build
+from tests.engine.test_executor import make_prompt
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+SAMPLED = SamplingParams(temperature=1.5, seed=7, repeat_penalty=1.2, ignore_eos=True)
+
+
+def as_planned(plan: StepPlan) -> StepPlan:
+    return plan
+
+
+def none_ahead(plan: StepPlan) -> StepPlan:
+    return plan._replace(goes_on=False)
+
+
+def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, object]:
+    """
+    Requests that come and go at random steps; tokens by request_id, and the times.
+    """
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=256, n_threads=1),
+        scheduler=SchedulerConfig(n_slots=3),
+        deterministic=deterministic,
+    )
+    parts = build(tiny_model(name), config)
+    scheduler, executor = parts.scheduler, parts.executor
+    rng, tokens, n_added = Random(seed), {}, 0
+    try:
+        while n_added < 12 or scheduler.has_work:
+            if n_added < 12 and (rng.random() < 0.15 or not scheduler.has_work):
+                prompt = make_prompt(rng.randrange(3), rng.randrange(1, 50))
+                n_tokens = rng.randrange(1, 40)
+                request = Request(n_added, prompt, n_tokens, sampling=SAMPLED)
+                executor.open(request)
+                scheduler.add(request, 0.0)
+                tokens[n_added] = []
+                n_added += 1
+            if rng.random() < 0.05:
+                scheduler.cancel(rng.randrange(n_added), 0.0)
+            plan = scheduler.schedule(0.0)
+            events = scheduler.take_events()
+            if plan:
+                result = executor.execute(changed(plan))
+                events += scheduler.apply(plan, result, 0.0)
+            for event in events:
+                if isinstance(event, Finished):
+                    assert event.error is None
+                    executor.close(event.request_id)
+                else:
+                    tokens[event.request_id].append(event.token)
+            scheduler.check_integrity()
+        return tokens, executor.times
+    finally:
+        parts.release()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_output_depends_on_it(name, deterministic, seed):
+    """
+    Whoever comes, leaves or runs out of cells: the tokens are those of steps one by one.
+    """
+    ahead, times = play(name, seed, deterministic, as_planned)
+    plain, plain_times = play(name, seed, deterministic, none_ahead)
+
+    assert ahead == plain
+    assert plain_times.n_dropped == 0
+    assert (times.n_dropped > 0) == (name == "llama")  # others cannot cut a token off
