@@ -4,7 +4,12 @@ Tokens a second of full slots, against the C++ loop around llama_decode.
 32 requests of 128 tokens in and 64 out over 8 slots. Ours is measured as one list of
 prompts and as 32 streams, and samples its tokens; llama-batched-bench does not sample.
 Every run has prompts of its own, and a run that found its tokens in a cache is an error.
-Host time is what a step takes beside llama_decode and sampling, waiting included.
+The prefix cache is small, so that it is full and evicts, as in a server that has run for
+a while.
+
+Host time is what a step takes beside libllama, waiting included. It is claimed for an
+engine that leaves one CPU to Python; where all CPUs compute, Python takes time from them,
+whatever it is called.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -22,10 +28,11 @@ from load.measure import Report, arguments, median_ratio, parse, say
 from load.workloads import token_prompts
 from peers.batched_bench import batched_bench
 
-from pyllama_raw import AsyncEngine
+from pyllama_raw import AsyncEngine, ContextConfig, EngineStats
 
 N_PROMPT, N_OUTPUT, N_SLOTS, N_CTX = 128, 64, 8, 4096
 N_BATCH = 2048
+CACHE_BYTES = 64 * 2**20
 
 
 Work = Callable[[AsyncEngine, list[list[int]]], Awaitable[None]]
@@ -49,22 +56,54 @@ async def as_streams(engine: AsyncEngine, prompts: list[list[int]]) -> None:
     await closed_loop(EngineTarget(engine), calls, len(calls))
 
 
+WORKS: dict[str, Work] = {"list": as_list, "streams": as_streams}
+
+
 async def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds: list, streams, C++."""
-    speeds: dict[str, list[Speed]] = {"list": [], "streams": []}
+    speeds: dict[str, list[Speed]] = {name: [] for name in WORKS}
     ceiling: list[float] = []
-    # As large steps as the C++ loop has: no stream waits here for a bounded one.
-    steps = {"token_budget": N_BATCH, "prefill_quantum": N_BATCH}
-    async with open_engine(options, n_slots=N_SLOTS, n_ctx=N_CTX, **steps) as engine:
-        await as_list(engine, _prompts(options, -1)[:N_SLOTS])
+    async with _open(options, options.threads) as engine:
+        await as_list(engine, _prompts(options, -1))
         for index in range(options.rounds):
             say(f"round {index + 1} of {options.rounds}")
-            for name, work in (("list", as_list), ("streams", as_streams)):
+            for name, work in WORKS.items():
                 prompts = _prompts(options, 2 * index + (name == "streams"))
                 speeds[name].append(await _timed(engine, work, prompts))
             if not options.no_peers:
                 ceiling.append(await anyio.to_thread.run_sync(_ceiling, options))
     _conclude(report, speeds, ceiling)
+    await measure_host(options, report)
+
+
+async def measure_host(options: Namespace, report: Report) -> None:
+    """Host time of a step, with a CPU that does not compute."""
+    n_threads = max(min(options.threads, ContextConfig().threads - 1), 1)
+    async with _open(options, n_threads) as engine:
+        for name, work in WORKS.items():
+            await work(engine, _prompts(options, -2)[:N_SLOTS])
+            runs = []
+            for index in range(options.rounds):
+                say(f"host time, {name}, {index + 1} of {options.rounds}")
+                prompts = _prompts(options, -3 - 2 * index - (name == "streams"))
+                runs.append((await _timed(engine, work, prompts[:N_SLOTS])).host_ms)
+            report.details[f"host_ms_{name}"] = runs
+            report.add(system=f"{name}, {n_threads} threads", host_ms=median(runs))
+            report.claim(f"host_ms_{name}", median(runs), "<=", 0.15)
+
+
+def _open(
+    options: Namespace, n_threads: int
+) -> AbstractAsyncContextManager[AsyncEngine]:
+    """With as large steps as the C++ loop has: no stream waits here for a bounded one."""
+    return open_engine(
+        Namespace(**vars(options) | {"threads": n_threads}),
+        n_slots=N_SLOTS,
+        n_ctx=N_CTX,
+        cache_bytes=CACHE_BYTES,
+        token_budget=N_BATCH,
+        prefill_quantum=N_BATCH,
+    )
 
 
 async def _timed(engine: AsyncEngine, work: Work, prompts: list[list[int]]) -> Speed:
@@ -75,9 +114,13 @@ async def _timed(engine: AsyncEngine, work: Work, prompts: list[list[int]]) -> S
     n_computed = after.computed_tokens - before.computed_tokens
     if n_computed < 0.98 * n_tokens:  # the last token of each is never computed
         raise RuntimeError(f"only {n_computed} of {n_tokens} tokens were computed")
-    in_c_s = after.decode_s + after.sample_s - before.decode_s - before.sample_s
+    in_c_s = _in_libllama_s(after) - _in_libllama_s(before)
     host_s = (wall_s - in_c_s) / (after.steps - before.steps)
     return Speed(n_tokens / wall_s, host_s * 1e3)
+
+
+def _in_libllama_s(stats: EngineStats) -> float:
+    return stats.decode_s + stats.sample_s + stats.capture_s + stats.restore_s
 
 
 def _prompts(options: Namespace, seed: int) -> list[list[int]]:
@@ -107,7 +150,6 @@ def _conclude(
             ratio = median_ratio([run.tok_per_s for run in runs], ceiling)
             row["ratio"] = ratio
             report.claim(f"ratio_{name}", ratio, ">=", 0.98)
-        report.claim(f"host_ms_{name}", host_ms, "<=", 0.15)
         report.add(system=f"ours, {name}", **row)
     if ceiling:
         report.add(system="llama-batched-bench", tok_per_s=median(ceiling))

@@ -140,6 +140,9 @@ class AsyncEngine:
             **asdict(self._thread.stats),
             decode_s=times.decode_s,
             sample_s=times.sample_s,
+            capture_s=times.capture_s,
+            restore_s=times.restore_s,
+            dropped_steps=times.n_dropped,
         )
 
     async def cache_stats(self) -> CacheStats:

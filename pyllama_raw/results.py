@@ -89,6 +89,9 @@ class EngineStats(SchedulerStats):
 
     decode_s: float  # total time in llama_decode
     sample_s: float  # total time choosing tokens
+    capture_s: float  # total time copying slots to host memory, for the cache
+    restore_s: float  # and back
+    dropped_steps: int  # begun ahead, and then others were wanted; not among steps
 
 
 def timings_of(moments: core.Timings) -> Timings:

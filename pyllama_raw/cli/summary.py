@@ -48,7 +48,8 @@ def _host_s_per_step(wall_s: float, stats: EngineStats) -> float | None:
     """Time outside libllama: planning, delivery, and whatever waited between steps."""
     if not stats.steps:
         return None
-    return (wall_s - stats.decode_s - stats.sample_s) / stats.steps
+    inside_s = stats.decode_s + stats.sample_s + stats.capture_s + stats.restore_s
+    return (wall_s - inside_s) / stats.steps
 
 
 def _spread(values: Iterable[float]) -> dict[str, float | None]:

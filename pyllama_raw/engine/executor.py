@@ -21,7 +21,7 @@ from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.constraint import GrammarConstraint
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskConstraint, MaskState
-from pyllama_raw.engine.operations import SlotOperations
+from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import Scores
@@ -61,6 +61,7 @@ class NativeExecutor:
         self._kind = kind
         self._scratch = scratch
         self._disk = disk
+        self._copied = CopyTimes()
         self._use(make_context())
         self._batch = Batch(self.context.max_tokens)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
@@ -73,8 +74,14 @@ class NativeExecutor:
 
     @property
     def times(self) -> StepTimes:
+        copied = self._copied
         return StepTimes(
-            self._n_steps, self._n_dropped, self._decode_ns / 1e9, self._sample_ns / 1e9
+            self._n_steps,
+            self._n_dropped,
+            self._decode_ns / 1e9,
+            self._sample_ns / 1e9,
+            copied.capture_ns / 1e9,
+            copied.restore_ns / 1e9,
         )
 
     def open(self, request: Request) -> None:
@@ -245,7 +252,7 @@ class NativeExecutor:
     def _use(self, context: Context) -> None:
         self.context = context
         self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._disk
+            context, self._kind, self._scratch, self._copied, self._disk
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,14 @@ from pyllama_raw.native.context import Context
 Payload = NDArray[np.uint8]
 
 
+@dataclass(slots=True)
+class CopyTimes:
+    """Where time went; outlives the context."""
+
+    capture_ns: int = 0
+    restore_ns: int = 0
+
+
 class SlotOperations:
     """Runs operations in order; a snapshot that fails is missed, never an error."""
 
@@ -50,11 +59,13 @@ class SlotOperations:
         context: Context,
         kind: SnapshotKind,
         scratch: int,
+        times: CopyTimes,
         disk: DiskWriter | None = None,
     ) -> None:
         """
         Args:
             scratch: a slot of the context that no sequence uses.
+            times: added to.
             disk: None: plans have no operations on files.
         """
         self._context = context
@@ -64,7 +75,7 @@ class SlotOperations:
         self._shares_cells = context.kv_unified or context.model.is_recurrent
         self._captured: dict[int, Captured] = {}
         self._lost: set[int] = set()
-        self.capture_ns = self.restore_ns = 0
+        self._times = times
 
     def run(
         self, operations: Iterable[Operation]
@@ -129,7 +140,7 @@ class SlotOperations:
             self._context.seq_rm(slot)
             self._lost.add(slot)
         finally:
-            self.restore_ns += time.perf_counter_ns() - started
+            self._times.restore_ns += time.perf_counter_ns() - started
 
     def _trim(self, slot: int, n_tokens: int) -> None:
         if n_tokens == 0:
@@ -183,7 +194,7 @@ class SlotOperations:
         except (SnapshotFailed, MemoryError):
             return None
         finally:
-            self.capture_ns += time.perf_counter_ns() - started
+            self._times.capture_ns += time.perf_counter_ns() - started
         return payload
 
     def _restore(self, restore: Restore) -> None:
@@ -193,7 +204,7 @@ class SlotOperations:
         except SnapshotFailed:
             self._context.seq_rm(restore.slot)
             self._lost.add(restore.slot)
-        self.restore_ns += time.perf_counter_ns() - started
+        self._times.restore_ns += time.perf_counter_ns() - started
 
     def _fill(self, restore: Restore) -> None:
         context = self._context

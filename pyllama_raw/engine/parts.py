@@ -21,6 +21,8 @@ class StepTimes:
     n_dropped: int = 0  # steps begun ahead that were not the next ones
     decode_s: float = 0.0  # in llama_decode and llama_synchronize
     sample_s: float = 0.0  # choosing tokens, all rows
+    capture_s: float = 0.0  # copying slots to host memory
+    restore_s: float = 0.0  # and back
 
 
 class TimedExecutor(Executor, Protocol):

@@ -36,7 +36,8 @@ def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, obje
     )
     parts = build(tiny_model(name), config)
     scheduler, executor = parts.scheduler, parts.executor
-    rng, tokens, n_added = Random(seed), {}, 0
+    rng = Random(seed)  # noqa: S311
+    tokens, n_added = {}, 0
     try:
         while n_added < 12 or scheduler.has_work:
             if n_added < 12 and (rng.random() < 0.15 or not scheduler.has_work):

@@ -23,7 +23,9 @@ def test_a_step_begun_ahead_is_the_next_one(model):
         context.decode(batch)
         batch.clear()
         batch.add_rows([prompt[-1]], [len(prompt) - 1], [0])
-        found = [context.step(batch, samplers, ahead=i < 11).tokens[0] for i in range(12)]
+        found = [
+            context.step(batch, samplers, ahead=i < 11).tokens[0] for i in range(12)
+        ]
 
         assert not context.drop()
     assert found == expected

@@ -17,7 +17,7 @@ from pyllama_raw.config import ContextConfig
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Capture, Copy, Piece, Release, Restore
-from pyllama_raw.engine.operations import SlotOperations
+from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -253,7 +253,7 @@ def test_a_copy_is_done_before_what_comes_later(make_context_of):
     Without unified KV, too: the source may be filled anew in the same plan.
     """
     context = make_context_of("llama")
-    operations = SlotOperations(context, SnapshotKind.STATE, 3)
+    operations = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes())
     prefill(context, PROMPT, slot=0)
     prefill(context, OTHER, slot=1)
     captured, _ = operations.run([Capture(1, 1, 0, len(OTHER), 2**30)])
@@ -274,7 +274,9 @@ def test_a_copy_that_fails_leaves_an_empty_slot(make_context_of):
     """
     context = make_context_of("llama")
 
-    _, lost = SlotOperations(context, SnapshotKind.STATE, 3).run([Copy(0, 1, 5)])
+    _, lost = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes()).run(
+        [Copy(0, 1, 5)]
+    )
 
     assert lost == {1}
     assert context.seq_pos_max(1) is None
