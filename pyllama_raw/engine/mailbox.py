@@ -53,8 +53,8 @@ class Close:
 
 Command = Submit | Cancel | Call | Written | Close
 
-LINGER_S = 3e-4  # silence that ends a burst
-BURST_S = 5e-3  # longest wait for its end
+LINGER_S = 1e-3  # silence that ends a burst
+BURST_S = 1e-2  # longest wait for its end
 
 
 class Mailbox:
