@@ -3,24 +3,28 @@ Chats that come back: 24 chats of 3 turns in random order, 8 at a time, 8,192 ce
 
 A chat begins with 300 words; each later turn adds 40. 24 tokens out a turn. More chats
 than slots: what was computed for a chat has to be kept elsewhere until its next turn.
-Both keep snapshots in host memory, and are measured with the same limits of it.
+Both keep snapshots in host memory, and are measured with the same limits of it, and with
+steps of the same size.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 import anyio
-from load.client import Call, EngineTarget, Run, Target, Trace, http_target, open_engine
+from load.client import Call, Run, Target, Trace, engine_target, http_target
 from load.measure import Report, arguments, median_ratio, parse, say
 from load.workloads import Chat, generator, turns
 from peers.llama_server import llama_server
 
 N_CLIENTS, N_SLOTS, N_CTX, N_OUTPUT = 8, 8, 8192, 24
+N_BATCH = 2048
 OURS, PEER = "ours", "llama-server"
 UNLIMITED = 2**40  # bytes
 
@@ -51,26 +55,26 @@ async def workload(target: Target, seed: int, n_chats: int, n_turns: int) -> Run
 async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> None:
     """Interleaved rounds of all systems, each with new chats."""
     runs: dict[str, list[Run]] = {}
-    async with AsyncExitStack() as stack:
-        targets: dict[str, Target] = {}
-        for mib in options.cache_ram:
-            opening = open_engine(
-                options,
-                n_slots=N_SLOTS,
-                n_ctx=N_CTX,
-                cache_bytes=UNLIMITED if mib < 0 else mib * 2**20,
-            )
-            engine = await stack.enter_async_context(opening)
-            targets[_name(OURS, mib)] = EngineTarget(engine)
-        for name, url in urls.items():
-            targets[name] = await stack.enter_async_context(http_target(url))
-        for target in targets.values():
-            await target.send(Call("warm up", N_OUTPUT))
-        for index in range(options.rounds):
-            for name, target in targets.items():
-                say(f"round {index + 1} of {options.rounds}: {name}")
+    targets: dict[str, Callable[[], AbstractAsyncContextManager[Target]]] = {}
+    for mib in options.cache_ram:
+        targets[_name(OURS, mib)] = partial(
+            engine_target,
+            options,
+            n_slots=N_SLOTS,
+            n_ctx=N_CTX,
+            cache_bytes=UNLIMITED if mib < 0 else mib * 2**20,
+            token_budget=N_BATCH,
+            prefill_quantum=N_BATCH,
+        )
+        if _name(PEER, mib) in urls:
+            targets[_name(PEER, mib)] = partial(http_target, urls[_name(PEER, mib)])
+    for index in range(options.rounds):
+        for name, opened in targets.items():
+            say(f"round {index + 1} of {options.rounds}: {name}")
+            async with opened() as target:
+                await target.send(Call("warm up", N_OUTPUT))
                 run = await workload(target, index, options.chats, options.turns)
-                runs.setdefault(name, []).append(run)
+            runs.setdefault(name, []).append(run)
     conclude(report, runs)
 
 
@@ -79,6 +83,9 @@ def conclude(report: Report, runs: dict[str, list[Run]]) -> None:
     for name, theirs in runs.items():
         wall_s = [run.wall_s for run in runs[name.replace(PEER, OURS)]]
         their_wall_s = [run.wall_s for run in theirs]
+        if name in LIMITS:
+            ratio = median_ratio(wall_s, their_wall_s)
+            report.claim(f"time to {name}", ratio, "<=", LIMITS[name])
         report.add(
             system=name,
             wall_s=median(their_wall_s),
@@ -87,6 +94,14 @@ def conclude(report: Report, runs: dict[str, list[Run]]) -> None:
             cached_tokens=median(run.n_cached for run in theirs),
         )
         report.details[name] = {"wall_s": their_wall_s}
+
+
+# Our time to theirs, at most.
+LIMITS = {
+    f"{PEER}, no limit": 0.97,
+    f"{PEER}, 128 MiB": 0.62,
+    f"{PEER}, 48 MiB": 0.50,
+}
 
 
 def _name(system: str, mib: int) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 import anyio
-from load.client import Call, EngineTarget, Target, Trace, http_target, open_engine
+from load.client import Call, Target, Trace, engine_target, http_target
 from load.measure import Report, arguments, median_ratio, parse, percentile, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
@@ -71,27 +72,24 @@ async def workload(target: Target, prompts: list[list[int]]) -> Outcome:
 
 
 async def measure(options: Namespace, report: Report, url: str | None) -> None:
-    """Interleaved rounds of all systems, after one round that does not count."""
-    async with AsyncExitStack() as stack:
-        sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX}
-        enter = stack.enter_async_context
-        ours = await enter(open_engine(options, **sizes))
-        free = await enter(open_engine(options, **sizes, token_budget=N_BATCH))
-        targets: dict[str, Target] = {
-            "ours": EngineTarget(ours),
-            "ours, unbounded": EngineTarget(free),
-        }
-        if url is not None:
-            targets["llama-server"] = await enter(http_target(url))
-        outcomes: dict[str, list[Outcome]] = {name: [] for name in targets}
-        for index in range(-1, options.rounds):
-            say(f"round {index + 1} of {options.rounds}")
-            lengths = [N_PROMPT] * N_STREAMS + [N_LONG]
-            prompts = token_prompts(options.model, index, lengths)
-            for name, target in targets.items():
-                outcome = await workload(target, prompts)
-                if index >= 0:
-                    outcomes[name].append(outcome)
+    """Interleaved rounds of all systems; each begins with a run that does not count."""
+    ours = partial(engine_target, options, n_slots=N_SLOTS, n_ctx=N_CTX)
+    targets: dict[str, Callable[[], AbstractAsyncContextManager[Target]]] = {
+        "ours": ours,
+        "ours, unbounded": partial(ours, token_budget=N_BATCH),
+    }
+    if url is not None:
+        targets["llama-server"] = partial(http_target, url)
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in targets}
+    lengths = [N_PROMPT] * N_STREAMS + [N_LONG]
+    for index in range(options.rounds):
+        say(f"round {index + 1} of {options.rounds}")
+        warm_up = token_prompts(options.model, -1 - index, lengths)
+        prompts = token_prompts(options.model, index, lengths)
+        for name, opened in targets.items():
+            async with opened() as target:
+                await workload(target, warm_up)
+                outcomes[name].append(await workload(target, prompts))
     conclude(report, outcomes)
 
 
@@ -124,11 +122,9 @@ def main() -> int:
     """Run the script."""
     options = parse(arguments(__doc__))
     report = Report("interference", options)
-    if options.no_peers:
-        anyio.run(measure, options, report, None)
-        return report.finish()
     sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
-    with llama_server(options.model, **sizes) as url:
+    peer = llama_server(options.model, **sizes)
+    with nullcontext(None) if options.no_peers else peer as url:
         anyio.run(measure, options, report, url)
     return report.finish()
 

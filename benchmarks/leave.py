@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from statistics import median
 
 import anyio
@@ -60,11 +60,9 @@ def main() -> int:
     """Run the script."""
     options = parse(arguments(__doc__))
     report = Report("leave", options)
-    if options.no_peers:
-        anyio.run(measure, options, report, None)
-        return report.finish()
     sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
-    with llama_server(options.model, **sizes) as url:
+    peer = llama_server(options.model, **sizes)
+    with nullcontext(None) if options.no_peers else peer as url:
         anyio.run(measure, options, report, url)
     return report.finish()
 
