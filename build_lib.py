@@ -119,7 +119,7 @@ def find_or_build() -> Library:
         BuildError: says what is missing and what to install or set.
     """
     if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
-        return library_at(Path(prefix).expanduser().resolve())
+        return installed_at(Path(prefix).expanduser().resolve())
     home = fetch.cache_dir() / "lib" / build_key()
     if not (home / "done").is_file():
         with fetch.locked(home.with_suffix(".lock"), toolchain.say):
@@ -128,7 +128,7 @@ def find_or_build() -> Library:
     return Library(home, home / "include", home / "lib", bundled=True)
 
 
-def library_at(prefix: Path) -> Library:
+def installed_at(prefix: Path) -> Library:
     """Check that *prefix* holds what the extension needs, and describe it."""
     include = prefix / "include"
     missing = [name for name in HEADERS if not (include / name).is_file()]

@@ -7,9 +7,8 @@ Every run has prompts of its own, and a run that found its tokens in a cache is 
 The prefix cache is small, so that it is full and evicts, as in a server that has run for
 a while.
 
-Host time is what a step takes beside libllama, waiting included. It is claimed for an
-engine that leaves one CPU to Python; where all CPUs compute, Python takes time from them,
-whatever it is called.
+Host time is what a step takes beside libllama, waiting included. Where all CPUs compute,
+Python takes it from them; so it is also measured with one thread fewer.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ async def measure_host(options: Namespace, report: Report) -> None:
                 say(f"host time, {name}, {index + 1} of {options.rounds}")
                 prompts = _prompts(options, -3 - 2 * index - (name == "streams"))
                 runs.append((await _timed(engine, work, prompts[:N_SLOTS])).host_ms)
-            report.details[f"host_ms_{name}"] = runs
+            report.details[f"host_ms_{name}_free_cpu"] = runs
             report.add(system=f"{name}, {n_threads} threads", host_ms=median(runs))
-            report.claim(f"host_ms_{name}", median(runs), "<=", 0.15)
+            report.claim(f"host_ms_{name}_free_cpu", median(runs), "<=", 0.15)
 
 
 def _open(
@@ -97,7 +96,8 @@ def _open(
 ) -> AbstractAsyncContextManager[AsyncEngine]:
     """With as large steps as the C++ loop has: no stream waits here for a bounded one."""
     return open_engine(
-        Namespace(**vars(options) | {"threads": n_threads}),
+        options,
+        n_threads=n_threads,
         n_slots=N_SLOTS,
         n_ctx=N_CTX,
         cache_bytes=CACHE_BYTES,
@@ -150,6 +150,7 @@ def _conclude(
             ratio = median_ratio([run.tok_per_s for run in runs], ceiling)
             row["ratio"] = ratio
             report.claim(f"ratio_{name}", ratio, ">=", 0.98)
+        report.claim(f"host_ms_{name}", host_ms, "<=", 0.15)
         report.add(system=f"ours, {name}", **row)
     if ceiling:
         report.add(system="llama-batched-bench", tok_per_s=median(ceiling))

@@ -72,7 +72,7 @@ def test_prefix_without_multimodal_headers_is_refused(tmp_path):
     (prefix / "include" / "mtmd.h").unlink()
 
     with pytest.raises(BuildError, match=r"has no mtmd\.h in .*LLAMA_BUILD_MTMD"):
-        build_lib.library_at(prefix)
+        build_lib.installed_at(prefix)
 
 
 def test_prefix_with_static_libraries_is_refused(tmp_path):
@@ -83,7 +83,7 @@ def test_prefix_with_static_libraries_is_refused(tmp_path):
     (prefix / "lib" / f"libmtmd.{SUFFIX}").rename(prefix / "lib" / "libmtmd.a")
 
     with pytest.raises(BuildError, match="BUILD_SHARED_LIBS=ON"):
-        build_lib.library_at(prefix)
+        build_lib.installed_at(prefix)
 
 
 def test_libraries_are_copied_under_the_names_the_loader_wants(tmp_path):

@@ -180,11 +180,12 @@ def open_engine(
     n_slots: int,
     n_ctx: int,
     cache_bytes: int | None = None,
+    n_threads: int | None = None,
     **scheduler: Any,
 ) -> AbstractAsyncContextManager[AsyncEngine]:
     """Our engine as configured by default, but for what is given."""
     config = EngineConfig(
-        context=ContextConfig(n_ctx=n_ctx, n_threads=options.threads),
+        context=ContextConfig(n_ctx=n_ctx, n_threads=n_threads or options.threads),
         scheduler=SchedulerConfig(n_slots=n_slots, **scheduler),
         cache=CacheConfig()
         if cache_bytes is None

@@ -124,13 +124,11 @@ class _Pieces:
         self._vocab = vocab
         self.eos_token_id = min(vocab.eog_tokens)
         self.bos_token_id = vocab.bos
-        self.tokens = [_piece(vocab, token) for token in range(vocab.n_tokens)]
+        self.tokens = [
+            piece or b"\xff" + vocab.piece(token, special=True)
+            for token, piece in enumerate(vocab.pieces)
+        ]  # 0xff, which is in no text, marks names of control tokens
 
     def __call__(self, text: str) -> list[int]:
         tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
         return tokens.tolist()
-
-
-def _piece(vocab: Vocab, token: int) -> bytes:
-    """Bytes of *token*; 0xff, which is in no text, marks names of control tokens."""
-    return vocab.piece(token) or b"\xff" + vocab.piece(token, special=True)
