@@ -147,7 +147,12 @@ def test_script_runs(script, arguments, tmp_path):
     command += ["--model", str(tiny_model("llama")), "--out", str(out), *arguments]
 
     done = subprocess.run(
-        command, cwd=ROOT, check=False, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
+        check=False,
+        capture_output=True,
+        text=True,
     )
 
     assert done.returncode in (0, 1, 2), done.stderr
