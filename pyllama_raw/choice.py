@@ -75,11 +75,12 @@ class Choice:
         reason: FinishReason | None = FinishReason.CANCELLED
         timings = Timings(None, None, None, None, None, elapsed_s)
         n_cached, tier = 0, None
+        used = None
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if finished is not None:
             reason, timings = finished.reason, timings_of(finished.timings)
             n_cached, tier = finished.n_cached, finished.cache_tier
-            prompt_logprobs = finished.prompt_logprobs
+            prompt_logprobs, used = finished.prompt_logprobs, finished.sampler
         assert reason is not None
         return Result(
             text="".join(self._texts),
@@ -91,4 +92,5 @@ class Choice:
             index=self.index,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=prompt_logprobs,
+            sampler=used,
         )

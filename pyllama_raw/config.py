@@ -142,6 +142,9 @@ class EngineConfig(Frozen):
     context: ContextConfig = ContextConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    sampler_placement: Literal["auto", "backend", "host"] = (
+        "auto"  # where tokens are chosen
+    )
     deterministic: bool = False  # outputs do not depend on what runs beside
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil, exp, fsum
 
 from pyllama_raw.core import request as core
-from pyllama_raw.core.request import CacheTier, FinishReason, TokenLogprobs
+from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import SchedulerStats
 
 
@@ -63,6 +63,7 @@ class Result:
     prompt_logprobs: tuple[TokenLogprobs, ...] = field(
         default=(), repr=False
     )  # of prompt tokens 1, 2, ...; index 0 has them
+    sampler: SamplerUse | None = None  # where its tokens were chosen; None: none were
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,9 @@ class EngineStats(SchedulerStats):
     capture_s: float  # total time copying slots to host memory, for the cache
     restore_s: float  # and back
     dropped_steps: int  # begun ahead, and then others were wanted; not among steps
+    lane_attaches: int  # chains that were given to a slot, to run on the backend
+    lane_reserves: int  # steps that prepared all graphs anew, as lanes had changed
+    lane_fallbacks: int  # requests sampled on the host, though lanes are wanted
 
 
 def timings_of(moments: core.Timings) -> Timings:

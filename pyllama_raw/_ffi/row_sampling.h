@@ -7,46 +7,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "candidates.h"
 #include "logprobs.h"
 #include "shim.h"
 
 namespace row_sampling {
-
-// The largest of *n* logits; NaN is never larger. Lanes let the compiler use vectors.
-inline float largest(const float * logits, int32_t n) {
-    constexpr int32_t n_lanes = 32;
-    float lanes[n_lanes];
-    std::fill_n(lanes, n_lanes, -INFINITY);
-    int32_t i = 0;
-    for (; i + n_lanes <= n; i += n_lanes) {
-        for (int32_t lane = 0; lane < n_lanes; ++lane) {
-            const float x = logits[i + lane];
-            lanes[lane]   = x > lanes[lane] ? x : lanes[lane];
-        }
-    }
-    for (; i < n; ++i) {
-        lanes[0] = logits[i] > lanes[0] ? logits[i] : lanes[0];
-    }
-    return *std::max_element(lanes, lanes + n_lanes);
-}
-
-// The first of the largest. Memory is read once; only the best block is looked at again.
-inline llama_token argmax(const float * logits, int32_t n_vocab) {
-    constexpr int32_t n_block = 1024;
-    float   best  = -INFINITY;
-    int32_t start = 0;
-    for (int32_t i = 0; i < n_vocab; i += n_block) {
-        const float x = largest(logits + i, std::min(n_block, n_vocab - i));
-        if (x > best) {
-            best  = x;
-            start = i;
-        }
-    }
-    if (best == -INFINITY) {
-        throw std::runtime_error("no token has a finite logit");
-    }
-    return static_cast<llama_token>(std::find(logits + start, logits + n_vocab, best) - logits);
-}
 
 // Change the row as its sampler says: biases first, then ids that must not be sampled.
 inline void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) {
@@ -73,19 +38,6 @@ inline void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) 
             logits[id] = allowed ? logits[id] : -INFINITY;
         }
     }
-}
-
-// Tokens that may be sampled, by rising id; gaps are closed: some samplers compute NaN
-// from -infinity. One array a thread: gone with the next call.
-inline llama_token_data_array candidates(const float * logits, int32_t n_vocab) {
-    thread_local std::vector<llama_token_data> storage;
-    storage.resize(n_vocab);
-    size_t n_left = 0;
-    for (llama_token id = 0; id < n_vocab; ++id) {
-        storage[n_left] = llama_token_data{id, logits[id], 0.0f};
-        n_left += logits[id] > -INFINITY;  // and not NaN
-    }
-    return {storage.data(), n_left, -1, false};
 }
 
 inline void drop_forbidden(llama_token_data_array & view) {
@@ -131,7 +83,8 @@ inline llama_token sample(const plr_sampler & sampler, const float * logits,
     if (sampler.chain == nullptr) {
         token = argmax(logits, n_vocab);
     } else {
-        view  = candidates(logits, n_vocab);
+        view  = sampler.n_first > 0 ? first_candidates(logits, n_vocab, sampler.n_first)
+                                    : candidates(logits, n_vocab);
         token = draw(sampler.chain, view);
     }
     if (sampler.grammar == nullptr || allows(sampler.grammar, token)) {
@@ -143,11 +96,25 @@ inline llama_token sample(const plr_sampler & sampler, const float * logits,
     return draw(sampler.chain, view);
 }
 
-inline llama_token sample_and_accept(plr_sampler * sampler, float * logits,
-                                     int32_t n_vocab) {
+inline void check_open(const plr_sampler * sampler) {
     if (sampler == nullptr || sampler->n_suppress < 0) {
         throw std::invalid_argument("the sampler of the row is closed or was never set");
     }
+}
+
+inline void accept(plr_sampler & sampler, llama_token token) {
+    if (sampler.grammar != nullptr) {
+        llama_sampler_accept(sampler.grammar, token);
+    }
+    if (sampler.chain != nullptr) {
+        llama_sampler_accept(sampler.chain, token);
+    }
+    sampler.n_min -= sampler.n_min > 0;
+}
+
+// From a row of logits, which is changed.
+inline llama_token sample_row(plr_sampler * sampler, float * logits, int32_t n_vocab) {
+    check_open(sampler);
     thread_local std::vector<float> raw;
     plr_logprobs * wanted = sampler->logprobs;
     if (wanted != nullptr && !wanted->of_sampler) {
@@ -161,13 +128,48 @@ inline llama_token sample_and_accept(plr_sampler * sampler, float * logits,
     } else if (wanted != nullptr) {
         logprobs::read_row(raw.data(), n_vocab, token, *wanted);
     }
-    if (sampler->grammar != nullptr) {
-        llama_sampler_accept(sampler->grammar, token);
+    accept(*sampler, token);
+    ++sampler->n_on_host;
+    return token;
+}
+
+// Refuse what would need logits that the lane has not left.
+inline void check_lane(const plr_sampler & sampler, int32_t n_left, int32_t n_vocab) {
+    const bool reads_row = sampler.logprobs != nullptr && !sampler.logprobs->of_sampler;
+    if (sampler.n_first < 1 || sampler.grammar != nullptr || sampler.mask != nullptr ||
+        sampler.n_bias > 0 || reads_row) {
+        throw std::logic_error("the sampler needs all logits, the slot has a lane");
     }
-    if (sampler->chain != nullptr) {
-        llama_sampler_accept(sampler->chain, token);
+    const int64_t n_needed = int64_t{sampler.n_first} + sampler.n_suppress +
+                             (sampler.n_min > 0 ? sampler.n_ending : 0);
+    if (n_left < std::min<int64_t>(n_needed, n_vocab)) {
+        throw std::logic_error("the lane of the slot leaves too few candidates");
     }
-    sampler->n_min -= sampler->n_min > 0;
+}
+
+// From the likeliest tokens of a row, in any order.
+inline llama_token sample_lane(plr_sampler * sampler, const float * logits,
+                               const llama_token * ids, int32_t n_left, int32_t n_vocab) {
+    check_open(sampler);
+    check_lane(*sampler, n_left, n_vocab);
+    const auto has = [](const llama_token * list, int32_t n, llama_token id) {
+        return std::find(list, list + n, id) != list + n;
+    };
+    llama_token_data_array view = {places(n_left), 0, -1, false};
+    for (int32_t i = 0; i < n_left; ++i) {
+        const bool forbidden = has(sampler->suppress, sampler->n_suppress, ids[i]) ||
+                               (sampler->n_min > 0 && has(sampler->ending, sampler->n_ending, ids[i]));
+        if (logits[i] > -INFINITY && !forbidden) {  // and not NaN
+            view.data[view.size++] = llama_token_data{ids[i], logits[i], 0.0f};
+        }
+    }
+    keep_first(view, sampler->n_first);
+    const llama_token token = draw(sampler->chain, view);
+    if (sampler->logprobs != nullptr) {
+        logprobs::read_view(view, token, *sampler->logprobs);
+    }
+    accept(*sampler, token);
+    ++sampler->n_on_lane;
     return token;
 }
 

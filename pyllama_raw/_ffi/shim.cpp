@@ -156,18 +156,25 @@ static llama_token sample_row(llama_context * ctx, const llama_batch * batch, in
     if (row < 0 || row >= batch->n_tokens || batch->logits[row] == 0) {
         throw std::out_of_range("the row is no output of this batch");
     }
+    // A device that cannot select leaves no candidates, and the whole row.
+    const auto n_left = static_cast<int32_t>(llama_get_sampled_candidates_count_ith(ctx, row));
+    if (n_left > 0) {
+        return row_sampling::sample_lane(sampler, llama_get_sampled_logits_ith(ctx, row),
+                                         llama_get_sampled_candidates_ith(ctx, row), n_left,
+                                         n_vocab);
+    }
     float * logits = llama_get_logits_ith(ctx, row);
     if (logits == nullptr) {
         throw std::runtime_error("the row has no logits");
     }
-    return row_sampling::sample_and_accept(sampler, logits, n_vocab);
+    return row_sampling::sample_row(sampler, logits, n_vocab);
 }
 
 extern "C" int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab,
                           llama_token * token) {
     *token = LLAMA_TOKEN_NULL;
     return guarded<int>(PLR_EXCEPTION, [&] {
-        *token = row_sampling::sample_and_accept(sampler, logits, n_vocab);
+        *token = row_sampling::sample_row(sampler, logits, n_vocab);
         return 0;
     });
 }
@@ -179,13 +186,23 @@ extern "C" int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * ro
         const int32_t n_vocab = n_vocab_of(ctx);
         for (int32_t i = 0; i < n_rows; ++i) {
             const float * logits = llama_get_logits_ith(ctx, rows[i]);
-            if (logits == nullptr) {
+            if (logits == nullptr || llama_get_sampled_candidates_count_ith(ctx, rows[i]) > 0) {
                 throw std::runtime_error("the row has no logits");
             }
             plr_logprobs out = {n_top, false, 0, 0.0f, ids + i * n_top, values + i * n_top};
             logprobs::read_row(logits, n_vocab, tokens[i], out);
             chosen[i] = out.value;
             std::fill(out.ids + out.n_found, out.ids + n_top, LLAMA_TOKEN_NULL);
+        }
+        return 0;
+    });
+}
+
+extern "C" int plr_set_lanes(llama_context * ctx, int32_t n_lanes,
+                             llama_sampler * const * chains) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        for (int32_t i = 0; i < n_lanes; ++i) {
+            llama_set_sampler(ctx, i, chains[i]);  // false: not on this device, rows stay whole
         }
         return 0;
     });

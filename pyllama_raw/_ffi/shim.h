@@ -70,8 +70,19 @@ typedef struct plr_sampler {
     int32_t                  n_suppress; /* below 0: the sampler was closed */
     int32_t                  n_ending;
     int32_t                  n_min;      /* counted down with every token sampled */
+    int32_t                  n_first;    /* the chain looks at that many of the likeliest; 0: all */
+    int32_t                  n_on_host;  /* out: tokens chosen from a row of logits */
+    int32_t                  n_on_lane;  /* out: from what the backend sampler of a slot left */
     plr_logprobs           * logprobs;   /* NULL, or filled with every token sampled */
 } plr_sampler;
+
+/*
+ * Let chains[i] run in the graph for sequence i from the next decode on; NULL: nothing. Chains
+ * are used once in their life, outlive the context, and only select the likeliest tokens. Their
+ * rows take samplers with n_first above 0, and none with grammar, mask, bias or logprobs of the
+ * model: the row itself stays on the device.
+ */
+int plr_set_lanes(struct llama_context * ctx, int32_t n_lanes, struct llama_sampler * const * chains);
 
 typedef struct plr_times {
     int64_t decode_ns;   /* llama_decode and llama_synchronize */
@@ -90,6 +101,7 @@ void         plr_runner_free(plr_runner * runner);
  *   samplers[i] how to sample it
  *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
  *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
+ * A row of a sequence with a lane is sampled from what the lane left of it.
  * A batch of nothing but sampled rows is advanced: it holds the sampled tokens at the next
  * positions, ready for the next step. With *ahead* its decode begins at once. Then either
  * the next call is a step of the same batch, or plr_drop(), before anything else touches the

@@ -141,6 +141,11 @@ def add_engine(parser: ArgumentParser) -> None:
         help="an output does not depend on what runs beside it",
     )
     group.add_argument(
+        "--sampler-placement",
+        choices=("auto", "backend", "host"),
+        help="where tokens are chosen (auto)",
+    )
+    group.add_argument(
         "--context-full", choices=("stop", "shift"), help="when a slot is full (stop)"
     )
     group.add_argument("--threads", dest="n_threads", type=int)
@@ -213,6 +218,7 @@ def engine_config(options: Namespace) -> EngineConfig:
         scheduler=SchedulerConfig(max_waiting_tokens=2**40, **scheduler),
         cache=CacheConfig(**given(options, CacheConfig.model_fields)),
         deterministic=options.deterministic,
+        **given(options, ("sampler_placement",)),
     )
 
 

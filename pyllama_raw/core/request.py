@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pyllama_raw.errors import PyllamaError
 
@@ -69,6 +69,13 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]  # (id, logprob) of the likely ones, best first
 
 
+class SamplerUse(NamedTuple):
+    """Where the tokens of a request were chosen; backend: all of them."""
+
+    placement: Literal["backend", "host"]
+    why: str  # not on the backend; empty if they were
+
+
 class Delta(NamedTuple):
     """One output token. Whoever reads it makes it text: the engine has no time to."""
 
@@ -91,6 +98,7 @@ class Finished:
     n_preempted: int
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
+    sampler: SamplerUse | None = None  # written by the engine; None: no tokens
 
 
 Event = Delta | Finished

@@ -13,7 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from pyllama_raw.core.request import Request, TokenLogprobs
+from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 
 NONE: Mapping[int, Any] = MappingProxyType({})
@@ -179,8 +179,8 @@ class Executor(Protocol):
     def open(self, request: Request) -> None:
         """Prepare the sampler of *request*. Raises RequestError; the request then ends."""
 
-    def close(self, request_id: int) -> None:
-        """Free what open() made; unknown ids are ignored."""
+    def close(self, request_id: int) -> SamplerUse | None:
+        """Free what open() made and tell how it was used; unknown ids are ignored."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run *plan*. Failures of libllama come back as a status, never as an exception."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig
@@ -15,11 +14,13 @@ from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshots import SnapshotCost
+from pyllama_raw.engine import placement
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
+from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.state_file import HEADER_BYTES
@@ -27,6 +28,7 @@ from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.sampler import SamplerChain
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
@@ -64,14 +66,23 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     flag = AbortFlag()
     store = open_store(model, config, fields | {"n_seq_max": layout.n_seq_max})
     files = None if store is None else DiskWriter(store)
+
+    def make_context(lanes: Sequence[SamplerChain]) -> Context:
+        n_seq_max = layout.n_seq_max
+        return Context(model, n_seq_max=n_seq_max, abort=flag, lanes=lanes, **fields)
+
+    n_slots = config.scheduler.n_slots
     executor = NativeExecutor(
-        partial(Context, model, n_seq_max=layout.n_seq_max, abort=flag, **fields),
+        make_context,
         model.vocab.eog_tokens,
+        lanes=Lanes(model.vocab, n_slots, unwanted=placement.refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=files,
     )
     try:
+        if config.sampler_placement == "auto" and not executor.lanes.unwanted:
+            executor.lanes.settle(placement.lanes_pay(executor.context, n_slots))
         scheduler = _make_scheduler(executor.context, config, layout, store)
     except BaseException:
         executor.shutdown()

@@ -13,24 +13,30 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from pyllama_raw.core.request import Request
+from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.constraint import GrammarConstraint
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskConstraint, MaskState
+from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import Scores
-from pyllama_raw.errors import InvalidBatch, PyllamaError, SamplingFailed
+from pyllama_raw.errors import (
+    InvalidBatch,
+    NativeError,
+    PyllamaError,
+    SamplingFailed,
+)
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
-from pyllama_raw.native.sampler import RowSampler, RowSamplers
+from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from pyllama_raw.sampling.params import SamplingParams
 
 
@@ -39,7 +45,9 @@ class NativeExecutor:
     One context, and a sampler for each open request.
 
     Args:
-        make_context: makes an empty context; called again when one has failed.
+        make_context: makes an empty context with the given lanes; called again when one
+            has failed.
+        lanes: of all its contexts.
         eog_tokens: what ignore_eos forbids.
         kind: whether the memory can forget the last tokens of a slot, and how it is
             captured.
@@ -49,9 +57,10 @@ class NativeExecutor:
 
     def __init__(
         self,
-        make_context: Callable[[], Context],
+        make_context: Callable[[Sequence[SamplerChain]], Context],
         eog_tokens: Iterable[int],
         *,
+        lanes: Lanes,
         kind: SnapshotKind,
         scratch: int,
         disk: DiskWriter | None = None,
@@ -62,7 +71,8 @@ class NativeExecutor:
         self._scratch = scratch
         self._disk = disk
         self._copied = CopyTimes()
-        self._use(make_context())
+        self.lanes = lanes
+        self._use(make_context(lanes.fresh()))
         self._batch = Batch(self.context.max_tokens)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
@@ -74,7 +84,7 @@ class NativeExecutor:
 
     @property
     def times(self) -> StepTimes:
-        copied = self._copied
+        copied, lanes = self._copied, self.lanes.counts
         return StepTimes(
             self._n_steps,
             self._n_dropped,
@@ -82,6 +92,9 @@ class NativeExecutor:
             self._sample_ns / 1e9,
             copied.capture_ns / 1e9,
             copied.restore_ns / 1e9,
+            lanes.attaches,
+            lanes.reserves,
+            lanes.fallbacks,
         )
 
     def open(self, request: Request) -> None:
@@ -101,16 +114,19 @@ class NativeExecutor:
         )
         sampler = self._samplers[request.request_id]
         self._scores.open(request.request_id, params, sampler)
+        self.lanes.open(request.request_id, params, sampler)
         if isinstance(started, MaskState):
             self._masks[request.request_id] = started
 
-    def close(self, request_id: int) -> None:
-        """Free the sampler."""
+    def close(self, request_id: int) -> SamplerUse | None:
+        """Free the sampler; tells where it chose its tokens."""
         sampler = self._samplers.pop(request_id, None)
-        if sampler is not None:
-            sampler.close()
-            self._masks.pop(request_id, None)
-            self._scores.close(request_id)
+        if sampler is None:
+            return None
+        sampler.close()
+        self._masks.pop(request_id, None)
+        self._scores.close(request_id)
+        return self.lanes.close(request_id, sampler)
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
@@ -141,6 +157,9 @@ class NativeExecutor:
             outcome = self._compute(chunks, goes_on and self._can_drop)
         except InvalidBatch as error:
             return StepResult(DecodeStatus.INVALID, error=error)
+        except NativeError as error:  # lanes could not be switched
+            self._rebuild()
+            return StepResult(DecodeStatus.FAILED, error=error)
         self._n_steps += 1
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
@@ -157,6 +176,7 @@ class NativeExecutor:
         request_ids = [chunk.request_id for chunk in chunks]
         if request_ids != [chunk.request_id for chunk in self._advanced]:
             self._drop()
+            self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
         outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
@@ -247,7 +267,8 @@ class NativeExecutor:
 
     def _rebuild(self) -> None:
         self.context.close()  # first, so that there is memory for the new one
-        self._use(self._make_context())
+        self.lanes.give_up()
+        self._use(self._make_context(self.lanes.fresh()))
 
     def _use(self, context: Context) -> None:
         self.context = context

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from threading import Thread, current_thread
 from typing import Any, TypeVar
@@ -246,12 +247,14 @@ class EngineThread:
         woken: dict[object, list[Stream]] = {}
         for event in events:
             stream = streams[event.request_id]
-            stream.events.append(event)
             if type(event) is Finished:
                 del streams[event.request_id]
-                self._executor.close(event.request_id)
-            elif not stream.eager:
-                continue
+                used = self._executor.close(event.request_id)
+                stream.events.append(replace(event, sampler=used))
+            else:
+                stream.events.append(event)
+                if not stream.eager:
+                    continue
             ready = woken.get(stream.loop)
             if ready is None:
                 woken[stream.loop] = [stream]

@@ -17,7 +17,7 @@ import numpy as np
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.native import stages
 from pyllama_raw.native.grammar import Grammar
-from pyllama_raw.native.sampler import RowSampler, SamplerChain
+from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
 from pyllama_raw.native.stages import Stage
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling.params import SamplingParams
@@ -46,31 +46,39 @@ def open_sampler(
     suppress = {*params.suppress_tokens, *vocab.suppress_tokens}
     if params.ignore_eos:
         suppress |= vocab.eog_tokens
+    chain, n_first = _chain(params, vocab, prompt)
     return RowSampler(
-        _chain(params, vocab, prompt),
+        chain,
         sorted(suppress),
         ending=sorted(ending) if params.min_tokens else (),
         n_min=params.min_tokens,
         bias=params.logit_bias,
         grammar=grammar,
         mask=mask,
+        n_first=n_first,
     )
 
 
 def _chain(
     params: SamplingParams, vocab: Vocab, prompt: array[int]
-) -> SamplerChain | None:
+) -> tuple[SamplerChain | None, int]:
+    """The chain, and the size of the top-k it begins with; 0: it does not."""
     n_ctx = min(vocab.model.n_ctx_train, stages.HISTORY_MAX)
     reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
     wanted = stages_of(params, reach)
     if not wanted:
-        return None
+        return None, 0
     chain = SamplerChain.build(wanted, vocab)
     n_history = params.n_history(reach.n_most)
     if n_history:
         seen = prompt[-n_history:]
         chain.accept(np.frombuffer(seen, np.int32))
-    return chain
+    return chain, _n_first(wanted[0])
+
+
+def _n_first(stage: Stage) -> int:
+    k = stage.k if isinstance(stage, stages.TopK) else 0
+    return k if k <= FIRST_MAX else 0
 
 
 class Reach(NamedTuple):

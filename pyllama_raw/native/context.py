@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest
+from pyllama_raw.errors import (
+    ContextFailed,
+    InvalidBatch,
+    InvalidRequest,
+    NativeError,
+)
 from pyllama_raw.native import log
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.demand import check_memory
+from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.lanes import pointers_of, seq_configs
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowScores, check_top
 from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
-from pyllama_raw.native.sampler import RowSamplers
+from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 
 
 class StepOutcome(NamedTuple):
@@ -45,6 +53,7 @@ class Context(SlotMemory):
     Args:
         n_seq_max: number of slots.
         abort: stops a decode while it is set; kept alive by the context.
+        lanes: lanes[i] runs in the graph for slot i, see set_lanes().
         fields: of ContextConfig, all optional; n_ctx and n_threads as numbers.
 
     Raises:
@@ -61,11 +70,14 @@ class Context(SlotMemory):
         *,
         n_seq_max: int,
         abort: AbortFlag | None = None,
+        lanes: Sequence[SamplerChain] = (),
         **fields: Any,
     ) -> None:
         model_ptr = model.ptr
         params = context_params(fields, n_seq_max=n_seq_max)
         check_memory(model, params)
+        configs = seq_configs(lanes, n_seq_max)
+        params.samplers, params.n_samplers = configs, len(lanes)
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
         since = log.mark()
@@ -73,7 +85,9 @@ class Context(SlotMemory):
         if pointer == ffi.NULL:
             said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
             raise ContextFailed("llama_init_from_model", None, said)
-        parents = [model] if abort is None else [model, abort]  # C reads the flag
+        parents: list[Handle] = [model, *lanes]
+        if abort is not None:
+            parents.append(abort)  # C reads the flag
         runner = lib.plr_runner_new()
         if runner == ffi.NULL:
             lib.llama_free(pointer)
@@ -146,6 +160,29 @@ class Context(SlotMemory):
             )
         )  # fmt: skip
 
+    def set_lanes(self, lanes: Sequence[SamplerChain]) -> None:
+        """
+        Let lanes[i] run in the graph for slot i, and nothing for the other slots.
+
+        Of the rows of such a slot only candidates leave the device: logits() and score()
+        refuse them, and step() samples them with a RowSampler that has n_first. The next
+        decode prepares all graphs anew. Not while a step is begun ahead.
+
+        Args:
+            lanes: at most n_seq_max, each a top-k, used for the first time; kept alive.
+
+        Raises:
+            InvalidRequest: too many, or one was a lane before.
+            NativeError: libllama threw; the context cannot be used any more.
+        """
+        ptr = self.ptr
+        chains = pointers_of(lanes, self.n_seq_max)
+        for lane in lanes:
+            self.keep(lane)
+        code = lib.plr_set_lanes(ptr, self.n_seq_max, chains)
+        if code:
+            raise NativeError("llama_set_sampler", code, last_error())
+
     def drop(self) -> bool:
         """
         Stop what step() has begun ahead and wait for it; False if that was nothing.
@@ -176,12 +213,16 @@ class Context(SlotMemory):
     def logits(self, row: int) -> NDArray[np.float32]:
         """A copy [n_vocab] of the output row at place *row* of the last batch."""
         found = ffi.NULL
-        if 0 <= row < self.max_tokens:
+        if 0 <= row < self.max_tokens and not self._is_on_lane(row):
             found = lib.llama_get_logits_ith(self.ptr, row)
         if found == ffi.NULL:
-            raise InvalidRequest("row", row, "a row of the last batch with output")
+            allowed = "a row of the last batch with output, of a slot without a lane"
+            raise InvalidRequest("row", row, allowed)
         raw = ffi.buffer(found, 4 * self._n_vocab)
         return np.frombuffer(raw, np.float32).copy()
+
+    def _is_on_lane(self, row: int) -> bool:
+        return bool(lib.llama_get_sampled_candidates_count_ith(self.ptr, row))
 
     def score(
         self, rows: NDArray[np.int32], tokens: NDArray[np.int32], n_top: int

@@ -92,6 +92,13 @@ class Handle:
             raise ClosedError(f"{type(self).__name__} is closed")
         return self._resource
 
+    def keep(self, parent: Handle) -> None:
+        """Have *parent* freed after this one, as if it had been given at first."""
+        with _lock:
+            owner = parent._open_resource()
+            self._open_resource().parents.append(owner)
+            owner.n_children += 1
+
     @property
     def ptr(self) -> Any:
         """The C pointer. Raises ClosedError after close()."""

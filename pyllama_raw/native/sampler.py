@@ -8,7 +8,7 @@ must not be sampled, what its logits get added, and a grammar.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,18 @@ from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowLogprobs
-from pyllama_raw.native.stages import Stage
+from pyllama_raw.native.stages import Stage, check
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
+
+FIRST_MAX = 128  # candidates that are worth choosing before all else is done
 
 
 class SamplerChain(Handle):
-    """A llama_sampler chain. Belongs to one request."""
+    """A llama_sampler chain. Belongs to one request, or is the lane of a slot."""
+
+    spent = (
+        False  # was a lane: libllama takes a chain once, and apply() would skip stages
+    )
 
     @classmethod
     def build(cls, stages: Sequence[Stage], vocab: Vocab) -> Self:
@@ -61,9 +67,20 @@ class SamplerChain(Handle):
         """As newly built: the same seed draws the same tokens again."""
         lib.llama_sampler_reset(self.ptr)
 
+    def spend(self) -> Any:
+        """The pointer, for a context that runs the chain in its graph; for the only time."""
+        if self.spent:
+            raise InvalidRequest("chain", "a lane", "chains that never were one")
+        self.spent = True
+        return self.ptr
+
     @property
     def names(self) -> tuple[str, ...]:
-        """The stages in order; a question mark is one that does nothing."""
+        """
+        The stages in order.
+
+        A question mark is one that does nothing; a plus runs in the graph, a minus cannot.
+        """
         ptr = self.ptr
         found = []
         for i in range(lib.llama_sampler_chain_n(ptr)):
@@ -86,6 +103,8 @@ class RowSampler:
         grammar: what the token must be allowed by.
         mask: uint32 [ceil(n_vocab / 32)], one bit a token, read at every sampling; None:
             all may be sampled.
+        n_first: the chain begins with a top-k of so many, 0 to FIRST_MAX; 0: with anything.
+            Rows of a slot with a lane need it.
     """
 
     def __init__(
@@ -98,10 +117,14 @@ class RowSampler:
         bias: Mapping[int, float] | None = None,
         grammar: Grammar | None = None,
         mask: NDArray[np.uint32] | None = None,
+        n_first: int = 0,
     ) -> None:
         for name, tokens in (("suppress", suppress), ("ending", ending)):
             _check_tokens(name, tokens)
         _check_tokens("bias", bias or ())
+        check("n_first", n_first, 0, FIRST_MAX)
+        if chain is not None and chain.spent:
+            raise InvalidRequest("chain", "a lane", "chains that never were one")
         self.chain, self.grammar, self.mask = chain, grammar, mask
         self._suppress = ffi.new("llama_token[]", list(suppress))
         self._ending = ffi.new("llama_token[]", list(ending))
@@ -115,12 +138,25 @@ class RowSampler:
         self._struct.suppress, self._struct.n_suppress = self._suppress, len(suppress)
         self._struct.ending, self._struct.n_ending = self._ending, len(ending)
         self._struct.n_min = n_min
+        self.n_first = 1 if chain is None else n_first
+        self.n_forbidden = len(suppress) + len(ending)  # at most
+        self._struct.n_first = self.n_first
         self.address = int(ffi.cast("uintptr_t", self._struct))
 
     def watch(self, logprobs: RowLogprobs | None) -> None:
         """Fill *logprobs* with every token from now on."""
         self._logprobs = logprobs
         self._struct.logprobs = ffi.NULL if logprobs is None else logprobs.ptr
+
+    @property
+    def n_on_host(self) -> int:
+        """Tokens chosen from a row of logits."""
+        return int(self._struct.n_on_host)
+
+    @property
+    def n_on_lane(self) -> int:
+        """Tokens chosen from what the lane of a slot left."""
+        return int(self._struct.n_on_lane)
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """

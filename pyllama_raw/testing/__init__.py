@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.core.request import Request, TokenLogprobs
+from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
@@ -153,9 +153,12 @@ class FakeExecutor:
         if isinstance(request.sampling, SamplingParams):
             self._asked[request.request_id] = request.sampling
 
-    def close(self, request_id: int) -> None:
+    def close(self, request_id: int) -> SamplerUse | None:
+        """Tells that the tokens came from the host, for known ids."""
+        known = request_id in self.opened
         self.opened.discard(request_id)
         self._asked.pop(request_id, None)
+        return SamplerUse("host", "it is a fake") if known else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Check *plan* against the memory, then compute it or fail as told."""
