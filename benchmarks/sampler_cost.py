@@ -1,16 +1,20 @@
 """
-What the host sampler costs a row and a request, by stages, for the vocabulary of the model.
+What sampling costs a row and a request, by stages, for the vocabulary of the model.
 
-Random logits, no model is computed. `row_us` is one call that samples and accepts, a copy
-of the logits not included; `open_us` builds and frees what samples one request with a
-prompt of 500 tokens. Medians of 200.
+On the host: random logits, no model is computed. `row_us` is one call that samples and
+accepts, a copy of the logits not included; `open_us` builds and frees what samples one
+request with a prompt of 500 tokens. Medians of 200.
+
+In the graph: what a decode of 8 rows takes longer than one in which nothing is sampled,
+by row. `first_ms` is how much longer the decode takes that prepares the graphs.
 """
 
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,9 +24,15 @@ from load.measure import Report, arguments, parse
 
 from pyllama_raw import SamplingParams
 from pyllama_raw.engine.sampling import open_sampler
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.sampler import FIRST_MAX, SamplerChain
+from pyllama_raw.native.stages import Draw, Greedy, Nucleus, Stage, Temperature, TopK
 
 N = 200
+N_SLOTS = 8
+N_DECODES = 20  # a round
 PROMPT = array("i", range(100, 600))
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -46,6 +56,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+# What can run in the graph; a lane of an engine is the first of these.
+CHAIN = [Nucleus("top_p", 0.95), Nucleus("min_p", 0.05), Temperature(0.8), Draw(1)]
+GRAPHS: dict[str, Sequence[Stage]] = {
+    "nothing": (),
+    f"top_k {FIRST_MAX}": [TopK(FIRST_MAX)],
+    "greedy": [Greedy()],
+    "defaults": [TopK(40), *CHAIN],
+}
+
+
 def median_us(work: Callable[[], object], before: Callable[[], object]) -> float:
     """Microseconds of *work*, *before* not included."""
     times = []
@@ -55,6 +75,42 @@ def median_us(work: Callable[[], object], before: Callable[[], object]) -> float
         work()
         times.append(perf_counter() - started)
     return 1e6 * median(times)
+
+
+def in_graph(model: Model, options: Namespace, report: Report) -> None:
+    """Decode 8 rows, with the same stages for each slot, in interleaved rounds."""
+    steps: dict[str, list[float]] = {name: [] for name in GRAPHS}
+    firsts: dict[str, list[float]] = {name: [] for name in GRAPHS}
+    fields = {"n_ctx": 256 * N_SLOTS, "n_threads": options.threads}
+    with Context(model, n_seq_max=N_SLOTS, **fields) as context:
+        for _ in range(options.rounds):
+            for name, wanted in GRAPHS.items():
+                chains = [
+                    SamplerChain.build(wanted, model.vocab)
+                    for _ in range(N_SLOTS if wanted else 0)
+                ]
+                context.set_lanes(chains)
+                first, *times = decodes_ms(context)
+                firsts[name].append(first - median(times))
+                steps[name] += times
+    nothing = median(steps["nothing"])
+    for name, times in steps.items():
+        row_us = 1e3 * (median(times) - nothing) / N_SLOTS
+        first_ms = median(firsts[name])
+        report.add(stages=f"graph: {name}", row_us=row_us, first_ms=first_ms)
+
+
+def decodes_ms(context: Context) -> list[float]:
+    """Milliseconds of decodes one after the other; the first prepares the graphs."""
+    batch, times = Batch(N_SLOTS), []
+    for pos in range(N_DECODES + 1):
+        batch.clear()
+        batch.add_rows([100] * N_SLOTS, [pos] * N_SLOTS, list(range(N_SLOTS)))
+        started = perf_counter()
+        context.decode(batch)
+        times.append(1e3 * (perf_counter() - started))
+    context.clear()
+    return times
 
 
 def main() -> int:
@@ -78,6 +134,7 @@ def main() -> int:
             )
             sampler.close()
             report.add(stages=name, row_us=row_us, open_us=open_us)
+        in_graph(model, options, report)
     return report.finish()
 
 

@@ -136,7 +136,11 @@ def test_every_chat_has_all_its_turns():
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("script", "arguments"),
-    [("soak.py", ["--requests", "40"]), ("interference.py", ["--no-peers"])],
+    [
+        ("soak.py", ["--requests", "40"]),
+        ("interference.py", ["--no-peers"]),
+        ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
+    ],
 )
 def test_script_runs(script, arguments, tmp_path):
     """
