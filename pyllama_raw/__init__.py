@@ -14,7 +14,12 @@ from pyllama_raw.config import (
     SchedulerConfig,
 )
 from pyllama_raw.core.cache_stats import CacheStats
-from pyllama_raw.core.request import CacheTier, FinishReason, TokenLogprobs
+from pyllama_raw.core.request import (
+    CacheTier,
+    FinishReason,
+    SamplerUse,
+    TokenLogprobs,
+)
 from pyllama_raw.errors import (
     BadGrammar,
     BadSchema,
@@ -70,6 +75,7 @@ __all__ = [
     "RequestError",
     "RequestOptions",
     "Result",
+    "SamplerUse",
     "SamplingParams",
     "SchedulerConfig",
     "Score",

@@ -138,12 +138,13 @@ def record(outcome: Outcome) -> dict[str, Any]:
 def _fields(result: Result) -> dict[str, Any]:
     timings = asdict(result.timings)
     timings.pop("itl_s")
-    fields = {
+    fields: dict[str, Any] = {
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),
         "timings": timings,
+        "sampler": None if result.sampler is None else result.sampler._asdict(),
     }
     for name in ("logprobs", "prompt_logprobs"):
         if found := getattr(result, name):

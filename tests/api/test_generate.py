@@ -12,6 +12,7 @@ from pyllama_raw import (
     PromptTooLong,
     QueueFull,
     Result,
+    SamplerUse,
     SamplingParams,
     Unsupported,
 )
@@ -69,6 +70,16 @@ async def test_usage_and_timings_are_filled():
     assert 0 <= timings.queue_s <= timings.ttft_s <= timings.e2e_s
     assert 0 < timings.itl_p50_s <= timings.itl_p99_s
     assert 0 < timings.tpot_s <= timings.itl_p99_s
+
+
+async def test_a_result_tells_where_it_was_sampled():
+    """
+    What the executor says when it closes the request.
+    """
+    async with fake_engine() as engine:
+        result = await engine.complete("hello", SamplingParams(max_tokens=5))
+
+    assert result.sampler == SamplerUse("host", "it is a fake")
 
 
 async def test_one_token_has_no_gaps():

@@ -2,7 +2,7 @@
 
 import io
 
-from pyllama_raw.core.request import FinishReason, TokenLogprobs
+from pyllama_raw.core.request import FinishReason, SamplerUse, TokenLogprobs
 from pyllama_raw.results import Result, Timings, Usage
 
 
@@ -35,4 +35,5 @@ def make_result(
         seed=7,
         index=index,
         logprobs=logprobs,
+        sampler=SamplerUse("host", "of a test"),
     )

@@ -24,3 +24,16 @@ def test_cache_flags_reach_the_configuration():
         max_disk_bytes=3 * 2**29,
     )
     assert engine_config(parser.parse_args([])).cache == CacheConfig()
+
+
+def test_the_sampler_placement_can_be_chosen():
+    """
+    As the field of the configuration; not given, it is that of the default.
+    """
+    parser = ArgumentParser()
+    add_engine(parser)
+
+    given = engine_config(parser.parse_args(["--sampler-placement", "host"]))
+
+    assert given.sampler_placement == "host"
+    assert engine_config(parser.parse_args([])).sampler_placement == "auto"

@@ -160,6 +160,7 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
                 "tpot_s": None,
                 "e2e_s": 1.0,
             },
+            "sampler": {"placement": "host", "why": "of a test"},
         },
         {"index": 0, "error": {"type": "InvalidRequest", "message": str(ERROR)}},
     ]

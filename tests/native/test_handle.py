@@ -48,6 +48,22 @@ def test_leaving_the_block_closes():
     assert freed == ["p"]
 
 
+def test_a_parent_may_come_later():
+    """
+    What keep() names is freed after the handle, like a parent from the start.
+    """
+    freed: list[str] = []
+    handle, late = Handle("handle", freed.append), Handle("late", freed.append)
+    handle.keep(late)
+
+    late.close()
+    assert freed == []
+    handle.close()
+    assert freed == ["handle", "late"]
+    with pytest.raises(ClosedError):
+        handle.keep(late)
+
+
 def test_a_forgotten_handle_is_freed():
     """
     The finaliser frees what nobody closed.

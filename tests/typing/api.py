@@ -11,6 +11,7 @@ from pyllama_raw import (
     Generation,
     PyllamaError,
     Result,
+    SamplerUse,
     SamplingParams,
     Score,
     TokenLogprobs,
@@ -35,6 +36,7 @@ async def stream() -> None:
         assert_type(generation.results, tuple[Result, ...])
         assert_type(generation.errors, dict[int, PyllamaError])
         assert_type(generation.result.logprobs, tuple[TokenLogprobs, ...])
+        assert_type(generation.result.sampler, SamplerUse | None)
         assert_type((await engine.score("a")).perplexity, float)
         assert_type(engine.stats(), EngineStats)
 
