@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure; a hang is found by pytest's own limit.
+settings.register_profile("pyllama_raw", deadline=None)
+settings.load_profile("pyllama_raw")
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -7,39 +7,36 @@ what the machine computes in `target_s`. The speed is learned from the steps the
 
 from __future__ import annotations
 
+from pyllama_raw.core.speed import PrefillSpeed
+
 FIRST_BUDGET = 64  # before anything was measured
 IDLE_FACTOR = 4  # a step that stalls no stream may take longer
-MIN_OBSERVED = 16  # smaller steps are bound by memory, not by tokens
-SMOOTHING = 0.25  # weight of the newest step
 GRAIN = 16  # matrix kernels like multiples
 
 
 class StepBudget:
     """Token budget of the next step: a fixed number, or one learned from step times."""
 
-    def __init__(self, fixed: int | None, target_s: float, max_tokens: int) -> None:
+    def __init__(
+        self,
+        fixed: int | None,
+        target_s: float,
+        max_tokens: int,
+        speed: PrefillSpeed,
+    ) -> None:
         self._fixed = fixed
         self._target_s = target_s
         self._max_tokens = max_tokens
-        self._tokens_per_s: float | None = None
-
-    def observe(self, n_tokens: int, seconds: float) -> None:
-        """Learn from a step of *n_tokens* that took *seconds*."""
-        if n_tokens < MIN_OBSERVED or seconds <= 0:
-            return
-        speed = n_tokens / seconds
-        known = self._tokens_per_s
-        self._tokens_per_s = (
-            speed if known is None else known + SMOOTHING * (speed - known)
-        )
+        self._speed = speed
 
     def limit(self, *, streams: bool) -> int:
         """Tokens the next step may hold, 1 to max_tokens; *streams*: some are decoding."""
         if self._fixed is not None:
             return min(self._fixed, self._max_tokens)
         target = self._target_s if streams else self._target_s * IDLE_FACTOR
-        if self._tokens_per_s is None:
+        tokens_per_s = self._speed.tokens_per_s
+        if tokens_per_s is None:
             wanted = FIRST_BUDGET
         else:
-            wanted = int(self._tokens_per_s * target) // GRAIN * GRAIN
+            wanted = int(tokens_per_s * target) // GRAIN * GRAIN
         return max(min(wanted, self._max_tokens), min(GRAIN, self._max_tokens))

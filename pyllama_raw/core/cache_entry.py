@@ -70,6 +70,11 @@ class Hit:
     def entries(self) -> tuple[Entry, ...]:
         return tuple(span.entry for span in self.spans)
 
+    @property
+    def n_bytes(self) -> int:
+        """Of all snapshots: each is restored whole."""
+        return sum(span.entry.n_bytes for span in self.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:

@@ -1,8 +1,8 @@
 """
 What the prefix cache holds and has done.
 
-Rule: stored and reserved bytes together never pass the limit, nor do entries. What is
-pinned or reserved cannot be evicted, so room is promised only from the rest.
+Rule: stored, reserved and lent bytes together never pass the limit, nor do entries. What
+is pinned, reserved or lent cannot be evicted, so room is promised only from the rest.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class CacheStats:
     n_reserved: int
     n_bytes: int  # of entries, their tokens included
     n_reserved_bytes: int
+    n_lent_bytes: int  # of states on their way to files
     max_entries: int
     max_bytes: int
     disk: CacheStats | None = None  # of files; its host tokens are those read
@@ -68,24 +69,33 @@ class Ledger:
         self.n_entries = self.n_bytes = 0
         self.n_reserved = self.n_reserved_bytes = 0
         self.n_pinned = self.n_pinned_bytes = 0
+        self.n_lent_bytes = 0
         self.totals: Counter[str] = Counter()
         self.evictions: Counter[Eviction] = Counter()
         self.refusals: Counter[Refusal] = Counter()
 
-    def has_room(self, n_bytes: int) -> bool:
-        """Does one more entry of *n_bytes* fit now?"""
+    @property
+    def n_used_bytes(self) -> int:
+        return self.n_bytes + self.n_reserved_bytes + self.n_lent_bytes
+
+    @property
+    def n_fixed_bytes(self) -> int:
+        """What no eviction can free."""
+        return self.n_pinned_bytes + self.n_reserved_bytes + self.n_lent_bytes
+
+    def has_room(self, n_bytes: int, n_entries: int = 1) -> bool:
+        """Do so many more fit now?"""
         return (
-            self.n_bytes + self.n_reserved_bytes + n_bytes <= self.max_bytes
-            and self.n_entries + self.n_reserved < self.max_entries
+            self.n_used_bytes + n_bytes <= self.max_bytes
+            and self.n_entries + self.n_reserved + n_entries <= self.max_entries
         )
 
     def why_not(self, n_bytes: int) -> Refusal | None:
         """Why one more entry of *n_bytes* cannot fit, whatever is evicted; None: it can."""
         if n_bytes > self.max_bytes or self.max_entries == 0:
             return Refusal.TOO_BIG
-        n_fixed_bytes = self.n_pinned_bytes + self.n_reserved_bytes
         n_fixed = self.n_pinned + self.n_reserved
-        if n_fixed_bytes + n_bytes > self.max_bytes or n_fixed >= self.max_entries:
+        if self.n_fixed_bytes + n_bytes > self.max_bytes or n_fixed >= self.max_entries:
             return Refusal.NO_ROOM
         return None
 
@@ -139,6 +149,7 @@ class Ledger:
             n_reserved=self.n_reserved,
             n_bytes=self.n_bytes,
             n_reserved_bytes=self.n_reserved_bytes,
+            n_lent_bytes=self.n_lent_bytes,
             max_entries=self.max_entries,
             max_bytes=self.max_bytes,
         )

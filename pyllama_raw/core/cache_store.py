@@ -78,12 +78,14 @@ class EntryStore:
         else:
             self._release(entry)
 
-    def make_room(self, n_bytes: int, first: Iterable[Entry]) -> None:
-        """Evict until *n_bytes* fit, *first* before others; the ledger said it can be."""
+    def make_room(
+        self, n_bytes: int, n_entries: int = 1, first: Iterable[Entry] = ()
+    ) -> None:
+        """Evict until so much fits, *first* before others; the ledger said it can be."""
         for entry in first:
-            if not self._ledger.has_room(n_bytes) and self._may_go(entry):
+            if not self._ledger.has_room(n_bytes, n_entries) and self._may_go(entry):
                 self.forget(entry, Eviction.REPLACED)
-        while not self._ledger.has_room(n_bytes):
+        while not self._ledger.has_room(n_bytes, n_entries):
             victim = self._queue.pop(self._may_go)
             assert victim is not None, "room was promised that is not there"
             self.forget(victim, Eviction.SPACE)

@@ -8,6 +8,7 @@ is of use as a whole only, so are the host snapshots on the slot's path.
 Rules:
 1. A file can be found only when its writer has reported it complete.
 2. The bytes of a file that is being written count; what it displaces is deleted first.
+   So do, against the limit of host memory, those of its state until it is written.
 3. A file is read only if it saves many tokens more than memory does. A read that fails
    is a miss, and the file goes.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import NamedTuple, Self
 
 from pyllama_raw.core.cache_entry import Hit, Reservation
@@ -46,6 +48,13 @@ class KnownState(NamedTuple):
     n_bytes: int  # without those of the tokens, which the cache counts itself
 
 
+class Writing(NamedTuple):
+    """A file on its way."""
+
+    reservation: Reservation
+    free: Callable[[], None]  # the host memory of its state
+
+
 class DiskTier:
     """An index of files, and the operations that write, read and delete them."""
 
@@ -68,7 +77,7 @@ class DiskTier:
         self.cache = cache
         self._bound = bound
         self._n_writes = 0
-        self._writes: dict[int, Reservation] = {}
+        self._writes: dict[int, Writing] = {}
         self._reads: dict[int, Hit] = {}  # by slot
         self._superfluous: list[object] = []  # files found that are not in the index
         for state in known:
@@ -90,11 +99,15 @@ class DiskTier:
         self._reads[slot] = hit
         return Read(slot, hit.entries[0].payload, hit.n_tokens)
 
-    def save(self, slot: Slot) -> list[Operation]:
-        """What writes all that an idle slot holds, if no file has it."""
+    def save(self, slot: Slot, host: PrefixCache) -> list[Operation]:
+        """What writes all that an idle slot holds, if no file has it and *host* has room."""
         namespace, tokens = slot.namespace, array("i", slot.left)
         n_bytes = self._bound(len(tokens))
-        write_id = self._begin(namespace, tokens, n_bytes)
+        if not self._wants(namespace, tokens) or not host.lend(n_bytes):
+            return []
+        write_id = self._begin(
+            namespace, tokens, n_bytes, partial(host.give_back, n_bytes)
+        )
         if write_id is None:
             return []
         assert isinstance(namespace, str | None)
@@ -111,7 +124,12 @@ class DiskTier:
         while limit > 0 and (hit := host.match(namespace, path, limit)).entries:
             (entry,), limit = hit.entries, hit.n_tokens - 1
             tokens = path[: hit.n_tokens]
-            write_id = self._begin(namespace, tokens, self._bound(len(tokens)))
+            if not self._wants(namespace, tokens):
+                continue
+            host.pin(hit)
+            write_id = self._begin(
+                namespace, tokens, self._bound(len(tokens)), partial(host.unpin, hit)
+            )
             if write_id is not None:
                 assert isinstance(namespace, str | None)
                 export = Export(write_id, namespace, tokens.tobytes(), entry.payload)
@@ -120,7 +138,8 @@ class DiskTier:
 
     def end_write(self, write_id: int, written: Captured | None) -> None:
         """The file is complete; None: there is none."""
-        reservation = self._writes.pop(write_id)
+        reservation, free = self._writes.pop(write_id)
+        free()
         if written is None:
             self.cache.abandon(reservation)
         else:
@@ -140,19 +159,29 @@ class DiskTier:
         self._superfluous = []
         return [Delete(tuple(released))] if released else []
 
+    def _wants(self, namespace: Hashable, tokens: array[int]) -> bool:
+        """Whether a file of *tokens* would be of use, and is not there."""
+        return (
+            len(tokens) >= self.min_gain
+            and self.cache.max_bytes > 0
+            and isinstance(namespace, str | None)  # others end with this process
+            and self.cache.plan_store(namespace, tokens, len(tokens)) is not None
+        )
+
     def _begin(
-        self, namespace: Hashable, tokens: array[int], n_bytes: int
+        self,
+        namespace: Hashable,
+        tokens: array[int],
+        n_bytes: int,
+        free: Callable[[], None],
     ) -> int | None:
-        """Reserve room for a file; None if there shall be none."""
-        if len(tokens) < self.min_gain or not self.cache.max_bytes:
-            return None
-        if not isinstance(namespace, str | None):
-            return None  # it ends with this process
+        """Reserve room for a file; None, and the host memory is freed, if there is none."""
         reservation = self._reserve(namespace, tokens, n_bytes)
         if reservation is None:
+            free()
             return None
         self._n_writes += 1
-        self._writes[self._n_writes] = reservation
+        self._writes[self._n_writes] = Writing(reservation, free)
         return self._n_writes
 
     def _adopt(self, state: KnownState) -> None:

@@ -45,6 +45,7 @@ class PrefixCache:
     ) -> None:
         self.kind = kind
         self.max_bytes = max_bytes
+        self.stores = max_bytes > 0 and max_entries > 0
         self._layout = LAYOUTS[kind]
         self._ledger = Ledger(max_bytes, max_entries)
         self._store = EntryStore(self._layout, self._ledger, order_key)
@@ -146,6 +147,22 @@ class PrefixCache:
         self._store.unpin(reservation.plan.ground)
         self._ledger.refusals[Refusal.ABANDONED] += 1
 
+    def lend(self, n_bytes: int) -> bool:
+        """
+        Make room for *n_bytes* of host memory that hold no snapshot, by evicting if need be.
+
+        False if they cannot fit. Who got them calls give_back().
+        """
+        if self._ledger.n_fixed_bytes + n_bytes > self.max_bytes:
+            return False
+        self._store.make_room(n_bytes, n_entries=0)
+        self._ledger.n_lent_bytes += n_bytes
+        return True
+
+    def give_back(self, n_bytes: int) -> None:
+        """The memory is free again."""
+        self._ledger.n_lent_bytes -= n_bytes
+
     def clear(self, namespace: Hashable | None = None) -> int:
         """
         Forget the entries of *namespace*, or of all; returns the bytes freed at once.
@@ -190,7 +207,8 @@ class PrefixCache:
         self._store.check_integrity()
         assert ledger.n_reserved == len(reservations)
         assert ledger.n_reserved_bytes == sum(r.n_charged for r in reservations)
-        assert ledger.n_bytes + ledger.n_reserved_bytes <= ledger.max_bytes
+        assert ledger.n_lent_bytes >= 0
+        assert ledger.n_used_bytes <= ledger.max_bytes
         assert ledger.n_entries + ledger.n_reserved <= ledger.max_entries
         assert all(e.n_pins > 0 for r in reservations for e in r.plan.ground)
 

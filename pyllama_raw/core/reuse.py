@@ -2,9 +2,10 @@
 Where a sequence that gets a slot takes its first tokens from.
 
 In this order of preference: the memory of a slot, running or idle; a host snapshot if
-that reaches further; a file if that reaches much further; else they are computed. A sequence whose prefix another one is
-computing right now waits for it and takes it over, so n equal prompts cost one prefill.
-What an idle slot holds is captured before somebody else needs the place or the cells.
+that reaches further; a file if that reaches much further; else they are computed, also
+where that is faster. A sequence whose prefix another one is computing right now waits for
+it and takes it over, so n equal prompts cost one prefill. What an idle slot holds is
+captured before somebody else needs the place or the cells.
 
 Operations go into one list in the order they are decided, because they depend on each
 other: a slot may be copied first and emptied later in the same step.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Hashable
+from dataclasses import replace
 
 from pyllama_raw.core.cache_entry import Hit
 from pyllama_raw.core.disk_tier import DiskTier
@@ -23,6 +25,7 @@ from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import Slot, Slots
 from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
 from pyllama_raw.core.sources import Source, find_source
+from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import Copy, Operation, Release, StepResult, Trim
 
 Tier = Snapshots | DiskTier
@@ -39,6 +42,7 @@ class PrefixReuse:
         cache: PrefixCache,
         disk: DiskTier,
         operations: list[Operation],
+        prefill: PrefillSpeed,
         *,
         cost: SnapshotCost,
         interval: int,
@@ -55,6 +59,11 @@ class PrefixReuse:
         self.disk = disk
         self._slots = slots
         self._operations = operations
+        self._speeds = {
+            CacheTier.HOST: CopySpeed(prefill),
+            CacheTier.DISK: CopySpeed(prefill),
+        }
+        self._restoring: dict[int, tuple[CacheTier, int]] = {}  # by slot: bytes
         self._snapshots = Snapshots(
             cache, operations, cost=cost, interval=interval, can_cut=self._can_cut
         )
@@ -149,12 +158,25 @@ class PrefixReuse:
             sequence.n_cached, sequence.cache_tier = sequence.n_computed, tier
 
     def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
-        """The most that is kept of *sequence*; a file only if it has much more."""
+        """
+        The most that is kept of *sequence*, if a restore pays.
+
+        A file has to have much more than memory.
+        """
         hit = self._match(sequence)
+        if hit.n_tokens > n_live and not self._pays(hit, CacheTier.HOST, n_live):
+            hit = replace(hit, n_tokens=0, spans=())
         file = self.disk.match(sequence, self._slots.limits.n_fresh)
-        if file.n_tokens >= max(hit.n_tokens, n_live) + self.disk.min_gain:
+        best = max(hit.n_tokens, n_live)
+        if file.n_tokens >= best + self.disk.min_gain and self._pays(
+            file, CacheTier.DISK, best
+        ):
             return file, self.disk
         return hit, self._snapshots
+
+    def _pays(self, hit: Hit, tier: CacheTier, n_known: int) -> bool:
+        """Whether *hit* is sooner restored than what it has beyond *n_known* computed."""
+        return self._speeds[tier].pays(hit.n_bytes, hit.n_tokens - n_known)
 
     def _match(self, sequence: Sequence) -> Hit:
         return self._snapshots.match(sequence, self._slots.limits.n_fresh)
@@ -168,7 +190,9 @@ class PrefixReuse:
             tier.cache.unpin(hit)
             return
         self._slots.rewind(sequence, hit.n_tokens)
-        self._operations.append(tier.restore(sequence.slot or 0, hit))
+        slot = sequence.slot or 0
+        self._operations.append(tier.restore(slot, hit))
+        self._restoring[slot] = tier.tier, hit.n_bytes
         self._note_cached(sequence, tier.tier)
 
     # -- before and after a step -------------------------------------------------
@@ -199,12 +223,18 @@ class PrefixReuse:
 
     def writes(self, slot: Slot) -> list[Operation]:
         """What keeps in files what an idle slot holds."""
-        return [*self.disk.export(slot, self.cache), *self.disk.save(slot)]
+        return [
+            *self.disk.export(slot, self.cache),
+            *self.disk.save(slot, self.cache),
+        ]
 
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""
         self._snapshots.settle(result)
         self.disk.settle(result)
+        for index, (tier, n_bytes) in self._restoring.items():
+            self._speeds[tier].observe(n_bytes, result.restore_s.get(index, 0.0))
+        self._restoring.clear()
         for index in result.not_restored:
             self._lose(self._slots.all[index])
 

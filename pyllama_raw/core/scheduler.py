@@ -32,6 +32,7 @@ from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits, growth
 from pyllama_raw.core.snapshots import SnapshotCost
+from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Captured, Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import PromptTooLong
@@ -73,7 +74,10 @@ class Scheduler:
         self._max_overtakes = max_overtakes
         self._shifts_when_full = context_full == "shift" and limits.can_shift
         self._n_keep = n_keep
-        self._budget = StepBudget(token_budget, target_step_s, limits.n_batch)
+        self._speed = PrefillSpeed()
+        self._budget = StepBudget(
+            token_budget, target_step_s, limits.n_batch, self._speed
+        )
         self._turns = PrefillTurns(prefill_quantum)
         keeps = cache is not None
         self._roster = Roster(limits, max_waiting, max_waiting_tokens, keeps=keeps)
@@ -83,6 +87,7 @@ class Scheduler:
             cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0),
             disk or DiskTier.off(),
             self._roster.operations,
+            self._speed,
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
             keeps=keeps,
@@ -310,7 +315,7 @@ class Scheduler:
             elif wants_output:
                 self._roster.finish(sequence, result.row_errors[request_id], now)
         self._roster.counters.computed_tokens += n_tokens
-        self._budget.observe(n_tokens, now - self._started)
+        self._speed.observe(n_tokens, now - self._started)
 
     def _take_token(
         self,

@@ -54,7 +54,7 @@ class Snapshots:
         self._operations = operations
         self._cost = cost
         self._interval = interval
-        self._has_points = cache.max_bytes > 0 and not can_cut
+        self._has_points = cache.stores and not can_cut
         self._n_captures = 0
         self._captures: dict[int, Reservation] = {}
         self._restores: dict[int, Hit] = {}  # by slot

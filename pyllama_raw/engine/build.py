@@ -180,8 +180,8 @@ def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
         return None
     return PrefixCache(
         kind,
-        max_bytes=config.max_bytes if config.mode == "snapshots" else 0,
-        max_entries=config.max_entries,
+        max_bytes=config.max_bytes,
+        max_entries=config.max_entries if config.mode == "snapshots" else 0,
         order_key=ORDER_KEYS[config.eviction],
     )
 

@@ -2,8 +2,8 @@
 Files are written and deleted by a thread of their own, in the order they were decided.
 
 The engine thread copies a state out of the context and hands it over; it never waits for
-the disk. What the writer still has to do is bounded: a state that comes too fast is not
-written, and reported like one that failed.
+the disk. States on their way count against `max_bytes` of host memory, so those that come
+too fast are not even copied.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from queue import Queue
-from threading import Lock, Thread
+from threading import Thread
 
 from pyllama_raw.core.step import Captured
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.state_file import State, StoredFile
-
-MAX_PENDING_BYTES = 2**28  # of states on their way; a larger one goes alone
 
 
 class DiskWriter:
@@ -28,15 +26,10 @@ class DiskWriter:
         The engine thread calls; `report` is called by it or by the writer.
     """
 
-    def __init__(
-        self, store: DiskStore, max_pending_bytes: int = MAX_PENDING_BYTES
-    ) -> None:
+    def __init__(self, store: DiskStore) -> None:
         self.report: Callable[[int, Captured | None], None] = _ignore
         self.error: Exception | None = None  # the latest nobody expected
         self._store = store
-        self._max_pending_bytes = max_pending_bytes
-        self._pending_bytes = 0
-        self._lock = Lock()  # of _pending_bytes
         self._jobs: Queue[Callable[[], None] | None] = Queue()
         self._thread: Thread | None = None  # from the first job on
 
@@ -44,15 +37,7 @@ class DiskWriter:
         self, write_id: int, namespace: str | None, tokens: bytes, state: State
     ) -> None:
         """Write *state*, which must not change any more, and report the file or None."""
-        with self._lock:
-            total = self._pending_bytes + state.nbytes
-            accepted = not self._pending_bytes or total <= self._max_pending_bytes
-            if accepted:
-                self._pending_bytes = total
-        if accepted:
-            self._put(partial(self._write, write_id, namespace, tokens, state))
-        else:
-            self.report(write_id, None)
+        self._put(partial(self._write, write_id, namespace, tokens, [state]))
 
     def read(self, file: StoredFile) -> State | None:
         """The state in *file*, verified; None if it is gone or damaged."""
@@ -89,16 +74,16 @@ class DiskWriter:
                 self._jobs.task_done()
 
     def _write(
-        self, write_id: int, namespace: str | None, tokens: bytes, state: State
+        self, write_id: int, namespace: str | None, tokens: bytes, states: list[State]
     ) -> None:
-        written = None
+        """*states* holds one; it is taken out, so that it can be freed here."""
+        written, state = None, states.pop()
         try:
             file = self._store.write(namespace, tokens, state)
             if file is not None:
                 written = Captured(file, file.n_bytes - len(tokens))
         finally:
-            with self._lock:
-                self._pending_bytes -= state.nbytes
+            del state  # before its room is given back
             self.report(write_id, written)
 
 

@@ -140,9 +140,10 @@ class NativeExecutor:
         if not plan.operations:
             return self._decode(plan.chunks, goes_on=plan.goes_on)
         self._drop()
-        captured, lost = self._operations.run(plan.operations)
+        captured, lost, restore_s = self._operations.run(plan.operations)
         if not lost:
-            return self._decode(plan.chunks)._replace(captured=captured)
+            result = self._decode(plan.chunks)
+            return result._replace(captured=captured, restore_s=restore_s)
         chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
         result = self._decode(chunks)
         tokens = _with_gaps(result.tokens, plan.chunks, lost)

@@ -13,8 +13,9 @@ only noted and done in the next decode, after operations that must come later.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,14 @@ from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.context import Context
 
 Payload = NDArray[np.uint8]
+
+
+class Done(NamedTuple):
+    """What came of the operations of a plan."""
+
+    captured: Mapping[int, Captured]  # by capture_id
+    lost: frozenset[int]  # slots that could not be filled
+    restore_s: Mapping[int, float]  # by slot
 
 
 @dataclass(slots=True)
@@ -75,16 +84,15 @@ class SlotOperations:
         self._shares_cells = context.kv_unified or context.model.is_recurrent
         self._captured: dict[int, Captured] = {}
         self._lost: set[int] = set()
+        self._restore_s: dict[int, float] = {}
         self._times = times
 
-    def run(
-        self, operations: Iterable[Operation]
-    ) -> tuple[dict[int, Captured], frozenset[int]]:
-        """Do all; returns what was captured and the slots that could not be filled."""
-        self._captured, self._lost = {}, set()
+    def run(self, operations: Iterable[Operation]) -> Done:
+        """Do all, in order."""
+        self._captured, self._lost, self._restore_s = {}, set(), {}
         for operation in operations:
             self._do(operation)
-        return self._captured, frozenset(self._lost)
+        return Done(self._captured, frozenset(self._lost), self._restore_s)
 
     def _do(self, operation: Operation) -> None:
         context = self._context
@@ -140,7 +148,12 @@ class SlotOperations:
             self._context.seq_rm(slot)
             self._lost.add(slot)
         finally:
-            self._times.restore_ns += time.perf_counter_ns() - started
+            self._note_restore(slot, started)
+
+    def _note_restore(self, slot: int, started_ns: int) -> None:
+        took_ns = time.perf_counter_ns() - started_ns
+        self._times.restore_ns += took_ns
+        self._restore_s[slot] = took_ns / 1e9
 
     def _trim(self, slot: int, n_tokens: int) -> None:
         if n_tokens == 0:
@@ -204,7 +217,8 @@ class SlotOperations:
         except SnapshotFailed:
             self._context.seq_rm(restore.slot)
             self._lost.add(restore.slot)
-        self._times.restore_ns += time.perf_counter_ns() - started
+        finally:
+            self._note_restore(restore.slot, started)
 
     def _fill(self, restore: Restore) -> None:
         context = self._context

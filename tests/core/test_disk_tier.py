@@ -12,6 +12,8 @@ from pyllama_raw.core.step import Captured, Delete, Read, StepResult, Write
 from tests.core.support import answer, finished, make_request, make_scheduler
 
 N = 100  # tokens of most prompts here
+# Host memory for states on their way, and none for snapshots.
+ROOM = PrefixCache(SnapshotKind.STATE, max_bytes=10**9, max_entries=0)
 
 
 def make_tier(kind=SnapshotKind.STATE, known=(), **limits) -> DiskTier:
@@ -30,7 +32,7 @@ def sequence_of(tokens, namespace=None) -> Sequence:
 
 def written(tier: DiskTier, tokens, payload="file", namespace=None) -> None:
     """Have the tier keep *tokens*."""
-    operations = tier.save(slot_with(tokens, namespace))
+    operations = tier.save(slot_with(tokens, namespace), ROOM)
     write = operations[-1]
     assert isinstance(write, Write)
     tier.end_write(write.write_id, Captured(payload, 10 * len(tokens)))
@@ -47,7 +49,7 @@ def test_a_file_is_found_when_it_is_complete():
     tier = make_tier()
     sequence = sequence_of(range(N + 5))
 
-    (write,) = tier.save(slot_with(range(N)))
+    (write,) = tier.save(slot_with(range(N)), ROOM)
     before = tier.match(sequence, 1).n_tokens
     tier.end_write(write.write_id, Captured("file", 10 * N))
 
@@ -60,12 +62,44 @@ def test_a_write_that_fails_leaves_nothing():
     Its room is free again, and the same state may be written later.
     """
     tier = make_tier()
-    (write,) = tier.save(slot_with(range(N)))
+    (write,) = tier.save(slot_with(range(N)), ROOM)
 
     tier.end_write(write.write_id, None)
 
     assert tier.cache.stats().n_reserved_bytes == 0
-    assert tier.save(slot_with(range(N)))
+    assert tier.save(slot_with(range(N)), ROOM)
+
+
+def test_a_state_on_its_way_takes_host_memory():
+    """
+    What it displaces goes first; without room for it nothing is written.
+    """
+    tier = make_tier()
+    host = PrefixCache(SnapshotKind.STATE, max_bytes=2500, max_entries=9)
+    store_all(host, range(500, 550), "snapshot")
+
+    (write,) = tier.save(slot_with(range(N)), host)
+    (second,) = tier.save(slot_with(range(1000, 1000 + N)), host)
+    third = tier.save(slot_with(range(2000, 2000 + N)), host)
+    held = host.stats()
+    tier.end_write(write.write_id, None)
+    tier.end_write(second.write_id, Captured("file", 10 * N))
+
+    assert third == []
+    assert (held.n_lent_bytes, held.n_bytes) == (2000, 201)
+    assert host.stats().n_lent_bytes == 0
+    host.check_integrity()
+
+
+def test_a_state_too_large_for_the_disk_takes_no_host_memory():
+    """
+    It is not even copied.
+    """
+    tier = make_tier(max_bytes=100)
+    host = PrefixCache(SnapshotKind.STATE, max_bytes=2500, max_entries=9)
+
+    assert tier.save(slot_with(range(N)), host) == []
+    assert host.stats().n_lent_bytes == 0
 
 
 def test_what_is_stored_or_under_way_is_not_written_again():
@@ -73,12 +107,12 @@ def test_what_is_stored_or_under_way_is_not_written_again():
     Nor is a prefix of it, where a longer state serves all of them.
     """
     tier = make_tier()
-    tier.save(slot_with(range(N)))
-    again = tier.save(slot_with(range(N - 10)))
+    tier.save(slot_with(range(N)), ROOM)
+    again = tier.save(slot_with(range(N - 10)), ROOM)
     written(tier, range(1000, 1000 + N))
 
     assert again == []
-    assert tier.save(slot_with(range(1000, 1000 + N))) == []
+    assert tier.save(slot_with(range(1000, 1000 + N)), ROOM) == []
 
 
 def test_short_states_and_private_ones_are_not_written():
@@ -87,9 +121,9 @@ def test_short_states_and_private_ones_are_not_written():
     """
     tier = make_tier()
 
-    assert tier.save(slot_with(range(tier.min_gain - 1))) == []
-    assert tier.save(slot_with(range(N), namespace=17)) == []
-    assert tier.save(slot_with(range(N), namespace="salt"))
+    assert tier.save(slot_with(range(tier.min_gain - 1)), ROOM) == []
+    assert tier.save(slot_with(range(N), namespace=17), ROOM) == []
+    assert tier.save(slot_with(range(N), namespace="salt"), ROOM)
 
 
 def test_a_tier_that_is_off_does_nothing():
@@ -98,7 +132,7 @@ def test_a_tier_that_is_off_does_nothing():
     """
     tier = DiskTier.off()
 
-    assert tier.save(slot_with(range(N))) == []
+    assert tier.save(slot_with(range(N)), ROOM) == []
     assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
     assert tier.deletions() == []
 
@@ -110,7 +144,7 @@ def test_files_are_deleted_before_what_displaces_them_is_written():
     tier = make_tier(max_bytes=14 * N)
     written(tier, range(N), "old")
 
-    delete, write = tier.save(slot_with(range(500, 500 + N)))
+    delete, write = tier.save(slot_with(range(500, 500 + N)), ROOM)
 
     assert delete == Delete(("old",))
     assert isinstance(write, Write)
@@ -206,8 +240,8 @@ def store_all(cache, tokens, payload) -> None:
 # -- in the scheduler ------------------------------------------------------------
 
 
-def make_host(max_bytes=0):
-    return PrefixCache(SnapshotKind.RANGE, max_bytes=max_bytes, max_entries=100)
+def make_host():
+    return PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=0)
 
 
 def make(tier, host=None, **options):
@@ -295,7 +329,7 @@ def test_clearing_the_cache_deletes_files():
     """
     tier = make_tier(known=[known_of(range(100, 300), "file")])
     scheduler = make(tier)
-    tier.save(slot_with(range(500, 600)))
+    tier.save(slot_with(range(500, 600)), ROOM)
 
     scheduler.clear_cache()
     first = scheduler.schedule(1.0)

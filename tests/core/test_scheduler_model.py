@@ -345,9 +345,7 @@ class NoFailure:
         return 5
 
 
-SchedulerModel.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
-)
+SchedulerModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestSchedulerModel = SchedulerModel.TestCase
 
 

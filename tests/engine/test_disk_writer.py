@@ -1,5 +1,6 @@
 """The thread that writes files, and what the engine thread makes of its reports."""
 
+import weakref
 from threading import Event
 
 import numpy as np
@@ -58,24 +59,20 @@ def test_a_complete_file_is_reported(tmp_path):
     writer.close()
 
 
-def test_states_that_come_too_fast_are_not_written(tmp_path):
+def test_a_state_is_freed_before_it_is_reported(tmp_path):
     """
-    Bytes on their way are bounded; one large state may go alone. Nobody waits.
+    Whoever hears that a file is complete may fill its memory again.
     """
-    store = HeldStore(tmp_path)
-    writer, reports = make_writer(store, max_pending_bytes=2500)
-    for write_id, n_bytes in enumerate([3000, 1000]):
-        writer.write(write_id, None, tokens_of(write_id), state_of(0, n_bytes))
-    refused = list(reports)
-    store.allowed.set()
-    writer.drain()
-
-    for write_id in (2, 3, 4):
-        writer.write(write_id, None, tokens_of(write_id), state_of(0, 800))
+    writer, _ = make_writer(DiskStore(tmp_path, "model", MANY))
+    freed = []
+    writer.report = lambda *_: freed.append(state() is None)
+    held = state_of(1)
+    state = weakref.ref(held)
+    writer.write(1, None, tokens_of(1), held)
+    del held
     writer.close()
 
-    assert refused == [(1, None)]
-    assert [write_id for write_id, written in reports if written] == [0, 2, 3, 4]
+    assert freed == [True]
 
 
 def test_close_writes_what_is_left(tmp_path):
@@ -168,7 +165,7 @@ def test_a_file_can_be_used_as_soon_as_it_is_reported():
 def start(executor, files):
     """An engine thread whose slots go to files of any size."""
     states = PrefixCache(SnapshotKind.STATE, max_bytes=10**6, max_entries=100)
-    host = PrefixCache(SnapshotKind.RANGE, max_bytes=0, max_entries=0)
+    host = PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=0)
     tier = DiskTier(states, lambda n_tokens: 100 * n_tokens)
     parts = fake_parts(executor, cache=host, disk=tier)
     return EngineThread(parts.scheduler, executor, executor.flag, files=files)

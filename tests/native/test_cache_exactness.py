@@ -134,7 +134,7 @@ def test_a_hit_from_a_file_changes_no_bit(play, tmp_path, name, options):
     """
     Nor does the disk tier.
     """
-    files = {"directory": tmp_path, "max_bytes": 0, **ONE_SLOT}
+    files = {"directory": tmp_path, "max_entries": 0, **ONE_SLOT}
     with play(name, **options, **files) as player:
         played = restore(player)
 
@@ -256,7 +256,7 @@ def test_a_copy_is_done_before_what_comes_later(make_context_of):
     operations = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes())
     prefill(context, PROMPT, slot=0)
     prefill(context, OTHER, slot=1)
-    captured, _ = operations.run([Capture(1, 1, 0, len(OTHER), 2**30)])
+    captured = operations.run([Capture(1, 1, 0, len(OTHER), 2**30)]).captured
     piece = Piece(captured[1].payload, 0, len(OTHER))
 
     operations.run([Copy(0, 2, len(PROMPT)), Release(0), Restore(0, (piece,))])
@@ -274,11 +274,9 @@ def test_a_copy_that_fails_leaves_an_empty_slot(make_context_of):
     """
     context = make_context_of("llama")
 
-    _, lost = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes()).run(
-        [Copy(0, 1, 5)]
-    )
+    operations = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes())
 
-    assert lost == {1}
+    assert operations.run([Copy(0, 1, 5)]).lost == {1}
     assert context.seq_pos_max(1) is None
 
 

@@ -20,8 +20,8 @@ NEWS = [5, 9, 33, 12]
 
 def make_config(directory: Path | None, **options) -> EngineConfig:
     """One slot, so that each request finds what the one before it left."""
-    cache = {"directory": directory, "max_bytes": 0}
-    for name in ("max_bytes", "max_disk_bytes", "mode", "scope"):
+    cache = {"directory": directory, "max_entries": 0}
+    for name in ("max_entries", "max_disk_bytes", "mode", "scope"):
         if name in options:
             cache[name] = options.pop(name)
     return EngineConfig(
@@ -82,7 +82,7 @@ def test_memory_that_cannot_be_cut_is_found_at_its_points(tmp_path, name):
     """
     A later process that asks the same prompt starts from the last point before its end.
     """
-    model, host = tiny_model(name), {"max_bytes": 2**30}
+    model, host = tiny_model(name), {"max_entries": 1000}
     config = make_config(None, **host)
     _, live = generate([PROMPT, PROMPT], GREEDY, model=model, config=config)
 

@@ -40,7 +40,7 @@ def test_text_survives_the_round_trip(model, text):
     assert joined(model, tokenize(model, text)) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(st.characters(categories=["L", "N", "P", "S", "Z"]), max_size=80))
 def test_any_text_survives_the_round_trip(model, text):
     """
