@@ -24,7 +24,7 @@ from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.state_file import HEADER_BYTES
-from pyllama_raw.errors import Unsupported
+from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -161,6 +161,9 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
 
     Where snapshots do that there are none by default: a restore costs milliseconds once,
     but each cell that is kept is looked at by every decode of unified KV.
+
+    Raises:
+        ConfigError: slots and snapshots need more sequences than libllama has.
     """
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
@@ -171,7 +174,13 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
     if cache.mode == "off" or kind is SnapshotKind.STATE:
         n_parked = 0
     n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
-    return Layout(kind, n_slots, min(n_parked, MAX_SEQS - n_slots - 1), n_scratch)
+    n_left = MAX_SEQS - n_slots - n_scratch
+    if n_left < 0:
+        raise ConfigError(
+            f"n_slots={n_slots} leaves no sequence for snapshots to be taken with: "
+            f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
+        )
+    return Layout(kind, n_slots, min(n_parked, n_left), n_scratch)
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
