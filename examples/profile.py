@@ -9,8 +9,7 @@ from pyllama_raw import AsyncEngine, Profile, SamplingParams
 FILE = Path("model.profile.json")  # tune --out model.profile.json
 
 
-async def main() -> None:
-    profile = Profile.load(FILE) if FILE.exists() else Profile()  # the defaults
+async def main(profile: Profile) -> None:
     config = profile.engine_config(context={"n_ctx": 512})  # what is said here wins
     async with AsyncEngine.open(profile.path, config) as engine:
         params = SamplingParams(max_tokens=8, temperature=0)
@@ -18,4 +17,4 @@ async def main() -> None:
         print(result.text)
 
 
-anyio.run(main)
+anyio.run(main, Profile.load(FILE) if FILE.exists() else Profile())
