@@ -1,8 +1,8 @@
-"""From a model file and a configuration to the parts of an engine."""
+"""From a loaded model and a configuration to the parts of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,28 +36,14 @@ DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cos
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
-def build(
-    path: Path, config: EngineConfig, progress: Callable[[float], bool] | None = None
-) -> EngineParts:
+def assemble(model: Model, config: EngineConfig) -> EngineParts:
     """
-    Load the model and make its context; blocks for as long as that takes.
-
-    Args:
-        progress: gets the loaded fraction; returning False cancels the load.
+    Make the context of *model*, which is closed with the parts, and what runs on it.
 
     Raises:
-        ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
+        ContextFailed: nothing is left behind but *model*.
         Unsupported: the model does not generate text token by token.
     """
-    model = Model.load(path, progress=progress, **config.model.model_dump())
-    try:
-        return _assemble(model, config)
-    except BaseException:
-        model.close()
-        raise
-
-
-def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     _check_generates(model)
     layout = layout_of(model, config)
     fields = context_fields(
