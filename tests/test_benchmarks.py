@@ -150,6 +150,7 @@ def test_host_time_is_taken_of_each_step():
     [
         ("soak.py", ["--requests", "40"]),
         ("interference.py", ["--no-peers"]),
+        ("gc_pauses.py", ["--requests", "8"]),
         ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
     ],
 )
