@@ -25,7 +25,7 @@ from pathlib import Path
 import anyio
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SamplingParams
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 
 
 async def main():

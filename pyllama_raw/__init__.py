@@ -39,6 +39,7 @@ from pyllama_raw.errors import (
     Unsupported,
 )
 from pyllama_raw.generation import Generation
+from pyllama_raw.profile import Profile
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
 from pyllama_raw.sampling.params import SamplingParams
@@ -68,6 +69,7 @@ __all__ = [
     "ModelLoadFailed",
     "ModelNotFound",
     "NativeError",
+    "Profile",
     "Prompt",
     "PromptTooLong",
     "PyllamaError",

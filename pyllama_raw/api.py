@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 from anyio import to_thread
@@ -28,8 +28,6 @@ from pyllama_raw.config import EngineConfig
 from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.request import Request
 from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.engine.loop import EngineThread
-from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.generation import Generation, Prepared
 from pyllama_raw.loading import Progress, load
@@ -41,6 +39,9 @@ from pyllama_raw.prompt import (
 )
 from pyllama_raw.results import EngineStats, Result, Score
 from pyllama_raw.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.parts import EngineParts
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SEED = 2**32 - 2
@@ -62,6 +63,9 @@ class AsyncEngine:
         self, parts: EngineParts, encoder: PromptEncoder | None = None
     ) -> None:
         """Use open(); this is for tests and for own executors."""
+        # Not needed to import the package: it comes in while a model loads.
+        from pyllama_raw.engine.loop import EngineThread
+
         self._parts = parts
         self._encoder = encoder or PromptEncoder.of(parts)
         self._request_ids = count(1)

@@ -100,6 +100,14 @@ class ModelLoadFailed(NativeError):
         super().__init__("llama_model_load_from_file", None, f"{path}: {message}")
 
 
+class QuantizeFailed(NativeError):
+    """The model file could not be written in another type; nothing is left behind."""
+
+    def __init__(self, path: str, code: int | None, message: str) -> None:
+        self.path = path
+        super().__init__("llama_model_quantize", code, f"{path}: {message}")
+
+
 class ContextFailed(NativeError):
     """The context could not be created, most often for lack of memory."""
 

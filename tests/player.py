@@ -37,7 +37,7 @@ from pyllama_raw.core.step import (
     Trim,
     Write,
 )
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "sampling"}
 API = {
-    "api", "chat", "choice", "generation", "loading", "models", "prompt", "results",
-    "sync",
+    "api", "chat", "choice", "generation", "loading", "models", "profile", "prompt",
+    "results", "sync",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -24,6 +24,7 @@ RULE: dict[str, set[str]] = {
     "sampling": {"config", "errors"},
     "engine": {"config", "core", "errors", "native", "sampling"},
     "models": {"errors", "fetch"},
+    "profile": {"config", "errors"},
     "chat": {"errors"},
     "results": {"core", "errors"},
     "prompt": CONNECTION | {"chat"},
@@ -34,7 +35,8 @@ RULE: dict[str, set[str]] = {
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
-    "cli": CONNECTION | API | {"__init__", "native"},
+    "tune": {"api", "config", "errors", "native", "profile", "sampling"},
+    "cli": CONNECTION | API | {"__init__", "native", "tune"},
     "__main__": {"cli"},
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fakes import engine_host_s
 from benchmarks.load.measure import Claim, Report, median_ratio, percentile
 from benchmarks.load.workloads import Chat, generator, texts, turns
 from tests.tiny import tiny_model
@@ -133,12 +134,23 @@ def test_every_chat_has_all_its_turns():
     assert sorted(order) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
+def test_host_time_is_taken_of_each_step():
+    """
+    As many times as were asked for, whatever the engine thread does afterwards.
+    """
+    times = engine_host_s(2, 5)
+
+    assert len(times) == 5
+    assert min(times) > 0
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
         ("soak.py", ["--requests", "40"]),
         ("interference.py", ["--no-peers"]),
+        ("gc_pauses.py", ["--requests", "8"]),
         ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
     ],
 )

@@ -32,6 +32,7 @@ SHOWN = {
     "chat": ["> Name one colour.\n", "> And another one?\n"],
     "complete_many": ["Count on: 0, 1, 2, 3", "Count on: 7, 8, 9, 10"],
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
+    "profile": ["Paris"],
     "score": ["  The cat sat on the mat.", "7042 -0."],
     "cancel": ["left: cancelled", "too late: deadline True", "cancelled: True"],
 }

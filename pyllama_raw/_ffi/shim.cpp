@@ -145,6 +145,14 @@ extern "C" llama_context * plr_context_new(llama_model * model,
         nullptr, [&] { return llama_init_from_model(model, *params); });
 }
 
+extern "C" int plr_quantize(const char * path_in, const char * path_out,
+                            const llama_model_quantize_params * params) {
+    remember("");
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        return static_cast<int>(llama_model_quantize(path_in, path_out, params));
+    });
+}
+
 // ---- a step ------------------------------------------------------------------------------
 
 static int32_t n_vocab_of(const llama_context * ctx) {

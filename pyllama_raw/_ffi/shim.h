@@ -44,6 +44,12 @@ struct llama_model * plr_model_load(const char * path, const struct llama_model_
                                     plr_progress * progress);
 struct llama_context * plr_context_new(struct llama_model * model,
                                        const struct llama_context_params * params);
+/*
+ * llama_model_quantize behind a try block: 0, its code, or PLR_EXCEPTION. With nthread 1 all
+ * of it runs on this thread, where a failed assertion is an exception.
+ */
+int plr_quantize(const char * path_in, const char * path_out,
+                 const struct llama_model_quantize_params * params);
 
 /*
  * Log-softmax of one row: of the token it gave, and of the n_top most likely ones.

@@ -45,6 +45,9 @@ def _parser() -> ArgumentParser:
     info = commands.add_parser("info", help="show library, devices, model and limits")
     options.add_info(info)
     info.set_defaults(run=_info)
+    tune = commands.add_parser("tune", help="find the fastest options on this machine")
+    options.add_tune(tune)
+    tune.set_defaults(run=_tune)
     return parser
 
 
@@ -58,3 +61,9 @@ def _info(parsed: Namespace) -> int:
     from pyllama_raw.cli.info import info
 
     return info(parsed)
+
+
+def _tune(parsed: Namespace) -> int:
+    from pyllama_raw.cli.tune import tune
+
+    return tune(parsed)

@@ -22,7 +22,7 @@ from pyllama_raw.cli.inputs import (
     from_file,
     from_prompts,
 )
-from pyllama_raw.cli.options import SAMPLING, engine_config, given
+from pyllama_raw.cli.options import SAMPLING, engine_config, given, model_spec
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
@@ -133,7 +133,7 @@ def generate(options: Namespace) -> int:
     config = engine_config(options)
     if options.summary is not None:
         options.summary.touch()  # fails now, not after the work
-    opening = AsyncEngine.open(resolve_model(options.model), config)
+    opening = AsyncEngine.open(resolve_model(model_spec(options)), config)
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     max_waiting = config.scheduler.max_waiting

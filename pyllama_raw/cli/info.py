@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pyllama_raw.cli.options import engine_config
+from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
 from pyllama_raw.engine.probe import measure
@@ -46,7 +46,7 @@ def info(options: Namespace) -> int:
     facts: dict[str, Any] = {}
     error: PyllamaError | None = None
     try:
-        for name, part in _facts(options.model, config):
+        for name, part in _facts(options, config):
             facts[name] = part
             if not options.json:
                 sys.stdout.write("\n".join(_lines(name, part)))
@@ -61,7 +61,7 @@ def info(options: Namespace) -> int:
     return 0 if error is None else 1
 
 
-def _facts(name: str | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
+def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]]:
     yield (
         "library",
         {
@@ -71,7 +71,7 @@ def _facts(name: str | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
         },
     )
     yield "devices", {device.name: asdict(device) for device in libllama.devices()}
-    path = resolve_model(name)
+    path = resolve_model(model_spec(options))
     with Model.load(path, **config.model.model_dump()) as model:
         yield "model", {"path": str(path), **_model(model)}
         n_slots = config.scheduler.n_slots

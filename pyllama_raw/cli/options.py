@@ -22,6 +22,7 @@ from pyllama_raw.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from pyllama_raw.profile import Profile
 from pyllama_raw.sampling.params import SamplingParams
 
 SAMPLING = tuple(SamplingParams.model_fields)
@@ -131,13 +132,20 @@ def add_engine(parser: ArgumentParser) -> None:
     """Flags of everything that opens a model."""
     group = parser.add_argument_group("engine")
     group.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="options, and the model if none is named, as `tune` wrote them; "
+        "other flags win",
+    )
+    group.add_argument(
         "--slots", dest="n_slots", type=int, help="requests at a time (8)"
     )
     group.add_argument("--n-ctx", type=int, help="cells of all slots (2048 a slot)")
     group.add_argument("--token-budget", type=int, help="tokens a step (by time)")
     group.add_argument(
         "--deterministic",
-        action="store_true",
+        action="store_const",
+        const=True,
         help="an output does not depend on what runs beside it",
     )
     group.add_argument(
@@ -210,16 +218,25 @@ def engine_config(options: Namespace) -> EngineConfig:
     Raises:
         ConfigError: names the flag that is out of range.
     """
-    scheduler = given(options, SchedulerConfig.model_fields)
-    return EngineConfig(
-        model=ModelConfig(**given(options, ModelConfig.model_fields)),
-        context=ContextConfig(**given(options, ContextConfig.model_fields)),
+    return profile_of(options).engine_config(
+        model=given(options, ModelConfig.model_fields),
+        context=given(options, ContextConfig.model_fields),
         # The inputs are in memory already: only their number is limited.
-        scheduler=SchedulerConfig(max_waiting_tokens=2**40, **scheduler),
-        cache=CacheConfig(**given(options, CacheConfig.model_fields)),
-        deterministic=options.deterministic,
-        **given(options, ("sampler_placement",)),
+        scheduler={"max_waiting_tokens": 2**40}
+        | given(options, SchedulerConfig.model_fields),
+        cache=given(options, CacheConfig.model_fields),
+        engine=given(options, ("sampler_placement", "deterministic")),
     )
+
+
+def profile_of(options: Namespace) -> Profile:
+    """The one that was named, or one without any option."""
+    return Profile() if options.profile is None else Profile.load(options.profile)
+
+
+def model_spec(options: Namespace) -> str | Path | None:
+    """The model that was named, or the profile's; None: the default one."""
+    return options.model or profile_of(options).path
 
 
 def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -233,3 +250,55 @@ def add_info(parser: ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     add_engine(parser)
+
+
+FILE_TYPES = (
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q4_k_m",
+    "q5_k_m",
+    "q6_k",
+    "f16",
+    "bf16",
+)
+
+
+def add_tune(parser: ArgumentParser) -> None:
+    """Flags of `tune`."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument(
+        "--out", metavar="FILE", help="the profile (MODEL's name with .profile.json)"
+    )
+    parser.add_argument(
+        "--requantize",
+        type=Path,
+        metavar="FILE",
+        help="keep the requantised model as FILE, which must not exist, and use it in "
+        "the profile if it is faster (measured, reported and thrown away)",
+    )
+    parser.add_argument(
+        "--file-type",
+        dest="file_types",
+        action="append",
+        choices=FILE_TYPES,
+        help="what to requantise to; repeatable (q4_0)",
+    )
+    parser.add_argument(
+        "--slots", dest="n_slots", type=int, default=8, help="requests at a time (8)"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=128, help="of each request (128)"
+    )
+    parser.add_argument(
+        "--output-tokens", type=int, default=16, help="of each request (16)"
+    )
+    parser.add_argument(
+        "--max-step-s",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="how long a step of a fixed token budget may stall running streams (0.3)",
+    )

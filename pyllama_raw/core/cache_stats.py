@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
+if TYPE_CHECKING:
+    from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
 
 
 class Eviction(StrEnum):

@@ -11,11 +11,9 @@ from collections.abc import Iterable
 
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.request import (
-    Delta,
     Event,
     FinishReason,
     Request,
-    TokenLogprobs,
 )
 from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.sequence import Sequence
@@ -43,7 +41,7 @@ class Roster:
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
         self.counters = Counters()
-        self._events: list[Event] = []
+        self.events: list[Event] = []  # not told yet
         self.operations: list[Operation] = []
         self.in_flight = False  # a step runs that was planned and not applied
 
@@ -88,10 +86,10 @@ class Roster:
         del self.alive[sequence.request.request_id]
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
-            self._events.append(sequence.finish(end, None, now))
+            self.events.append(sequence.finish(end, None, now))
         else:
             self.counters.failed += 1
-            self._events.append(sequence.finish(None, end, now))
+            self.events.append(sequence.finish(None, end, now))
 
     def make_room(self, now: float) -> None:
         """Preempt the worst ranked sequence; one that is alone ends instead."""
@@ -115,13 +113,8 @@ class Roster:
         self.slots.shift(sequence, n_keep, n_discard)
         self.operations.append(Shift(sequence.slot, n_keep, n_discard))
 
-    def tell(self, request_id: int, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Note the event of one output token."""
-        self.counters.output_tokens += 1
-        self._events.append(Delta(request_id, token, logprobs))
-
     def take_events(self) -> list[Event]:
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def take_plan(self, chunks: list[Chunk], *, goes_on: bool) -> StepPlan:

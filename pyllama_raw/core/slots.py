@@ -137,10 +137,6 @@ class Slots:
         slot.left = b""
         self._list_running()
 
-    def compute(self, sequence: Sequence, n_tokens: int) -> None:
-        sequence.n_computed += n_tokens
-        self.cells.grow(sequence.slot or 0, n_tokens)
-
     def share(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:
         """*sequence*, whose slot is empty, gets the first tokens of *src* too."""
         assert sequence.n_computed == 0

@@ -1,8 +1,8 @@
-"""From a model file and a configuration to the parts of an engine."""
+"""From a loaded model and a configuration to the parts of an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.state_file import HEADER_BYTES
-from pyllama_raw.errors import Unsupported
+from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -36,28 +36,14 @@ DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cos
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
-def build(
-    path: Path, config: EngineConfig, progress: Callable[[float], bool] | None = None
-) -> EngineParts:
+def assemble(model: Model, config: EngineConfig) -> EngineParts:
     """
-    Load the model and make its context; blocks for as long as that takes.
-
-    Args:
-        progress: gets the loaded fraction; returning False cancels the load.
+    Make the context of *model*, which is closed with the parts, and what runs on it.
 
     Raises:
-        ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
+        ContextFailed: nothing is left behind but *model*.
         Unsupported: the model does not generate text token by token.
     """
-    model = Model.load(path, progress=progress, **config.model.model_dump())
-    try:
-        return _assemble(model, config)
-    except BaseException:
-        model.close()
-        raise
-
-
-def _assemble(model: Model, config: EngineConfig) -> EngineParts:
     _check_generates(model)
     layout = layout_of(model, config)
     fields = context_fields(
@@ -161,6 +147,9 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
 
     Where snapshots do that there are none by default: a restore costs milliseconds once,
     but each cell that is kept is looked at by every decode of unified KV.
+
+    Raises:
+        ConfigError: slots and snapshots need more sequences than libllama has.
     """
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
@@ -171,7 +160,13 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
     if cache.mode == "off" or kind is SnapshotKind.STATE:
         n_parked = 0
     n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
-    return Layout(kind, n_slots, min(n_parked, MAX_SEQS - n_slots - 1), n_scratch)
+    n_left = MAX_SEQS - n_slots - n_scratch
+    if n_left < 0:
+        raise ConfigError(
+            f"n_slots={n_slots} leaves no sequence for snapshots to be taken with: "
+            f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
+        )
+    return Layout(kind, n_slots, min(n_parked, n_left), n_scratch)
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:

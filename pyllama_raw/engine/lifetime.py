@@ -8,9 +8,11 @@ that is joined too early can hang it; `atexit` runs between the two.
 from __future__ import annotations
 
 import atexit
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from pyllama_raw.engine.loop import EngineThread
+if TYPE_CHECKING:
+    from pyllama_raw.engine.loop import EngineThread
 
 JOIN_S = 30.0  # longer than any step that cannot be aborted should take
 

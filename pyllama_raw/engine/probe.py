@@ -14,6 +14,7 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
+N_MORE = 2  # tokens of the second decode: each of them is time before the first answer
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
 
 
@@ -36,7 +37,7 @@ def measure(context: Context) -> SnapshotCost:
     Raises:
         NativeError: the context cannot decode at all.
     """
-    n_more = min(16, context.max_tokens, context.n_ctx_seq - 1)
+    n_more = min(N_MORE, context.max_tokens, context.n_ctx_seq - 1)
     batch = Batch(context.max_tokens)
     batch.add([0], 0, 0, True)
     context.decode(batch)

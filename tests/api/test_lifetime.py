@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from pyllama_raw import AsyncEngine, PyllamaError, SamplingParams
-from pyllama_raw.engine import build as build_module
+from pyllama_raw.engine import opening as build_module
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, fake_parts
 from tests.engine.support import HANG_S
 

@@ -18,7 +18,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 from tests.engine.support import HANG_S
 from tests.tiny import tiny_model
 
@@ -202,7 +202,7 @@ def test_the_interpreter_ends_while_libllama_computes():
 import anyio
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 engine = AsyncEngine(build({str(tiny_model("llama"))!r}, EngineConfig()))
 params = SamplingParams(max_tokens=2000, ignore_eos=True)
 async def main():

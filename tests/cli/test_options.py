@@ -3,8 +3,10 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
-from pyllama_raw.cli.options import add_engine, engine_config
+from pyllama_raw import ContextConfig, Profile
+from pyllama_raw.cli.options import add_engine, add_generate, engine_config, model_spec
 from pyllama_raw.config import CacheConfig
+from pyllama_raw.profile import Settings
 
 
 def test_cache_flags_reach_the_configuration():
@@ -37,3 +39,23 @@ def test_the_sampler_placement_can_be_chosen():
 
     assert given.sampler_placement == "host"
     assert engine_config(parser.parse_args([])).sampler_placement == "auto"
+
+
+def test_flags_win_over_the_profile(tmp_path: Path):
+    """
+    The profile names options and a model, for what no flag names.
+    """
+    file = tmp_path / "p.json"
+    settings = Settings(context={"n_ubatch": 256, "n_threads": 3})
+    Profile(path=Path("tuned.gguf"), settings=settings).save(file)
+    parser = ArgumentParser()
+    add_generate(parser)
+
+    plain = parser.parse_args(["--profile", str(file)])
+    flags = parser.parse_args(
+        ["--profile", str(file), "--threads", "1", "--model", "mine.gguf"]
+    )
+
+    assert engine_config(plain).context == ContextConfig(n_ubatch=256, n_threads=3)
+    assert engine_config(flags).context == ContextConfig(n_ubatch=256, n_threads=1)
+    assert [model_spec(plain), model_spec(flags)] == [Path("tuned.gguf"), "mine.gguf"]

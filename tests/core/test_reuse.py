@@ -240,7 +240,7 @@ def test_a_leader_that_shifted_is_of_no_use():
     first, second = make_sequence(A), make_sequence(A)
     slots.place(first, slots.all[0])
     slots.place(second, slots.all[1])
-    slots.compute(first, 20)
+    slots.rewind(first, 20)
     slots.shift(first, 4, 8)
 
     assert find_source(slots, second) is None

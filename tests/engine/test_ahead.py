@@ -8,7 +8,7 @@ from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.step import StepPlan
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 from tests.engine.test_executor import make_prompt
 from tests.tiny import tiny_model
 

@@ -9,7 +9,7 @@ from pyllama_raw import EngineConfig, SamplingParams, Unsupported
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import DecodeFailed, InvalidBatch, SamplingFailed
 from tests.tiny import GENERATING, tiny_model
 

@@ -11,7 +11,7 @@ from pyllama_raw.core.request import Finished, Request, SamplerUse
 from pyllama_raw.core.step import DecodeStatus, StepResult
 from pyllama_raw.engine import lanes as rules
 from pyllama_raw.engine import placement
-from pyllama_raw.engine.build import build
+from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import Device

@@ -1,0 +1,127 @@
+"""
+What `tune` finds against the defaults, and against an exhaustive search of its own grid.
+
+The search may keep a requantised file, as `tune --requantize` does. Then every point of the
+grid is measured once, which takes long, and the fastest of them, the setting that tune
+found and the defaults are measured again, interleaved. `prefill` is the ratio to the
+defaults in tokens a second, `to_best` the time of the work to that of the best of the grid.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from statistics import median
+
+from load.measure import Report, arguments, parse, say
+
+from pyllama_raw.native.quantize import quantize
+from pyllama_raw.profile import Measured, Settings
+from pyllama_raw.tune import Work, tune
+from pyllama_raw.tune.space import Space
+from pyllama_raw.tune.tuning import make_space
+
+N_FINALISTS = 3  # of the grid: the fastest by one measurement is often the luckiest
+GRID_WORK = Work(n_repeats=1)
+Setting = tuple[Path, Settings]
+
+
+def exhaustive(space: Space) -> list[Setting]:
+    """The fastest points of the whole grid."""
+    points = space.points()
+    costs = {}
+    for index, point in enumerate(points):
+        costs[point] = space.cost(point)
+        say(f"grid: {index + 1} of {len(points)}, {costs[point]:.2f} s")
+    found = []
+    for point in sorted(costs, key=costs.__getitem__)[:N_FINALISTS]:
+        settings = space.settings(point)
+        assert settings is not None
+        found.append((space.files[point[0]], settings))
+    return found
+
+
+def compare(
+    space: Space, settings: dict[str, Setting], rounds: int
+) -> dict[str, list[Measured]]:
+    """All *settings* in turn, *rounds* times."""
+    found: dict[str, list[Measured]] = {name: [] for name in settings}
+    for index in range(rounds):
+        say(f"round {index + 1} of {rounds}")
+        for name, (file, given) in settings.items():
+            found[name].append(space.measure_file(file, given))
+    return found
+
+
+def measure(options: Namespace, report: Report, scratch: Path) -> None:
+    """Tune, search the grid, compare."""
+    work = Work()
+    kept = scratch / "kept.gguf"
+    profile = tune(
+        options.model, work, keep=kept, progress=lambda what: say(f"tune: {what}")
+    ).profile
+    assert profile.path is not None
+    report.details["profile"] = profile.model_dump(mode="json")
+    settings: dict[str, Setting] = {
+        "defaults": (options.model, Settings()),
+        "tune": (profile.path, profile.settings),
+    }
+    file = scratch / "q4_0.gguf"
+    quantize(options.model, file, "q4_0")
+    space = make_space(options.model, [file], work)
+    if not options.no_grid:
+        finalists = exhaustive(make_space(options.model, [file], GRID_WORK))
+        settings |= {f"grid {i + 1}": found for i, found in enumerate(finalists)}
+    _conclude(report, work, settings, compare(space, settings, options.rounds))
+
+
+def _conclude(
+    report: Report,
+    work: Work,
+    settings: dict[str, Setting],
+    found: dict[str, list[Measured]],
+) -> None:
+    seconds = {name: [work.seconds(m) for m in runs] for name, runs in found.items()}
+    prefill = {
+        name: median(
+            mine.prefill_tok_per_s / theirs.prefill_tok_per_s
+            for mine, theirs in zip(runs, found["defaults"], strict=True)
+        )
+        for name, runs in found.items()
+    }
+    grid = [name for name in found if name.startswith("grid")]
+    best = min(grid, key=lambda name: median(seconds[name]), default="tune")
+    for name, (file, given) in settings.items():
+        report.add(
+            setting=name,
+            seconds=median(seconds[name]),
+            prefill=prefill[name],
+            file=file.name,
+            options=str(
+                {k: v for part in given.model_dump().values() for k, v in part.items()}
+            ),
+        )
+    report.details["seconds"] = seconds
+    report.claim("prefill_to_defaults", prefill["tune"], ">=", 2.3)
+    if grid:
+        to_best = median(
+            a / b for a, b in zip(seconds["tune"], seconds[best], strict=True)
+        )
+        report.claim("time_to_best_of_grid", to_best, "<=", 1.03)
+
+
+def main() -> int:
+    """Run the script."""
+    parser = arguments(__doc__)
+    parser.add_argument("--no-grid", action="store_true", help="only the defaults")
+    options = parse(parser)
+    report = Report("tune", options)
+    with tempfile.TemporaryDirectory() as scratch:
+        measure(options, report, Path(scratch))
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

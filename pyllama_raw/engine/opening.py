@@ -1,0 +1,58 @@
+"""
+Loading a model while Python imports what comes next.
+
+A model of some hundred megabytes is loaded by C in about the time in which numpy, jinja2
+and the rest of the engine are imported, so a thread does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from pyllama_raw.config import EngineConfig
+from pyllama_raw.native.model import Model
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.parts import EngineParts
+
+NEXT = ("pyllama_raw.engine.build", "pyllama_raw.engine.loop", "jinja2.sandbox")
+
+
+def build(
+    path: Path, config: EngineConfig, progress: Callable[[float], bool] | None = None
+) -> EngineParts:
+    """
+    Load the model and make its context; blocks for as long as that takes.
+
+    Args:
+        progress: gets the loaded fraction; returning False cancels the load.
+
+    Raises:
+        ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
+        Unsupported: the model does not generate text token by token.
+    """
+    importing = Thread(target=_import_all, name="pyllama-import")
+    importing.start()
+    try:
+        model = Model.load(path, progress=progress, **config.model.model_dump())
+        try:
+            from pyllama_raw.engine.build import assemble
+
+            return assemble(model, config)
+        except BaseException:
+            model.close()
+            raise
+    finally:
+        importing.join()
+
+
+def _import_all() -> None:
+    """What cannot be imported says so where it is used."""
+    for name in NEXT:
+        with suppress(ImportError):
+            import_module(name)

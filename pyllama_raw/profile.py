@@ -1,0 +1,104 @@
+"""
+What `tune` found for one model on one machine, as a file.
+
+Only options that differ from the defaults are in it, so that defaults may improve and a
+reader sees what was decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pyllama_raw.config import (
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    Frozen,
+    ModelConfig,
+    SchedulerConfig,
+)
+from pyllama_raw.errors import ConfigError
+
+Fields = dict[str, Any]
+
+
+class Settings(Frozen):
+    """Fields of EngineConfig and its parts by name, checked like those."""
+
+    model: Fields = Field(default_factory=dict)
+    context: Fields = Field(default_factory=dict)
+    scheduler: Fields = Field(default_factory=dict)
+    cache: Fields = Field(default_factory=dict)
+    engine: Fields = Field(default_factory=dict)  # what belongs to no part
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.engine_config()
+        return self
+
+    def updated(self, other: Mapping[str, Fields]) -> Settings:
+        """With the fields of *other*, by part, instead of its own."""
+        mine = self.model_dump()
+        return Settings(**{name: mine[name] | other.get(name, {}) for name in mine})
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            model=ModelConfig(**self.model),
+            context=ContextConfig(**self.context),
+            scheduler=SchedulerConfig(**self.scheduler),
+            cache=CacheConfig(**self.cache),
+            **self.engine,
+        )
+
+
+class Measured(Frozen):
+    """What one setting gave on the machine it was measured on."""
+
+    prefill_tok_per_s: float
+    decode_tok_per_s: float  # of all streams together
+    perplexity: float | None = None  # of the bundled text; None: not asked
+
+
+class Profile(Frozen):
+    """The model file and options to open it with, and what they were measured to give."""
+
+    version: Literal[1] = 1
+    path: Path | None = None  # of the model; None: the default model
+    settings: Settings = Settings()
+    before: Measured | None = None  # with the file that was given, and the defaults
+    after: Measured | None = None
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """
+        Read *file*.
+
+        Raises:
+            ConfigError: it cannot be read or holds no profile; names what is wrong.
+        """
+        try:
+            fields = json.loads(Path(file).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"profile {str(file)!r}: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError(f"profile {str(file)!r} is no JSON object")
+        return cls(**fields)
+
+    def save(self, file: str | Path) -> None:
+        """Write it as JSON."""
+        Path(file).write_text(self.model_dump_json(indent=2) + "\n", "utf-8")
+
+    def engine_config(self, **parts: Fields) -> EngineConfig:
+        """
+        The options as an EngineConfig.
+
+        Args:
+            parts: of model, context, scheduler, cache, and engine for what belongs to
+                none of them; fields that win over the profile's.
+        """
+        return self.settings.updated(parts).engine_config()

@@ -1,0 +1,67 @@
+"""Profiles: checked when read, and weaker than what is said explicitly."""
+
+from pathlib import Path
+
+import pytest
+
+from pyllama_raw import ConfigError, ContextConfig, Profile
+from pyllama_raw.profile import Measured, Settings
+
+
+def test_a_profile_survives_its_file(tmp_path: Path):
+    """
+    What is saved is what is loaded.
+    """
+    profile = Profile(
+        path=Path("model.gguf"),
+        settings=Settings(context={"n_ubatch": 256}, scheduler={"token_budget": 128}),
+        before=Measured(prefill_tok_per_s=1.5, decode_tok_per_s=2.5, perplexity=3.5),
+    )
+
+    profile.save(tmp_path / "p.json")
+
+    assert Profile.load(tmp_path / "p.json") == profile
+
+
+def test_explicit_options_win():
+    """
+    Fields of the profile hold where nothing else was said.
+    """
+    profile = Profile(settings=Settings(context={"n_ubatch": 256, "n_threads": 3}))
+
+    config = profile.engine_config(
+        context={"n_threads": 1}, engine={"deterministic": True}
+    )
+
+    assert config.context == ContextConfig(n_ubatch=256, n_threads=1)
+    assert config.deterministic
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "no JSON object"),
+        ('{"settings": {"context": {"n_ubatch": 0}}}', "ContextConfig.n_ubatch=0"),
+        ('{"settings": {"context": {"ubatch": 1}}}', "ubatch"),
+        ('{"settings": {"sampler": {}}}', "Settings.sampler"),
+        ('{"version": 2}', "version"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, words: str, tmp_path: Path):
+    """
+    A file by hand is refused like options by hand.
+    """
+    file = tmp_path / "p.json"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=words):
+        Profile.load(file)
+
+
+def test_a_profile_that_is_not_there_is_named(tmp_path: Path):
+    """
+    The error has the path.
+    """
+    with pytest.raises(ConfigError, match=r"nowhere\.json"):
+        Profile.load(tmp_path / "nowhere.json")

@@ -1,0 +1,132 @@
+"""The search by itself: costs are made up, nothing is measured."""
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllama_raw.errors import ContextFailed
+from pyllama_raw.profile import Measured, Settings
+from pyllama_raw.tune.knobs import Knob, grid, knobs, settings_of
+from pyllama_raw.tune.search import descend
+from pyllama_raw.tune.space import Space
+from pyllama_raw.tune.work import Work
+
+
+@given(st.lists(st.lists(st.floats(0.5, 2), min_size=1, max_size=4), max_size=4))
+def test_independent_knobs_are_each_turned_to_their_best(factors):
+    """
+    Within the gain that counts, a knob at a time finds what the whole grid holds.
+    """
+
+    def cost(point):
+        return math.prod(row[i] for row, i in zip(factors, point, strict=True))
+
+    best = descend([len(row) for row in factors], cost)
+
+    grid_best = min(map(cost, product(*(range(len(row)) for row in factors))))
+    assert cost(best) * 0.99 ** len(factors) <= grid_best
+
+
+def test_a_gain_that_depends_on_a_later_knob_is_found():
+    """
+    The first knob pays only after the second was turned: that is what passes are for.
+    """
+    costs = {(0, 0): 10.0, (1, 0): 11.0, (0, 1): 9.0, (1, 1): 5.0}
+
+    assert descend([2, 2], costs.__getitem__) == (1, 1)
+
+
+def test_noise_does_not_turn_a_knob():
+    """
+    Less than a hundredth is no reason to leave the default.
+    """
+    costs = (10, 9.95, 9.91)
+
+    assert descend([3], lambda point: costs[point[0]]) == (0,)
+
+
+def test_what_does_not_go_is_never_chosen():
+    """
+    An infinite cost is worse than every other one.
+    """
+    assert descend([2, 2], lambda p: math.inf if p[0] else 2.0 - p[1]) == (0, 1)
+
+
+@pytest.mark.parametrize("n_cpus", [1, 2, 8, 64])
+def test_every_choice_is_an_option(n_cpus):
+    """
+    Each one alone is valid, or names threads that the default has already.
+    """
+    table = knobs(n_cpus)
+
+    for place, knob in enumerate(table):
+        for choice in range(1, len(knob.choices)):
+            point = tuple(choice * (i == place) for i in range(len(table)))
+            assert settings_of(table, point) or knob.name == "threads for prompts"
+
+
+def test_choices_that_exclude_each_other_are_no_point():
+    """
+    A quantised V cache needs flash attention.
+    """
+    table = (
+        Knob("flash", ({}, {"context": {"flash_attn": "off"}})),
+        Knob("type", ({}, {"context": {"type_v": "q8_0"}})),
+    )
+
+    assert grid(table) == [(0, 0), (0, 1), (1, 0)]
+
+
+SLOW, FAST = (Measured(prefill_tok_per_s=x, decode_tok_per_s=x) for x in (100, 200))
+BUDGETS = Knob(
+    "budget", ({}, *({"scheduler": {"token_budget": n}} for n in (30, 60, 90)))
+)
+
+
+def test_each_point_is_measured_once(tmp_path):
+    """
+    Asked again, a point costs what it cost.
+    """
+    asked = []
+
+    def measure(file, settings, work):
+        asked.append((file.name, settings))
+        return FAST if file.name == "b" else SLOW
+
+    files = [tmp_path / "a", tmp_path / "b"]
+    space = Space(files, (), Work(n_slots=1, n_prompt=100, n_output=100), measure)
+
+    assert [space.cost(p) for p in ((0,), (1,), (0,), (1,))] == [2, 1, 2, 1]
+    assert asked == [("a", Settings()), ("b", Settings())]
+
+
+def test_a_budget_that_stalls_streams_too_long_does_not_go(tmp_path):
+    """
+    A step may take max_step_s at the speed that was measured, and no longer.
+    """
+    work = Work(max_step_s=0.3)
+    space = Space([tmp_path], (BUDGETS,), work, lambda *_: FAST)
+
+    goes = [space.cost((0, choice)) < math.inf for choice in range(4)]
+
+    assert goes == [True, True, True, False]
+
+
+def test_settings_that_fail_cost_infinitely_but_the_default_says_why(tmp_path):
+    """
+    measure() raises, cost() does not; progress is told of both.
+    """
+    told = []
+
+    def measure(*_):
+        raise ContextFailed("llama_init_from_model", None, "no")
+
+    space = Space([tmp_path], (), Work(), measure, lambda: told.append(1))
+
+    assert space.cost(space.default) == math.inf
+    with pytest.raises(ContextFailed):
+        space.measure(space.default)
+    assert len(told) == 2
