@@ -104,6 +104,7 @@ def _assemble(model: Model, config: EngineConfig) -> EngineParts:
         config.cache.scope,
         files,
         constrain=Constraints(model.vocab).make,
+        metadata=model.meta,
     )
 
 

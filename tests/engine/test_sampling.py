@@ -20,6 +20,7 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
 
 # Read by the scheduler or the API: tests/test_config.py, tests/api.
 ELSEWHERE = {
+    "from_model",
     "max_tokens",
     "stop",
     "n",
