@@ -12,6 +12,17 @@ from dataclasses import dataclass, field
 
 from pyllama_raw.errors import BadGrammar
 from pyllama_raw.sampling.charset import MAX_CHAR
+from pyllama_raw.sampling.rules import (
+    Chars,
+    Group,
+    Item,
+    Literal,
+    Ranges,
+    Ref,
+    Repeat,
+    Rules,
+    Token,
+)
 
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
 MAX_ITEMS = 100_000  # of a text, and again once repetitions are written out
@@ -30,78 +41,14 @@ _ONE_CHAR = re.compile(_CHAR % "", re.DOTALL)
 _TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>]+)>")
 _REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(?:(,)[ \t]*([0-9]+)?[ \t]*)?\}", re.ASCII)
 _ITEMS = {'"': (_LITERAL, "string"), "[": (_CLASS, "set"), "<": (_TOKEN, "token")}
-Ranges = tuple[tuple[int, int], ...]
-
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """These characters, one after the other."""
-
-    text: str
-    depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """One character of these ranges, both ends included, or of none of them."""
-
-    ranges: Ranges
-    negated: bool = False
-    depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token by its id or its name, or any other one."""
-
-    token: int | str
-    negated: bool
-    position: int
-    depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """What a rule says."""
-
-    name: str
-    depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One of several sequences."""
-
-    alternatives: list[list[Item]]
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """An item *least* to *most* times; None: any number."""
-
-    item: Item
-    least: int
-    most: int | None
-    depth: int
-
-
-Item = Literal | Chars | Token | Ref | Group | Repeat
 _REPEATS: dict[str, tuple[int, int | None]] = {
     "*": (0, None),
     "+": (1, None),
     "?": (0, 1),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """A grammar as it is written; of two rules with one name the later counts."""
-
-    bodies: dict[str, Group]
-    root: str
 
 
 def parse(text: str, root: str = "root") -> Rules:

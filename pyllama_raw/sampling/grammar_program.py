@@ -11,10 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.sampling import gbnf
 from pyllama_raw.sampling.charset import byte_ranges, complement
 from pyllama_raw.sampling.gbnf import MAX_ITEMS
 from pyllama_raw.sampling.left_recursion import Node, Op, refuse_left_recursion
+from pyllama_raw.sampling.rules import (
+    Chars,
+    Group,
+    Item,
+    Literal,
+    Ref,
+    Repeat,
+    Rules,
+    Token,
+)
 
 FindToken = Callable[[int | str], int | None]
 MAX_NODES = 2 * MAX_ITEMS
@@ -30,7 +39,7 @@ class Program:
     start: int
 
 
-def compile_rules(rules: gbnf.Rules, find_token: FindToken) -> Program:
+def compile_rules(rules: Rules, find_token: FindToken) -> Program:
     """
     Args:
         find_token: the id of the one token that an id or a name like <think> stands for.
@@ -49,7 +58,7 @@ class _Compiler:
         self._calls: dict[int, str] = {}  # node: name of the rule
         self._n_items = 0
 
-    def run(self, rules: gbnf.Rules) -> Program:
+    def run(self, rules: Rules) -> Program:
         starts = {name: self._item(body, RETURN) for name, body in rules.bodies.items()}
         for index, name in self._calls.items():
             op, _, following = self._nodes[index]
@@ -57,23 +66,23 @@ class _Compiler:
         refuse_left_recursion(self._nodes, starts, self._calls)
         return Program(self._nodes, list(self._sets), starts[rules.root])
 
-    def _item(self, item: gbnf.Item, following: int) -> int:
+    def _item(self, item: Item, following: int) -> int:
         """Write *item* before the node *following*; returns its first node."""
         self._count()
         match item:
-            case gbnf.Literal(text):
+            case Literal(text):
                 return self._literal(text, following)
-            case gbnf.Chars():
+            case Chars():
                 return self._chars(item, following)
-            case gbnf.Token():
+            case Token():
                 return self._token(item, following)
-            case gbnf.Ref(name):
+            case Ref(name):
                 self._calls[len(self._nodes)] = name
                 return self._add(Op.CALL, RETURN, following)
-            case gbnf.Group(alternatives):
+            case Group(alternatives):
                 starts = [self._sequence(items, following) for items in alternatives]
                 return self._any_of(starts)
-            case gbnf.Repeat():
+            case Repeat():
                 return self._repeat(item, following)
 
     def _count(self) -> None:
@@ -87,7 +96,7 @@ class _Compiler:
             following = self._bytes(1 << byte, following)
         return following
 
-    def _sequence(self, items: list[gbnf.Item], following: int) -> int:
+    def _sequence(self, items: list[Item], following: int) -> int:
         for item in reversed(items):
             following = self._item(item, following)
         return following
@@ -98,7 +107,7 @@ class _Compiler:
             start = self._add(Op.SPLIT, other, start)
         return start
 
-    def _repeat(self, repeat: gbnf.Repeat, following: int) -> int:
+    def _repeat(self, repeat: Repeat, following: int) -> int:
         item, least, most = repeat.item, repeat.least, repeat.most
         if most is None:
             loop = self._add(Op.SPLIT, RETURN, following)
@@ -114,7 +123,7 @@ class _Compiler:
             following = self._item(item, following)
         return following
 
-    def _chars(self, chars: gbnf.Chars, following: int) -> int:
+    def _chars(self, chars: Chars, following: int) -> int:
         """Sequences that end alike share their ends."""
         ranges = complement(chars.ranges) if chars.negated else chars.ranges
         tails: dict[tuple[int, int], int] = {}  # set and following node: node
@@ -130,7 +139,7 @@ class _Compiler:
         starts = [self._bytes(bits, node) for node, bits in firsts.items()]
         return self._any_of(starts or [self._bytes(0, following)])
 
-    def _token(self, item: gbnf.Token, following: int) -> int:
+    def _token(self, item: Token, following: int) -> int:
         token = self._find_token(item.token)
         if token is None:
             raise BadGrammar(f"{item.token!r} is no single token", item.position)

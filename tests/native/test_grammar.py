@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from pyllama_raw.errors import SamplingFailed
+from pyllama_raw.errors import BadGrammar, SamplingFailed
+from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.sampler import RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, TopK
 from tests.grammars import make_grammar
@@ -89,6 +90,19 @@ def test_a_dead_end_is_an_error_of_the_row(model):
 
     with pytest.raises(SamplingFailed):
         write(model, sampler, 30)
+
+
+@pytest.mark.parametrize(
+    "node", [(6, 0, 0), (-1, 0, 0), (1, 9, 0), (2, -1, 0), (3, 1, 0), (0, 0, 9)]
+)
+def test_a_program_that_is_none_is_refused(model, node):
+    """
+    Operations, nodes and sets that do not exist never reach the machine.
+    """
+    Grammar.make([(0, 0, 0), (3, 0, 0)], [1 << 97], 1, model.vocab).close()
+
+    with pytest.raises(BadGrammar, match="no such node or set"):
+        Grammar.make([(0, 0, 0), node], [1 << 97], 1, model.vocab)
 
 
 def test_hostile_numbers_never_end_the_process(model_path):

@@ -129,7 +129,11 @@ PARTS = ['"a"', "[b-d]", "(", ")", "|", "*", "+", "?", "{1,3}", "x", ".", " ", "
 PARTS += ['"é"', "[^a]", "<[97]>", '"ab"', "{2}", "{0,2}", "{2,}"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=200,
+    deadline=None,  # theirs may take long
+)
 @given(st.lists(st.sampled_from(PARTS), max_size=12), st.integers(0, 99))
 def test_random_grammars_are_the_same(model, parts, seed):
     """
