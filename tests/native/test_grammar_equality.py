@@ -11,7 +11,7 @@ from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
 from pyllama_raw.sampling.left_recursion import Op
-from tests.grammars import make_grammar
+from tests.grammars import JSON, make_grammar
 from tests.native.stage_reference import CANDIDATE
 from tests.tiny import tiny_model
 
@@ -19,14 +19,6 @@ pytestmark = pytest.mark.native
 
 N_TOKENS = 14  # of one walk
 
-JSON = r"""root ::= object
-value ::= object | array | string | number | ("true" | "false" | "null") ws
-object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
-array ::= "[" ws (value ("," ws value)*)? "]" ws
-string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
-number ::= "-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,15})? ws
-ws ::= | " " | "\n" [ \t]{0,20}
-"""
 GRAMMARS = {
     "json": JSON,
     "any": "root ::= .{1,5} [a-c]",
