@@ -3,7 +3,8 @@ What sampling costs a row and a request, by stages, for the vocabulary of the mo
 
 On the host: random logits, no model is computed. `row_us` is one call that samples and
 accepts, a copy of the logits not included; `open_us` builds and frees what samples one
-request with a prompt of 500 tokens. Medians of 200.
+request with a prompt of 500 tokens. Medians of 200. With a grammar, here of JSON, the rows
+are those of one text; tokens it refuses are drawn again under the grammar.
 
 In the graph: what a decode of 8 rows takes longer than one in which nothing is sampled,
 by row. `first_ms` is how much longer the decode takes that prepares the graphs.
@@ -15,6 +16,7 @@ import sys
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -23,12 +25,17 @@ import numpy as np
 from load.measure import Report, arguments, parse
 
 from pyllama_raw import SamplingParams
+from pyllama_raw.engine.constraint import GrammarConstraint
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.sampler import FIRST_MAX, SamplerChain
+from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, Greedy, Nucleus, Stage, Temperature, TopK
+from pyllama_raw.native.vocab import Vocab
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.grammars import JSON
 
 N = 200
 N_SLOTS = 8
@@ -48,6 +55,8 @@ CASES: dict[str, dict[str, Any]] = {
     "defaults, top_n_sigma": {"top_n_sigma": 1.0},
     "defaults, adaptive_p": {"adaptive_target": 0.3},
     "defaults, 300 biases": {"logit_bias": dict.fromkeys(range(300), -1.0)},
+    "defaults, grammar": {"grammar": JSON},
+    "greedy, grammar": {"temperature": 0.0, "grammar": JSON},
     "temperature": OFF,
     "top_p": OFF | {"top_p": 0.95},
     "typical": OFF | {"typical_p": 0.9},
@@ -113,6 +122,17 @@ def decodes_ms(context: Context) -> list[float]:
     return times
 
 
+def opener(params: SamplingParams, vocab: Vocab) -> Callable[[], RowSampler]:
+    """Opens what samples one request; its grammar is read before."""
+    grammar = None if params.grammar is None else GrammarConstraint(params, vocab)
+
+    def open_one() -> RowSampler:
+        started = None if grammar is None else grammar.start()
+        return open_sampler(params, vocab, PROMPT, vocab.eog_tokens, started)
+
+    return open_one
+
+
 def main() -> int:
     """Run the script."""
     options = parse(arguments(__doc__))
@@ -123,15 +143,12 @@ def main() -> int:
         base = logits.astype(np.float32)
         row = base.copy()
         for name, given in CASES.items():
-            params = SamplingParams(seed=1, **given)
-            open_one = (params, vocab, PROMPT, vocab.eog_tokens, None)
-            sampler = open_sampler(*open_one)
+            open_one = opener(SamplingParams(seed=1, **given), vocab)
+            sampler = open_one()
             row_us = median_us(
                 lambda s=sampler: s.sample(row), lambda: np.copyto(row, base)
             )
-            open_us = median_us(
-                lambda o=open_one: open_sampler(*o).close(), lambda: None
-            )
+            open_us = median_us(lambda o=open_one: o().close(), lambda: None)
             sampler.close()
             report.add(stages=name, row_us=row_us, open_us=open_us)
         in_graph(model, options, report)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -28,6 +29,9 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.grammars import JSON
 
 N_CTX = 1024
 TIMEOUT_S = 600.0
@@ -99,6 +103,9 @@ CASES = [
     _case("grammar", grammar=LIST),
     _case("grammar, greedy", temperature=0.0, grammar=LIST),
     _case("grammar, top_k", top_k=40, temperature=0.8, grammar=LIST),
+    _case("grammar, json", top_k=40, grammar=JSON),
+    _case("grammar, mirostat", mirostat=2, grammar=JSON),
+    _case("grammar, dry", top_k=40, dry_multiplier=0.8, grammar=JSON),
     _case(
         "typical, ignore_eos",
         "llama.cpp computes NaN from the logit of a forbidden token",

@@ -3,7 +3,8 @@
 
 All requests run at once on 8 slots. The same prompts then give as many tokens each without
 a schema; the ratio is that of the time a token, in the median of the rounds. Schemas are
-compiled before, which a server does once for each.
+compiled before, which a server does once for each. Then, in deterministic mode, a batch of
+8 in which one schema is invalid and one leads into a dead end: the others are as without.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pyllama_raw import (
     ContextConfig,
     EngineConfig,
     FinishReason,
+    PyllamaError,
     Result,
     SamplingParams,
     SchedulerConfig,
@@ -100,10 +102,7 @@ def n_invalid(work: Work, results: Sequence[Result]) -> int:
 
 async def measure(options: Namespace, report: Report) -> None:
     """Rounds of both, one after the other."""
-    config = EngineConfig(
-        context=ContextConfig(n_ctx=N_SLOTS * 512, n_threads=options.threads),
-        scheduler=SchedulerConfig(n_slots=N_SLOTS),
-    )
+    config = engine_config(options)
     work = make_work(options.schemas, options.max_tokens)
     async with AsyncEngine.open(options.model, config) as engine:
         compiling = perf_counter()
@@ -129,6 +128,45 @@ async def measure(options: Namespace, report: Report) -> None:
         report.claim("cost_ratio", sorted(ratios)[len(ratios) // 2], "<=", 1.25)
 
 
+def engine_config(options: Namespace, *, deterministic: bool = False) -> EngineConfig:
+    """8 slots of 512 tokens."""
+    return EngineConfig(
+        context=ContextConfig(n_ctx=N_SLOTS * 512, n_threads=options.threads),
+        scheduler=SchedulerConfig(n_slots=N_SLOTS),
+        deterministic=deterministic,
+    )
+
+
+async def disturb(options: Namespace, report: Report) -> None:
+    """Two requests of a batch of eight fail, each in its own way."""
+    good = make_work(N_SLOTS, options.max_tokens)[:: len(PROMPTS)][: N_SLOTS - 2]
+    errors: list[str] = []
+    config = engine_config(options, deterministic=True)
+    async with AsyncEngine.open(options.model, config) as engine:
+        pieces = engine._parts.vocab.pieces
+        digits = tuple(t for t, piece in enumerate(pieces) if piece[:1].isdigit())
+        bad = {
+            "BadSchema": SamplingParams(json_schema={"type": "no such type"}),
+            "SamplingFailed": SamplingParams(regex="[0-9]+", suppress_tokens=digits),
+        }
+
+        async def fail(params: SamplingParams) -> None:
+            try:
+                await engine.complete("A number:", params)
+            except PyllamaError as error:
+                errors.append(type(error).__name__)
+
+        alone, _ = await run(engine, good)
+        async with anyio.create_task_group() as group:
+            for params in bad.values():
+                group.start_soon(fail, params)
+            beside, _ = await run(engine, good)
+    differ = sum(a.token_ids != b.token_ids for a, b in zip(alone, beside, strict=True))
+    report.details["errors"] = errors
+    report.claim("failed_as_they_should", len(set(errors) & set(bad)), ">=", len(bad))
+    report.claim("others_that_differ", differ, "<=", 0)
+
+
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
@@ -137,6 +175,7 @@ def main() -> int:
     options = parse(parser)
     report = Report("schemas", options)
     anyio.run(measure, options, report)
+    anyio.run(disturb, options, report)
     return report.finish()
 
 

@@ -38,6 +38,7 @@ from pyllama_raw.prompt import (
     prompt_size,
 )
 from pyllama_raw.results import EngineStats, Result, Score
+from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -264,6 +265,7 @@ class AsyncEngine:
     ) -> Prepared:
         started = self._thread.clock()
         deadline_s = options.get("deadline_s")
+        params = with_declared(params, self._parts.metadata)
         self._check(params, options)
         constraint = await self._constrain(params)
         tokens = await self._encode(prompt)

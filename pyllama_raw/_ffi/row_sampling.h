@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "candidates.h"
+#include "grammar.h"
 #include "logprobs.h"
 #include "shim.h"
 
@@ -69,13 +70,6 @@ inline llama_token draw(llama_sampler * chain, llama_token_data_array & view) {
     return view.data[view.selected].id;
 }
 
-inline bool allows(llama_sampler * grammar, llama_token token) {
-    llama_token_data data = {token, 1.0f, 0.0f};
-    llama_token_data_array view = {&data, 1, -1, false};
-    llama_sampler_apply(grammar, &view);
-    return data.logit != -INFINITY;
-}
-
 // A grammar looks at all tokens only if it refuses the one that was drawn without it.
 inline llama_token sample(const plr_sampler & sampler, const float * logits,
                           int32_t n_vocab, llama_token_data_array & view) {
@@ -87,11 +81,15 @@ inline llama_token sample(const plr_sampler & sampler, const float * logits,
                                     : candidates(logits, n_vocab);
         token = draw(sampler.chain, view);
     }
-    if (sampler.grammar == nullptr || allows(sampler.grammar, token)) {
+    if (sampler.grammar == nullptr) {
+        return token;
+    }
+    sampler.grammar->begin_row();
+    if (sampler.grammar->allows(token)) {
         return token;
     }
     view = candidates(logits, n_vocab);
-    llama_sampler_apply(sampler.grammar, &view);
+    sampler.grammar->apply(view);
     drop_forbidden(view);
     return draw(sampler.chain, view);
 }
@@ -104,7 +102,7 @@ inline void check_open(const plr_sampler * sampler) {
 
 inline void accept(plr_sampler & sampler, llama_token token) {
     if (sampler.grammar != nullptr) {
-        llama_sampler_accept(sampler.grammar, token);
+        sampler.grammar->accept(token);
     }
     if (sampler.chain != nullptr) {
         llama_sampler_accept(sampler.chain, token);

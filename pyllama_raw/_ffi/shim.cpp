@@ -276,6 +276,44 @@ extern "C" bool plr_drop(plr_runner * runner, plr_flag * flag) {
     });
 }
 
+// ---- grammars ----------------------------------------------------------------------------
+
+extern "C" plr_pieces * plr_pieces_new(const llama_vocab * vocab) {
+    return guarded<plr_pieces *>(nullptr, [&] { return new plr_pieces(vocab); });
+}
+
+extern "C" void plr_pieces_free(plr_pieces * pieces) {
+    delete pieces;
+}
+
+extern "C" plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_node * nodes,
+                                         size_t n_nodes, const uint32_t * sets, size_t n_sets,
+                                         int32_t start, const plr_triggers * triggers) {
+    return guarded<plr_grammar *>(nullptr, [&] {
+        return new plr_grammar(
+            *pieces, grammar::make_program(nodes, n_nodes, sets, n_sets, start),
+            {{triggers->texts, triggers->texts + triggers->n_texts},
+             {triggers->tokens, triggers->tokens + triggers->n_tokens}});
+    });
+}
+
+extern "C" plr_grammar * plr_grammar_copy(const plr_grammar * grammar) {
+    return guarded<plr_grammar *>(nullptr, [&] { return new plr_grammar(*grammar); });
+}
+
+extern "C" void plr_grammar_free(plr_grammar * grammar) {
+    delete grammar;
+}
+
+extern "C" int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        grammar->begin_row();
+        const std::vector<bool> mask = grammar->mask();
+        std::copy(mask.begin(), mask.end(), allowed);
+        return 0;
+    });
+}
+
 // ---- calls that may throw ----------------------------------------------------------------
 
 extern "C" llama_sampler * plr_init_dry(const llama_vocab * vocab, float multiplier, float base,
@@ -285,18 +323,6 @@ extern "C" llama_sampler * plr_init_dry(const llama_vocab * vocab, float multipl
     return guarded<llama_sampler *>(nullptr, [&] {
         return llama_sampler_init_dry(vocab, multiplier, base, allowed_length, last_n,
                                       breakers, n_breakers);
-    });
-}
-
-extern "C" llama_sampler * plr_init_grammar(const llama_vocab * vocab, const char * grammar,
-                                            const char * root, bool lazy,
-                                            const char ** patterns, size_t n_patterns,
-                                            const llama_token * tokens, size_t n_tokens) {
-    remember("");
-    return guarded<llama_sampler *>(nullptr, [&] {
-        return lazy ? llama_sampler_init_grammar_lazy_patterns(
-                          vocab, grammar, root, patterns, n_patterns, tokens, n_tokens)
-                    : llama_sampler_init_grammar(vocab, grammar, root);
     });
 }
 

@@ -64,10 +64,60 @@ typedef struct plr_logprobs {
     float       * values;     /* out */
 } plr_logprobs;
 
+/*
+ * A grammar as a program. Texts are read byte by byte; rules call each other and return.
+ *   op                 arg                                next
+ *   PLR_OP_RETURN                                                       end of a rule
+ *   PLR_OP_SPLIT       a node                             another node
+ *   PLR_OP_CALL        the first node of a rule           after it
+ *   PLR_OP_BYTES       a set: one of its bytes            after it
+ *   PLR_OP_TOKEN       a token                            after it
+ *   PLR_OP_NOT_TOKEN   a token: any other that writes     after it
+ */
+#define PLR_OP_RETURN 0
+#define PLR_OP_SPLIT 1
+#define PLR_OP_CALL 2
+#define PLR_OP_BYTES 3
+#define PLR_OP_TOKEN 4
+#define PLR_OP_NOT_TOKEN 5
+
+/* Places of a grammar that are looked at for one token; a row that needs more fails. */
+#define PLR_GRAMMAR_MAX_WORK 250000
+
+typedef struct plr_node {
+    int32_t op;
+    int32_t arg;
+    int32_t next;
+} plr_node;
+
+/* What the tokens of a vocabulary write: a copy, freed after its grammars. */
+typedef struct plr_pieces plr_pieces;
+plr_pieces * plr_pieces_new(const struct llama_vocab * vocab);
+void         plr_pieces_free(plr_pieces * pieces);
+
+/* What begins a grammar that waits for it: one of these in the output. None: it begins. */
+typedef struct plr_triggers {
+    const char * const * texts;
+    size_t               n_texts;
+    const llama_token  * tokens;
+    size_t               n_tokens;
+} plr_triggers;
+
+/* Sets have 8 numbers each: bit b % 32 of number b / 32 is byte b. NULL on failure. */
+typedef struct plr_grammar plr_grammar;
+plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_node * nodes, size_t n_nodes,
+                              const uint32_t * sets, size_t n_sets, int32_t start,
+                              const plr_triggers * triggers);
+plr_grammar * plr_grammar_copy(const plr_grammar * grammar);
+void          plr_grammar_free(plr_grammar * grammar);
+
+/* allowed: a byte for each token, 1 if it may come next. */
+int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed);
+
 /* How one row is sampled. Pointers may be NULL where their count is 0. */
 typedef struct plr_sampler {
     struct llama_sampler   * chain;      /* NULL means greedy: the largest logit, lowest id */
-    struct llama_sampler   * grammar;    /* NULL, or what the token must be allowed by */
+    plr_grammar            * grammar;    /* NULL, or what the token must be allowed by */
     const uint32_t         * mask;       /* NULL, or a bit a token: 0 must not be sampled */
     const llama_logit_bias * bias;       /* added to the logits first */
     const llama_token      * suppress;   /* ids that must not be sampled */
@@ -138,14 +188,11 @@ int plr_score(struct llama_context * ctx, int32_t n_rows, const int32_t * rows,
 /* Sample one row that comes from no context; *logits* are changed as by plr_step. */
 int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab, llama_token * token);
 
-/* llama_sampler_init_dry, _init_grammar(_lazy_patterns), llama_sampler_clone, llama_sampler_accept
- * and llama_tokenize behind a try block; NULL on failure. */
+/* llama_sampler_init_dry, llama_sampler_clone, llama_sampler_accept and llama_tokenize behind
+ * a try block; NULL on failure. */
 struct llama_sampler * plr_init_dry(
     const struct llama_vocab * vocab, float multiplier, float base, int32_t allowed_length,
     int32_t last_n, const char ** breakers, size_t n_breakers);
-struct llama_sampler * plr_init_grammar(
-    const struct llama_vocab * vocab, const char * grammar, const char * root, bool lazy,
-    const char ** patterns, size_t n_patterns, const llama_token * tokens, size_t n_tokens);
 struct llama_sampler * plr_sampler_clone(const struct llama_sampler * sampler);
 int plr_sampler_accept_many(struct llama_sampler * sampler, const llama_token * tokens,
                             int32_t n_tokens);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,11 +14,13 @@ from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
 from pyllama_raw.engine.probe import measure
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.models import resolve_model
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.sampling.declared import declared, with_declared
+from pyllama_raw.sampling.params import SamplingParams
 
 MODEL_FACTS = (
     "desc",
@@ -95,7 +97,18 @@ def _model(model: Model) -> dict[str, Any]:
         **{name: getattr(model, name) for name in MODEL_FACTS},
         **vocab,
         "has_chat_template": model.chat_template() is not None,
+        **_sampling(model.meta),
     }
+
+
+def _sampling(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What the file declares, as it says it, and why it cannot be used if it cannot."""
+    facts = {f"sampling_{key}": text for key, text in declared(metadata).items()}
+    try:
+        with_declared(SamplingParams(from_model=True), metadata)
+    except Unsupported as error:
+        facts["sampling_error"] = str(error)
+    return facts
 
 
 def _limits(context: Context, config: EngineConfig, layout: Layout) -> dict[str, Any]:

@@ -98,6 +98,13 @@ def _add_sampling(parser: ArgumentParser) -> None:
     group.add_argument("--top-k", type=int, help="0 is off (40)")
     group.add_argument("--top-p", type=float, help="1 is off (0.95)")
     group.add_argument("--min-p", type=float, help="0 is off (0.05)")
+    group.add_argument(
+        "--model-sampling",
+        dest="from_model",
+        action="store_const",
+        const=True,
+        help="what the model file declares, where no flag or line says otherwise",
+    )
     group.add_argument("--seed", type=int, help="of every request (random)")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the output; repeatable"

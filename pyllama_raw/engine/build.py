@@ -90,6 +90,7 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
         config.cache.scope,
         files,
         constrain=Constraints(model.vocab).make,
+        metadata=model.meta,
     )
 
 

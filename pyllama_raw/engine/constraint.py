@@ -11,10 +11,12 @@ from threading import Lock
 
 from pyllama_raw.engine.guidance import Guidance, MaskConstraint
 from pyllama_raw.engine.sampling import dry_stage
+from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling import gbnf
+from pyllama_raw.sampling.grammar_program import compile_rules
 from pyllama_raw.sampling.params import SamplingParams
 
 
@@ -56,17 +58,28 @@ class GrammarConstraint:
     """GBNF: the sampler checks each token it drew."""
 
     def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
-        assert params.grammar is not None
-        gbnf.check(params.grammar, params.grammar_root)
-        triggers = params.grammar_triggers
+        if vocab.kind == "none":
+            raise BadGrammar("the model has no vocabulary", None)
         self._vocab = vocab
-        self._grammar = Grammar.parse(
-            params.grammar,
+        assert params.grammar is not None
+        rules = gbnf.parse(params.grammar, params.grammar_root)
+        program = compile_rules(rules, self._find_token)
+        triggers = params.grammar_triggers
+        self._grammar = Grammar.make(
+            program.nodes,
+            program.sets,
+            program.start,
             vocab,
-            root=params.grammar_root,
             trigger_texts=[t for t in triggers if isinstance(t, str)],
             trigger_tokens=[t for t in triggers if isinstance(t, int)],
         )
+
+    def _find_token(self, name: int | str) -> int | None:
+        vocab = self._vocab
+        if isinstance(name, int):
+            return name if name < vocab.n_tokens else None
+        tokens = vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
+        return tokens[0] if len(tokens) == 1 else None
 
     def start(self) -> Grammar:
         """One at its beginning: grammars have a state and are never shared."""

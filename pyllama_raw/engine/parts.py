@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyllama_raw.core.scheduler import Scheduler
@@ -94,3 +94,4 @@ class EngineParts:
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: FileWriter | None = None  # of the executor; None: nothing is kept in files
     constrain: Callable[[SamplingParams], object] = lambda _: None  # may take long
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file

@@ -1,12 +1,14 @@
-"""A GBNF grammar that sampled tokens have to follow."""
+"""A grammar that sampled tokens have to follow, and where it is in one output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyllama_raw.errors import BadGrammar, InvalidRequest, NativeError
-from pyllama_raw.native import log
+from pyllama_raw.native.arrays import UINT32, pointer
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.stages import c_text
@@ -14,60 +16,74 @@ from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
 
 class Grammar(Handle):
-    """A llama_sampler that forbids what its grammar does not allow. Has a state."""
+    """Forbids the tokens that a program of shim.h does not allow. Has a state."""
 
     @classmethod
-    def parse(
+    def make(
         cls,
-        text: str,
+        nodes: Sequence[tuple[int, int, int]],
+        sets: Sequence[int],
+        start: int,
         vocab: Vocab,
         *,
-        root: str = "root",
         trigger_texts: Sequence[str] = (),
         trigger_tokens: Sequence[int] = (),
-    ) -> Self:
+    ) -> Grammar:
         """
-        The grammar at its start.
+        The program at its start.
 
         Args:
-            text: checked already: libllama hangs or overflows its stack on some that
-                break the rules of pyllama_raw/sampling/gbnf.py.
+            nodes: op, arg and next of each, as in shim.h.
+            sets: of bytes; bit b is byte b.
             trigger_texts, trigger_tokens: the first of these in the output begins the
                 grammar's text; none: the output does.
 
         Raises:
-            BadGrammar: libllama refused it.
+            BadGrammar: it begins in more places than shim.h's PLR_GRAMMAR_MAX_WORK.
         """
-        if vocab.kind == "none":
-            raise BadGrammar("the model has no vocabulary", None)
         for token in trigger_tokens:
             if not 0 <= token <= INT32_MAX:
                 raise InvalidRequest("grammar_triggers", token, "token ids")
-        lazy = bool(trigger_texts or trigger_tokens)
-        patterns = [c_text("grammar_triggers", _escape(t)) for t in trigger_texts]
-        since = log.mark()
-        pointer = lib.plr_init_grammar(
-            vocab.ptr, c_text("grammar", text), c_text("grammar_root", root), lazy,
-            ffi.new("const char *[]", patterns), len(patterns),
-            ffi.new("llama_token[]", list(trigger_tokens)), len(trigger_tokens),
+        raw = b"".join(bits.to_bytes(32, "little") for bits in sets)
+        words = np.frombuffer(raw, "<u4").astype(np.uint32)
+        table = np.array(nodes, np.int32)
+        texts = [c_text("grammar_triggers", text) for text in trigger_texts]
+        triggers = ffi.new("plr_triggers *")
+        triggers.texts = kept = ffi.new("const char *[]", texts)
+        triggers.tokens = tokens = ffi.new("llama_token[]", list(trigger_tokens))
+        triggers.n_texts, triggers.n_tokens = len(texts), len(trigger_tokens)
+        pieces = _pieces(vocab)
+        found = lib.plr_grammar_new(
+            pieces.ptr, ffi.from_buffer("plr_node[]", table), len(nodes),
+            pointer(words, UINT32), len(sets), start, triggers,
         )  # fmt: skip
-        if pointer == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "libllama gave no reason"
-            raise BadGrammar(said, None)
-        return cls._own(pointer, vocab)
+        del kept, tokens  # C has copied them
+        if found == ffi.NULL:
+            raise BadGrammar(last_error(), None)
+        return cls(found, lib.plr_grammar_free, parents=[pieces])
 
     def copy(self, vocab: Vocab) -> Grammar:
         """One of its own, in the same state."""
-        pointer = lib.plr_sampler_clone(self.ptr)
-        if pointer == ffi.NULL:
-            raise NativeError("llama_sampler_clone", None, last_error())
-        return self._own(pointer, vocab)
+        found = lib.plr_grammar_copy(self.ptr)
+        if found == ffi.NULL:
+            raise NativeError("plr_grammar_copy", None, last_error())
+        return Grammar(found, lib.plr_grammar_free, parents=[_pieces(vocab)])
 
-    @classmethod
-    def _own(cls, pointer: Any, vocab: Vocab) -> Self:
-        return cls(pointer, lib.llama_sampler_free, parents=[vocab.model])
+    def allowed(self, vocab: Vocab) -> NDArray[np.bool_]:
+        """By token: whether it may come next. Shape [n_vocab]."""
+        found = np.zeros(vocab.n_tokens, np.uint8)
+        code = lib.plr_grammar_mask(self.ptr, ffi.from_buffer("uint8_t[]", found))
+        if code:
+            raise NativeError("plr_grammar_mask", code, last_error())
+        return found.astype(np.bool_)
 
 
-def _escape(text: str) -> str:
-    """*text* as an ECMAScript pattern. Patterns of users could overflow C's stack."""
-    return "".join("\\" + c if c in "^$\\.*+?()[]{}|" else c for c in text)
+def _pieces(vocab: Vocab) -> Handle:
+    """What its tokens write; read when the first grammar is made."""
+    with vocab.lock:
+        if vocab.grammar_pieces is None:
+            found = lib.plr_pieces_new(vocab.ptr)
+            if found == ffi.NULL:
+                raise NativeError("plr_pieces_new", None, last_error())
+            vocab.grammar_pieces = Handle(found, lib.plr_pieces_free)
+        return vocab.grammar_pieces

@@ -34,6 +34,7 @@ class Vocab:
         self._ptr = lib.llama_model_get_vocab(model.ptr)
         self.lock = Lock()  # for templates
         self.templates: dict[object, Handle] = {}  # of stages that are slow to make
+        self.grammar_pieces: Handle | None = None  # what grammars read of it
 
     @property
     def ptr(self) -> Any:

@@ -50,6 +50,7 @@ Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 class SamplingParams(Frozen):
     """How output tokens of one request are chosen, and when to stop."""
 
+    from_model: bool = False  # what is not set here is what the model file declares
     max_tokens: Count = 128
     min_tokens: Annotated[int, Field(ge=0)] = 0  # before, only a stop string ends it
     temperature: Annotated[Finite, Field(ge=0, le=100)] = 0.8  # 0: greedy

@@ -277,6 +277,7 @@ def fake_parts(
     *,
     chat_template: str | None = None,
     release: Callable[[], None] = lambda: None,
+    metadata: Mapping[str, str] | None = None,
     **scheduler_options: Any,
 ) -> EngineParts:
     """Parts of an engine that runs on *executor*."""
@@ -284,7 +285,13 @@ def fake_parts(
     vocab = FakeVocab()
     scheduler = Scheduler(executor.limits, vocab.pieces, **scheduler_options)
     return EngineParts(
-        scheduler, executor, executor.flag, vocab, chat_template, release
+        scheduler,
+        executor,
+        executor.flag,
+        vocab,
+        chat_template,
+        release,
+        metadata=metadata or {},
     )
 
 

@@ -7,7 +7,7 @@ Only sizes are stated; libllama says which tensors follow from them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from scripts.tiny_models import vocab
@@ -34,6 +34,7 @@ class Recipe:
     has_vocab: bool = True
     embedding_scale: float = 1.0  # what libllama multiplies embeddings by
     output: Output = "printable"  # which tokens it says; "ends": often stops by itself
+    more: Mapping[str, object] = field(default_factory=dict)  # metadata, by whole keys
 
     @property
     def generates(self) -> bool:
@@ -54,6 +55,7 @@ class Recipe:
             f"{self.arch}.vocab_size": vocab.N_VOCAB,
             **own,
             **tokens,
+            **self.more,
         }
 
 

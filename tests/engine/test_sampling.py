@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pyllama_raw import SamplingParams
+from pyllama_raw.engine.constraint import GrammarConstraint
 from pyllama_raw.engine.sampling import Reach, open_sampler, stages_of
-from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.stages import Draw, Dry, Greedy
 from tests.tiny import tiny_model
@@ -20,6 +20,7 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}
 
 # Read by the scheduler or the API: tests/test_config.py, tests/api.
 ELSEWHERE = {
+    "from_model",
     "max_tokens",
     "stop",
     "n",
@@ -89,9 +90,7 @@ def draws(model, n_draws=60, **changes) -> list[int]:
     params = SamplingParams(**(OFF | changes))
     vocab, grammar = model.vocab, None
     if params.grammar is not None:
-        texts = [t for t in params.grammar_triggers if isinstance(t, str)]
-        root = params.grammar_root
-        grammar = Grammar.parse(params.grammar, vocab, root=root, trigger_texts=texts)
+        grammar = GrammarConstraint(params, vocab).start()
     sampler = open_sampler(params, vocab, PROMPT, vocab.eog_tokens, grammar)
     chance = np.random.default_rng(1)
     found = []

@@ -4,14 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar, SamplingFailed
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.sampler import RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, TopK
-from pyllama_raw.sampling import gbnf
+from tests.grammars import make_grammar
 from tests.native.support import run_python
 
 pytestmark = pytest.mark.native
@@ -36,7 +34,7 @@ def test_output_follows_the_grammar(model, greedy):
     """
     text = 'root ::= "<" [a-d]{4} ("," [a-d]{4}){3} ">"'
     for seed in range(5):
-        grammar = Grammar.parse(text, model.vocab)
+        grammar = make_grammar(text, model.vocab)
         chain = None
         if not greedy:
             chain = SamplerChain.build((TopK(50), Draw(seed)), model.vocab)
@@ -52,7 +50,7 @@ def test_a_copy_begins_where_the_original_is(model):
     """
     Requests of one grammar do not disturb each other.
     """
-    original = Grammar.parse('root ::= "ab" "c"', model.vocab)
+    original = make_grammar('root ::= "ab" "c"', model.vocab)
     for _ in range(2):
         sampler = RowSampler(grammar=original.copy(model.vocab))
         assert write(model, sampler, 8) == "abc"
@@ -65,7 +63,7 @@ def test_a_trigger_begins_the_grammar(model):
     """
     vocab = model.vocab
     text = 'root ::= "!" [0-9] [0-9]'
-    grammar = Grammar.parse(text, vocab, trigger_texts=["!"])
+    grammar = make_grammar(text, vocab, grammar_triggers=("!",))
     sampler = RowSampler(grammar=grammar)
     logits = np.zeros(model.n_vocab, np.float32)
     (bang,) = vocab.tokenize("!", add_special=False, parse_special=False)
@@ -87,7 +85,7 @@ def test_a_dead_end_is_an_error_of_the_row(model):
     """
     pieces = model.vocab.pieces
     with_z = [token for token in range(model.n_vocab) if pieces[token][:1] == b"z"]
-    grammar = Grammar.parse('root ::= "z"', model.vocab)
+    grammar = make_grammar('root ::= "z"', model.vocab)
     sampler = RowSampler(None, with_z, grammar=grammar)
 
     with pytest.raises(SamplingFailed):
@@ -95,39 +93,16 @@ def test_a_dead_end_is_an_error_of_the_row(model):
 
 
 @pytest.mark.parametrize(
-    "text", ['root ::= root "a" | "b"', "root ::= <nonsense-token>"]
+    "node", [(6, 0, 0), (-1, 0, 0), (1, 9, 0), (2, -1, 0), (3, 1, 0), (0, 0, 9)]
 )
-def test_libllama_refuses_the_rest(model, text):
+def test_a_program_that_is_none_is_refused(model, node):
     """
-    What is well formed and yet no use is BadGrammar too.
+    Operations, nodes and sets that do not exist never reach the machine.
     """
-    gbnf.check(text)
+    Grammar.make([(0, 0, 0), (3, 0, 0)], [1 << 97], 1, model.vocab).close()
 
-    with pytest.raises(BadGrammar):
-        Grammar.parse(text, model.vocab)
-
-
-PARTS = ['"a"', "[b-d]", "(", ")", "|", "*", "+", "?", "{1,3}", "x", ".", " ", "\n"]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-@given(st.lists(st.sampled_from(PARTS), max_size=12))
-def test_what_the_check_takes_libllama_parses(model, parts):
-    """
-    The check is not laxer than the parser, but for empty loops and left recursion.
-    """
-    text = "root ::= " + "".join(parts) + '\nx ::= "y"'
-    try:
-        gbnf.check(text)
-    except BadGrammar:
-        return
-    try:
-        Grammar.parse(text, model.vocab).close()
-    except BadGrammar as error:
-        reason = error.reason
-    else:
-        return
-    assert "recursion" in reason or "repeated" in reason
+    with pytest.raises(BadGrammar, match="no such node or set"):
+        Grammar.make([(0, 0, 0), node], [1 << 97], 1, model.vocab)
 
 
 def test_hostile_numbers_never_end_the_process(model_path):

@@ -1,0 +1,22 @@
+"""Grammars from their text, as a request makes them."""
+
+from typing import Any
+
+from pyllama_raw import SamplingParams
+from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.vocab import Vocab
+
+JSON = r"""root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= "-"? ("0" | [1-9] [0-9]{0,15}) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+def make_grammar(text: str, vocab: Vocab, **more: Any) -> Grammar:
+    """At its beginning; *more* are sampling parameters."""
+    return GrammarConstraint(SamplingParams(grammar=text, **more), vocab).start()
