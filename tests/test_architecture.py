@@ -34,7 +34,8 @@ RULE: dict[str, set[str]] = {
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
-    "cli": CONNECTION | API | {"__init__", "native"},
+    "bench": {"api", "config", "errors", "native", "sampling"},
+    "cli": CONNECTION | API | {"__init__", "bench", "native"},
     "__main__": {"cli"},
 }
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m pyllama_raw generate` and `info`."""
+"""The command line: `python -m pyllama_raw generate`, `info` and `bench`."""
 
 from pyllama_raw.cli.command import main
 
