@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from . import HOST, find, free_port, serving
+from . import HOST, Url, find, free_port, serving
 
 
 def llama_server(
     model: Path, *, n_slots: int, n_ctx: int, threads: int, flags: tuple[str, ...] = ()
-) -> AbstractContextManager[str]:
+) -> AbstractContextManager[Url]:
     """
     Start it with one pool of cells for all slots, as our engine has it.
 
