@@ -134,13 +134,16 @@ def latency_cdf(results: Sequence[Result]) -> Figure | None:
         for ax, values in zip(axes, (calls, gaps, whole), strict=True):
             known = sorted(value for value in values if value is not None)
             n_values += len(known)
-            shares = [(i + 1) / len(known) for i in range(len(known))]
-            ax.step(known, shares, where="post", label=target)
+            shares = [i / len(known) for i in range(len(known) + 1)]
+            ax.step([*known[:1], *known], shares, where="post", label=target)
     for ax, label in zip(axes, ("TTFT", "ITL", "E2EL"), strict=True):
         ax.set_xlabel(f"{label} (s)")
-        ax.set_xscale("log")
+        ax.set_ylim(0, 1)
+    axes[1].set_xscale("log")
+    axes[1].xaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("share")
-    axes[0].legend()
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels))
     return figure if n_values else None
 
 
