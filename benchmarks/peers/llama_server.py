@@ -9,7 +9,13 @@ from . import HOST, Url, find, free_port, serving
 
 
 def llama_server(
-    model: Path, *, n_slots: int, n_ctx: int, threads: int, flags: tuple[str, ...] = ()
+    model: Path,
+    *,
+    n_slots: int,
+    n_ctx: int,
+    threads: int,
+    flags: tuple[str, ...] = (),
+    poll_s: float = 0.1,
 ) -> AbstractContextManager[Url]:
     """
     Start it with one pool of cells for all slots, as our engine has it.
@@ -17,6 +23,7 @@ def llama_server(
     Args:
         n_ctx: cells of all slots.
         flags: come last, so they overrule.
+        poll_s: between two questions whether it is ready.
     """
     port = free_port()
     command = [
@@ -28,4 +35,4 @@ def llama_server(
         *("--kv-unified", "--no-ui", "--offline", "--fit", "off"),
         *flags,
     ]
-    return serving(command, port)
+    return serving(command, port, poll_s=poll_s)

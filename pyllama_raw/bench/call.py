@@ -19,7 +19,7 @@ import anyio
 from pyllama_raw.errors import PyllamaError
 
 Prompt = str | Sequence[int]
-OnTokens = Callable[[], object]
+OnTokens = Callable[["Record"], object]
 
 
 class CallFailed(Exception):
@@ -55,7 +55,7 @@ class Record:
     queue_s: float | None = None  # sent until the target began
     error: str | None = None
     left: bool = False  # the client left, as the workload wanted
-    on_tokens: OnTokens = lambda: None  # called whenever some came
+    on_tokens: OnTokens = lambda _: None  # called whenever some came
 
     def take(self, count: int, text: str, tokens: Sequence[int] = ()) -> None:
         """*count* tokens came in just now."""
@@ -64,7 +64,7 @@ class Record:
         self.texts.append(text)
         self.tokens += tokens
         self.n_output += count
-        self.on_tokens()
+        self.on_tokens(self)
 
     @property
     def completed(self) -> bool:
@@ -120,7 +120,7 @@ async def attempt(target: Target, call: Call, before: Prompt = "") -> Record:
     record = Record(call, _joined(before, call.prompt), perf_counter())
     with anyio.CancelScope() as scope:
         if call.leave_after is not None:
-            record.on_tokens = lambda: _leave(record, scope)
+            record.on_tokens = lambda record: _leave(record, scope)
         try:
             await target.send(record)
         except (CallFailed, PyllamaError) as error:
@@ -128,7 +128,9 @@ async def attempt(target: Target, call: Call, before: Prompt = "") -> Record:
     return record
 
 
-async def ask(target: Target, call: Call, on_tokens: OnTokens = lambda: None) -> Record:
+async def ask(
+    target: Target, call: Call, on_tokens: OnTokens = lambda _: None
+) -> Record:
     """Make *call* where nothing may go wrong."""
     record = Record(call, call.prompt, perf_counter(), on_tokens=on_tokens)
     await target.send(record)
