@@ -36,6 +36,7 @@ class HttpTarget:
 
     async def send(self, record: Record) -> None:
         body = self.body(record)
+        failed = None
         try:
             async with self._client.stream("POST", self.path, json=body) as answer:
                 if answer.is_error:
@@ -43,10 +44,13 @@ class HttpTarget:
                     raise CallFailed(f"status {answer.status_code}: {text[:200]}")
                 async for event in _events(answer):
                     if "error" in event:
-                        raise CallFailed(str(event["error"]))
-                    self.take(record, event)
+                        failed = str(event["error"])  # the last event of its stream
+                    else:
+                        self.take(record, event)
         except httpx.HTTPError as error:
             raise CallFailed(f"{type(error).__name__}: {error}") from error
+        if failed is not None:
+            raise CallFailed(failed)
         record.check_length()
 
 
@@ -126,13 +130,13 @@ class LlamaServerTarget(HttpTarget):
 async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """JSON objects of a stream of server-sent events."""
     rest = b""
-    async for part in answer.aiter_raw():
+    async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
             elif line.startswith(b"error:"):
-                raise CallFailed(line.decode(errors="replace"))
+                yield {"error": line.decode(errors="replace")}
 
 
 @asynccontextmanager
