@@ -80,23 +80,33 @@ async def _round(
     openers: Mapping[str, Opener],
     speeds: Speeds,
 ) -> None:
+    """All systems in turn; who is first rotates."""
     n_calls = max(2 * n_slots, 8)
-    for name, opener in openers.items():
-        async with opener() as opened:
-            for counts in (False, True):
-                seed = 2 * index + counts + 1000 * n_slots
-                lengths = [N_PROMPT] * (n_calls if counts else n_slots)
-                prompts = token_prompts(options.model, seed, lengths)
-                calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
-                run = await closed_loop(opened.target, calls, len(calls))
-                run.checked()
-        if run.n_cached > MAX_CACHED * n_calls:
-            raise RuntimeError(f"{name}: {run.n_cached} tokens came from a cache")
-        n_tokens = n_calls * (N_PROMPT + N_OUTPUT)
-        speeds.setdefault(name, []).append(n_tokens / run.wall_s)
-    if not options.no_peers:
-        bench = await anyio.to_thread.run_sync(_ceiling, options, n_slots, n_calls)
-        speeds.setdefault(CEILING, []).append(bench)
+    names = [*openers, *(() if options.no_peers else (CEILING,))]
+    first = index % len(names)
+    for name in names[first:] + names[:first]:
+        if name == CEILING:
+            speed = await anyio.to_thread.run_sync(_ceiling, options, n_slots, n_calls)
+        else:
+            seed = 2 * index + 1000 * n_slots
+            speed = await _speed(options, n_slots, n_calls, seed, openers[name])
+        speeds.setdefault(name, []).append(speed)
+
+
+async def _speed(
+    options: Namespace, n_slots: int, n_calls: int, seed: int, opener: Opener
+) -> float:
+    """Tokens a second, prompt and output; a first batch does not count."""
+    async with opener() as opened:
+        for count in (n_slots, n_calls):
+            prompts = token_prompts(options.model, seed, [N_PROMPT] * count)
+            calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
+            run = await closed_loop(opened.target, calls, count)
+            run.checked()
+            seed += 1
+    if run.n_cached > MAX_CACHED * n_calls:
+        raise RuntimeError(f"{run.n_cached} tokens came from a cache")
+    return n_calls * (N_PROMPT + N_OUTPUT) / run.wall_s
 
 
 def _ceiling(options: Namespace, n_slots: int, n_calls: int) -> float:
@@ -114,7 +124,7 @@ def _ceiling(options: Namespace, n_slots: int, n_calls: int) -> float:
 def conclude(report: Report, n_slots: int, speeds: Speeds) -> None:
     """Ratios are ours to the system of the row."""
     ours = speeds["ours"]
-    for name, theirs in speeds.items():
+    for name, theirs in sorted(speeds.items(), key=lambda item: item[0] != "ours"):
         report.add(
             slots=n_slots,
             system=name,
