@@ -7,6 +7,7 @@ Each call has a connection of its own, since servers drop idle ones.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import httpx
 from pyllama_raw.bench.call import CallFailed, Record, Target
 
 TIMEOUT_S = 600.0  # without a byte
+API_KEY = "OPENAI_API_KEY"
 
 
 class HttpTarget:
@@ -65,7 +67,7 @@ class OpenAITarget(HttpTarget):
     def __init__(
         self,
         client: httpx.AsyncClient,
-        model: str = "default",
+        model: str = "default",  # most servers have one, and take any name
         forbidden: Iterable[int] = (),
     ) -> None:
         """
@@ -139,12 +141,22 @@ async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
                 yield {"error": line.decode(errors="replace")}
 
 
+async def first_model(client: httpx.AsyncClient) -> str:
+    """What the server calls its first model; "default" if it does not list any."""
+    try:
+        answer = await client.get("/v1/models")
+        models = answer.json()["data"] if answer.is_success else []
+        return str(models[0]["id"]) if models else "default"
+    except (httpx.HTTPError, KeyError, TypeError, ValueError):
+        return "default"  # if it is not there at all, the calls will tell
+
+
 @asynccontextmanager
 async def http_target(
     url: str, protocol: str = "llama-server", forbidden: Iterable[int] = ()
 ) -> AsyncIterator[Target]:
     """
-    A client of the server at *url*.
+    A client of the server at *url*; $OPENAI_API_KEY is sent to it if it is set.
 
     Args:
         protocol: "openai" or "llama-server".
@@ -152,10 +164,13 @@ async def http_target(
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     timeout = httpx.Timeout(TIMEOUT_S)
+    key = os.environ.get(API_KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(
-        base_url=url, timeout=timeout, limits=limits
+        base_url=url, timeout=timeout, limits=limits, headers=headers
     ) as client:
         if protocol == "openai":
-            yield OpenAITarget(client, forbidden=forbidden)
+            model = await first_model(client)
+            yield OpenAITarget(client, model, forbidden)
         else:
             yield LlamaServerTarget(client)

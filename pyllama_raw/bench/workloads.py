@@ -56,7 +56,7 @@ class Sizes:
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
 
-    def __getattr__(self, name: str) -> int:
+    def __getattr__(self, name: str) -> int:  # leave_share is only compared
         value: int | None = getattr(self._shape, name)
         assert value is not None, name
         return value

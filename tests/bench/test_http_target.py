@@ -6,7 +6,11 @@ import httpx
 import pytest
 
 from pyllama_raw.bench.call import Call, attempt
-from pyllama_raw.bench.http_target import LlamaServerTarget, OpenAITarget
+from pyllama_raw.bench.http_target import (
+    LlamaServerTarget,
+    OpenAITarget,
+    first_model,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -122,3 +126,29 @@ async def test_a_lost_connection_is_a_failure():
         record = await attempt(OpenAITarget(http), Call("x", 2))
 
     assert record.error == "CallFailed: ConnectError: refused"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "name"),
+    [
+        ('{"data": [{"id": "m"}, {"id": "n"}]}', 200, "m"),
+        ('{"data": []}', 200, "default"),
+        ("[]", 200, "default"),
+        ("not here", 404, "default"),
+        ("no json", 200, "default"),
+    ],
+)
+async def test_the_first_model_of_a_server_is_asked_for(body, status, name):
+    """
+    Some servers refuse names they do not know; others list none.
+    """
+
+    def answer(request):
+        assert request.url.path == "/v1/models"
+        return httpx.Response(status, text=body)
+
+    http = httpx.AsyncClient(
+        transport=httpx.MockTransport(answer), base_url="http://server"
+    )
+    async with http:
+        assert await first_model(http) == name
