@@ -18,6 +18,7 @@ from pyllama_raw.bench.rounds import Opener
 from pyllama_raw.bench.targets import opener
 from pyllama_raw.cli import bench
 from pyllama_raw.cli.bench_options import add_run
+from pyllama_raw.cli.bench_plan import bench_config
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.models import resolve_model
 
@@ -27,10 +28,10 @@ CELLS_A_SLOT = 1024  # unless --n-ctx says otherwise
 def openers(options: Namespace) -> dict[str, Opener]:
     """Our engine first: ratios are to it."""
     options.n_slots = options.n_slots or 8
-    config = bench.bench_config(options)
+    config = bench_config(options)
     if options.n_ctx is None:
         options.n_ctx = CELLS_A_SLOT * options.n_slots
-        config = bench.bench_config(options)
+        config = bench_config(options)
     threads = config.context.threads
     found = {
         spec: opener(spec, options.model, config)

@@ -29,10 +29,7 @@ def arrivals(rng: Random, n: int, rate: float, burstiness: float = 1.0) -> list[
     Raises:
         ConfigError: a number is not above 0.
     """
-    if not rate > 0:
-        raise ConfigError(f"rate={rate}: give calls a second above 0")
-    if not 0 < burstiness < math.inf:
-        raise ConfigError(f"burstiness={burstiness}: give a number above 0")
+    check(rate, burstiness)
     if math.isinf(rate):
         return [0.0] * n
     times, now = [], 0.0
@@ -40,6 +37,17 @@ def arrivals(rng: Random, n: int, rate: float, burstiness: float = 1.0) -> list[
         now += rng.gammavariate(burstiness, 1.0)
         times.append(now)
     return [time * (n / rate) / now for time in times] if now > 0 else [0.0] * n
+
+
+def check(rate: float, burstiness: float) -> None:
+    """
+    Raises:
+        ConfigError: a number is not above 0.
+    """
+    if not rate > 0:
+        raise ConfigError(f"rate={rate}: give calls a second above 0")
+    if not 0 < burstiness < math.inf:
+        raise ConfigError(f"burstiness={burstiness}: give a number above 0")
 
 
 def timed(calls: Sequence[Call], times: Sequence[float]) -> list[Call]:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from pyllama_raw.bench.arrivals import arrivals, timed
+from pyllama_raw.bench.arrivals import arrivals, check, timed
 from pyllama_raw.bench.call import Call, Target
 from pyllama_raw.bench.drive import Run, closed_loop, open_loop
 from pyllama_raw.bench.engine_target import EngineTarget
@@ -47,6 +47,10 @@ class Point:
     clients: int | None = None
     rate: float | None = None  # calls a second
     burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            check(self.rate, self.burstiness)
 
     async def run(self, target: Target, calls: list[Call], seed: object) -> Run:
         if self.clients is not None:

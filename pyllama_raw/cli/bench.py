@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 import anyio
 
-from pyllama_raw.bench import trace_files
-from pyllama_raw.bench.call import Call
 from pyllama_raw.bench.figures import Limits
 from pyllama_raw.bench.machine import MAX_OTHERS, machine
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.rounds import MakeCalls, Opener, Plan, Point
+from pyllama_raw.bench.rounds import Opener, Plan
 from pyllama_raw.bench.table import point_of, read_results, rows, table
 from pyllama_raw.bench.targets import opener
-from pyllama_raw.bench.words import generator
-from pyllama_raw.bench.workloads import WORKLOADS, Workload
-from pyllama_raw.bench.writer import Writer, writer_for
-from pyllama_raw.cli.bench_options import SHAPE
-from pyllama_raw.cli.options import engine_config, given
-from pyllama_raw.config import EngineConfig
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.bench.writer import writer_for
+from pyllama_raw.cli.bench_plan import at_least, bench_config, calls_of, points_of
 from pyllama_raw.models import resolve_model
 
 
@@ -50,8 +42,8 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
             openers,
             points,
             make_calls,
-            rounds=_at_least(1, "rounds", options.rounds),
-            warm_up=_at_least(0, "warm_up", options.warm_up),
+            rounds=at_least(1, "rounds", options.rounds),
+            warm_up=at_least(0, "warm_up", options.warm_up),
             seed=options.seed,
             limits=limits,
         )
@@ -77,84 +69,6 @@ async def _collect(
             f"{result['output_throughput']:.1f} output tokens/s, "
             f"{result['failed']} failed\n"
         )
-
-
-def bench_config(options: Namespace) -> EngineConfig:
-    """The engine as flags say; under memory pressure half of the cells it needs."""
-    if options.workload == "memory-pressure" and options.n_ctx is None:
-        shape = WORKLOADS[options.workload].shape.changed(given(options, SHAPE))
-        n_slots = options.n_slots or EngineConfig().scheduler.n_slots
-        n_tokens = (shape.prompt_tokens or 0) + (shape.output_tokens or 0)
-        options.n_ctx = max(n_slots * n_tokens // 2, n_tokens + 1)
-    return engine_config(options)
-
-
-def points_of(options: Namespace) -> list[Point]:
-    """
-    Raises:
-        ConfigError: --clients and --rate together, or a number below its least.
-    """
-    usual = WORKLOADS.get(options.workload)
-    clients, rates = options.clients, options.rate
-    if clients and rates:
-        raise ConfigError("give --clients (closed loop) or --rate (open), not both")
-    burstiness = options.burstiness or (usual.burstiness if usual else 1.0)
-    if clients:
-        return [Point(clients=_at_least(1, "clients", n)) for n in clients]
-    if rates:
-        return [Point(rate=rate, burstiness=burstiness) for rate in rates]
-    if usual is None:
-        return [Point()]
-    if usual.clients is not None:
-        return [Point(clients=usual.clients)]
-    return [Point(rate=usual.rate, burstiness=burstiness)]
-
-
-def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
-    """What makes the calls of a seed."""
-    sizes = given(options, SHAPE)
-    if options.workload == "trace":
-        return _trace_calls(options, writer, sizes)
-    if options.trace is not None:
-        raise ConfigError("--trace is for the workload trace")
-    workload = WORKLOADS[options.workload]
-    return partial(_workload_calls, workload, sizes, writer)
-
-
-def _workload_calls(
-    workload: Workload, sizes: Mapping[str, int], writer: Writer, seed: object
-) -> list[Call]:
-    return workload.calls(workload.shape.changed(sizes), writer, generator(seed))
-
-
-def _trace_calls(
-    options: Namespace, writer: Writer, sizes: Mapping[str, int]
-) -> MakeCalls:
-    if options.trace is None or set(sizes) - {"requests"}:
-        raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
-    for name in ("speed", "length_scale"):
-        if not getattr(options, name) > 0:
-            raise ConfigError(f"{name}={getattr(options, name)}: give more than 0")
-    arrivals = trace_files.read(options.trace, sizes.get("requests"))
-    return partial(_replayed, arrivals, writer, options.speed, options.length_scale)
-
-
-def _replayed(
-    arrivals: Sequence[trace_files.Arrival],
-    writer: Writer,
-    speed: float,
-    length_scale: float,
-    seed: object,
-) -> list[Call]:
-    return trace_files.calls_of(
-        arrivals, writer, seed, speed=speed, length_scale=length_scale
-    )
-
-
-def _at_least(least: int, name: str, value: int) -> int:
-    if value < least:
-        raise ConfigError(f"{name}={value}: give {least} or more")
-    return value
 
 
 def _about(options: Namespace, model: Path) -> Result:

@@ -6,7 +6,8 @@ from argparse import ArgumentParser
 from dataclasses import fields
 from pathlib import Path
 
-from pyllama_raw.bench.workloads import WORKLOADS, Shape
+from pyllama_raw.bench.shape import Shape
+from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.cli.options import MODEL_HELP, add_engine
 
 SHAPE = tuple(field.name for field in fields(Shape))

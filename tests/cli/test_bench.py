@@ -85,6 +85,8 @@ def test_memory_pressure_makes_the_engine_preempt_or_wait(tmp_path: Path):
     ("arguments", "message"),
     [
         (["run", "offline", "--clients", "2", "--rate", "1"], "not both"),
+        (["run", "offline", "--burstiness", "1"], "give --rate"),
+        (["run", "bursts", "--burstiness", "0", "--rounds", "1"], "burstiness=0"),
         (["run", "offline", "--target", "x"], "give engine, openai=URL"),
         (["run", "offline", "--turns", "3"], "turns=3"),
         (["run", "trace"], "needs --trace"),
