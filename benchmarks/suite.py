@@ -22,7 +22,7 @@ from pyllama_raw.cli.bench_plan import bench_config
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.models import resolve_model
 
-CELLS_A_SLOT = 1024  # unless --n-ctx says otherwise
+CELLS_A_SLOT = 2048  # unless --n-ctx says otherwise
 
 
 def openers(options: Namespace) -> dict[str, Opener]:

@@ -179,7 +179,7 @@ WORKLOADS = _named(
                 prompt_tokens=42,
                 output_tokens=48,
                 every=6,
-                long_tokens=900,
+                long_tokens=1170,
             ),
             interference,
             clients=None,

@@ -101,7 +101,7 @@ def test_every_sixth_prompt_is_long():
     """
     calls = make_calls("interference", requests=12)
 
-    assert [len(call.prompt) for call in calls] == ([42] * 5 + [900]) * 2
+    assert [len(call.prompt) for call in calls] == ([42] * 5 + [1170]) * 2
     assert [call.kind for call in calls[4:6]] == ["short", "long"]
 
 
