@@ -1,9 +1,10 @@
 """
 Long prompts among short ones, at equal arrivals, against llama-server.
 
-Calls come at random (Poisson), one a second: 42 tokens in and 48 out, every 6th 1,170 in (900 words).
-Both get the same calls at the same moments, whatever has become of those before; latency
-counts from the send. Ours is as by default, its steps bounded; 8 slots, 8,192 cells.
+Calls come at random (Poisson), one a second: 42 tokens in and 48 out, every 6th 1,170 in
+(900 words). Both get the same calls at the same moments, whatever has become of those
+before; latency counts from the send. Ours is as by default, its steps bounded; 8 slots,
+8,192 cells.
 """
 
 from __future__ import annotations
