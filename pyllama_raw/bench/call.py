@@ -16,7 +16,7 @@ from typing import Protocol
 
 import anyio
 
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw.errors import ConfigError, PyllamaError
 
 Prompt = str | Sequence[int]
 OnTokens = Callable[["Record"], object]
@@ -115,7 +115,7 @@ class Target(Protocol):
         """
 
 
-async def attempt(target: Target, call: Call, before: Prompt = "") -> Record:
+async def attempt(target: Target, call: Call, before: Prompt | None = None) -> Record:
     """Make *call*; *before* is what its prompt follows. A failure is in the record."""
     record = Record(call, _joined(before, call.prompt), perf_counter())
     with anyio.CancelScope() as scope:
@@ -143,7 +143,11 @@ def _leave(record: Record, scope: anyio.CancelScope) -> None:
         scope.cancel()
 
 
-def _joined(before: Prompt, prompt: Prompt) -> Prompt:
-    if isinstance(prompt, str):
-        return f"{before}{prompt}" if isinstance(before, str) else prompt
-    return [*before, *prompt] if not isinstance(before, str) else prompt
+def _joined(before: Prompt | None, prompt: Prompt) -> Prompt:
+    if before is None:
+        return prompt
+    if isinstance(before, str) and isinstance(prompt, str):
+        return before + prompt
+    if isinstance(before, str) or isinstance(prompt, str):
+        raise ConfigError("turns of one chat are all text or all token ids")
+    return [*before, *prompt]

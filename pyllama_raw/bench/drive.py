@@ -16,6 +16,7 @@ import anyio
 
 from pyllama_raw.bench.call import Call, CallFailed, Prompt, Record, Target, attempt
 from pyllama_raw.bench.figures import percentile
+from pyllama_raw.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class _Turns:
 
     async def make(self, index: int) -> None:
         call = self._calls[index]
-        before: Prompt = ""
+        before: Prompt | None = None
         if call.after is not None:
             await self._done[call.after].wait()
             before = _said(self.records[call.after])
@@ -83,6 +84,8 @@ class _Turns:
 def _said(record: Record) -> Prompt:
     if isinstance(record.prompt, str):
         return record.prompt + record.text
+    if len(record.tokens) != record.n_output:
+        raise ConfigError("a target that does not name its tokens needs turns as text")
     return [*record.prompt, *record.tokens]
 
 

@@ -20,6 +20,7 @@ from pyllama_raw.bench.table import point_of, read_results, rows, table
 from pyllama_raw.bench.targets import opener
 from pyllama_raw.bench.writer import writer_for
 from pyllama_raw.cli.bench_plan import at_least, bench_config, calls_of, points_of
+from pyllama_raw.cli.groups import first
 from pyllama_raw.models import resolve_model
 
 
@@ -50,7 +51,10 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
         make_calls("a mistake shows before a model is loaded or a file written")
         about = _about(options, model)
         with _lines_to(options.out) as out:
-            anyio.run(_collect, plan, about, results, out)
+            try:
+                anyio.run(_collect, plan, about, results, out)
+            except BaseExceptionGroup as group:
+                raise first(group) from None
     _show(results, options)
     return 1 if any(result["failed"] for result in results) else 0
 

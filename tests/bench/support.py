@@ -13,10 +13,12 @@ from pyllama_raw.bench.writer import Writer
 class FakeTarget:
     """Gives so many tokens one by one, and keeps what it was asked."""
 
-    def __init__(self, fails_at: Sequence[int] = ()) -> None:
+    def __init__(
+        self, fails_at: Sequence[int] = (), *, names_tokens: bool = True
+    ) -> None:
         self.prompts: list[object] = []
         self.running = self.most_running = 0
-        self._fails_at = fails_at
+        self._fails_at, self._names_tokens = fails_at, names_tokens
 
     async def send(self, record: Record) -> None:
         index = len(self.prompts)
@@ -28,7 +30,7 @@ class FakeTarget:
                 await anyio.lowlevel.checkpoint()
                 if index in self._fails_at:
                     raise CallFailed("no more")
-                record.take(1, f"<{token}>", [token])
+                record.take(1, f"<{token}>", [token] if self._names_tokens else [])
         finally:
             self.running -= 1
 

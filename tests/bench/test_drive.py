@@ -4,6 +4,7 @@ import pytest
 
 from pyllama_raw.bench.call import Call, CallFailed, ask
 from pyllama_raw.bench.drive import closed_loop, open_loop
+from pyllama_raw.errors import ConfigError
 from tests.bench.support import FakeTarget
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +62,23 @@ async def test_a_turn_of_ids_repeats_ids():
     run = await closed_loop(target, [Call([7, 8], 2), Call([9], 1, after=0)], 2)
 
     assert run.records[1].prompt == [7, 8, 0, 1, 9]
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([Call([7], 2), Call("x", 1, after=0)], "all text or all token ids"),
+        ([Call([7], 2), Call([8], 1, after=0)], "does not name its tokens"),
+    ],
+)
+async def test_turns_that_cannot_be_joined_are_refused(calls, message):
+    """
+    They would lack what was said before.
+    """
+    target = FakeTarget(names_tokens="name" not in message)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match=message)):
+        await closed_loop(target, calls, 1)
 
 
 async def test_a_failure_is_recorded_and_others_go_on():

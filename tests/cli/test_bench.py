@@ -81,6 +81,23 @@ def test_memory_pressure_makes_the_engine_preempt_or_wait(tmp_path: Path):
     assert (result["completed"], result["options"]["n_ctx"]) == (6, 98)
 
 
+@pytest.mark.native
+def test_a_mistake_in_a_trace_is_named(tmp_path: Path, capsys):
+    """
+    Turns of text cannot follow turns of ids; the error is no group and no traceback.
+    """
+    trace = tmp_path / "trace.jsonl"
+    turns = [{"prompt_tokens": 3, "max_tokens": 2}]
+    turns.append({"prompt": "x", "max_tokens": 1, "after": 0})
+    trace.write_text("\n".join(map(json.dumps, turns)))
+    model = str(tiny_model("llama"))
+
+    status = main(["bench", "run", "trace", "--trace", str(trace), "--model", model])
+
+    assert status == 2
+    assert "error: turns of one chat are all text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
