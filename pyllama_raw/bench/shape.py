@@ -18,7 +18,7 @@ class Shape:
     prefix_tokens: int | None = None  # that calls share, or a chat begins with
     groups: int | None = None  # prefixes
     turns: int | None = None  # of each chat; requests are the chats
-    every: int | None = None  # each so-manieth call is long
+    every: int | None = None  # each call of so many is long
     long_tokens: int | None = None  # in its prompt
     leave_share: float | None = None  # of clients that leave early
 

@@ -40,6 +40,7 @@ class Workload:
 
 
 def offline(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Prompts of one length."""
     return [
         Call(writer.prompt(rng, shape.prompt_tokens), shape.output_tokens)
         for _ in range(shape.requests)
@@ -47,10 +48,12 @@ def offline(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
 
 
 def shared_prefix(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Ends of their own behind one prefix."""
     return _behind(_prefixes(1, shape, writer, rng), shape, writer, rng)
 
 
 def prefix_groups(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Prefixes that are used equally often, in random order."""
     calls = _behind(_prefixes(shape.groups, shape, writer, rng), shape, writer, rng)
     rng.shuffle(calls)
     return calls
@@ -72,6 +75,7 @@ def _behind(
 
 
 def multi_turn(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Chats whose turns come in random order, each after the one before it."""
     order = [chat for chat in range(shape.requests) for _ in range(shape.turns)]
     rng.shuffle(order)
     latest: dict[int, int] = {}
@@ -89,6 +93,8 @@ def multi_turn(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
 
 
 def sharegpt(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Log-normal lengths, prompts and outputs independent of each other."""
+
     def length(middle: int) -> int:
         drawn = rng.lognormvariate(math.log(middle), SHAREGPT_SIGMA)
         return min(max(round(drawn), 1), SHAREGPT_MOST)
@@ -102,6 +108,7 @@ def sharegpt(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
 
 
 def interference(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Short prompts, and a long one after every so many."""
     calls = []
     for index in range(shape.requests):
         is_long = index % shape.every == shape.every - 1
@@ -113,6 +120,7 @@ def interference(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
 
 
 def cancel_storm(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+    """Prompts of one length; some clients leave in the first half of their output."""
     calls = []
     for call in offline(shape, writer, rng):
         if rng.random() < shape.leave_share:
@@ -173,7 +181,7 @@ WORKLOADS = _named(
         ),
         Workload(
             "interference",
-            "short prompts; every so-manieth is long",
+            "short prompts; every N-th is long",
             Shape(
                 requests=48,
                 prompt_tokens=42,
