@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 
 import anyio
-from load.client import Call, Run, Target, Trace, engine_target, http_target
+from load.client import Call, Record, Run, Target, ask, engine_target, http_target
 from load.measure import Report, arguments, median_ratio, parse, say
 from load.workloads import Chat, generator, turns
 from peers.llama_server import llama_server
@@ -35,21 +35,21 @@ async def workload(target: Target, seed: int, n_chats: int, n_turns: int) -> Run
     chats = [Chat(rng, n_turns) for _ in range(n_chats)]
     locks = [anyio.Lock() for _ in chats]
     waiting = iter(turns(rng, n_chats, n_turns))
-    traces: list[Trace] = []
+    records: list[Record] = []
 
     async def client() -> None:
         for index in waiting:
             async with locks[index]:
                 chat = chats[index]
-                trace = await target.send(Call(chat.ask(), N_OUTPUT))
-                chat.hear(trace.text)
-                traces.append(trace)
+                record = await ask(target, Call(chat.ask(), N_OUTPUT))
+                chat.hear(record.text)
+                records.append(record)
 
     started = perf_counter()
     async with anyio.create_task_group() as group:
         for _ in range(N_CLIENTS):
             group.start_soon(client)
-    return Run(traces, perf_counter() - started)
+    return Run(records, perf_counter() - started)
 
 
 async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> None:
@@ -72,7 +72,7 @@ async def measure(options: Namespace, report: Report, urls: dict[str, str]) -> N
         for name, opened in targets.items():
             say(f"round {index + 1} of {options.rounds}: {name}")
             async with opened() as target:
-                await target.send(Call("warm up", N_OUTPUT))
+                await ask(target, Call("warm up", N_OUTPUT))
                 run = await workload(target, index, options.chats, options.turns)
             runs.setdefault(name, []).append(run)
     conclude(report, runs)

@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 
 import anyio
-from load.client import Call, Target, Trace, engine_target, http_target
+from load.client import Call, Record, Target, ask, engine_target, http_target
 from load.measure import Report, arguments, median_ratio, parse, percentile, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
@@ -41,33 +41,33 @@ class Outcome:
 
 async def workload(target: Target, prompts: list[list[int]]) -> Outcome:
     """All but the last of *prompts* are streams, the last is the long one."""
-    started, n_ready = perf_counter(), 0
+    started = perf_counter()
     all_ready = anyio.Event()
-    traces: list[Trace] = []
+    records: list[Record] = []
+
+    ready: set[int] = set()
+
+    def is_ready(record: Record) -> None:
+        # Tokens, not deltas: a late reader finds them merged.
+        if record.n_output >= N_BEFORE:
+            ready.add(id(record))
+        if len(ready) == N_STREAMS:
+            all_ready.set()
 
     async def stream(prompt: list[int]) -> None:
-        n_deltas = 0
-
-        def count() -> None:
-            nonlocal n_deltas, n_ready
-            n_deltas += 1
-            n_ready += n_deltas == N_BEFORE
-            if n_ready == N_STREAMS:
-                all_ready.set()
-
-        traces.append(await target.send(Call(prompt, N_OUTPUT), count))
+        records.append(await ask(target, Call(prompt, N_OUTPUT), is_ready))
 
     async with anyio.create_task_group() as group:
         for prompt in prompts[:-1]:
             group.start_soon(stream, prompt)
         await all_ready.wait()
-        late = await target.send(Call(prompts[-1], N_LONG_OUTPUT))
+        late = await ask(target, Call(prompts[-1], N_LONG_OUTPUT))
     wall_s = perf_counter() - started
-    n_cached = sum(trace.n_cached for trace in [*traces, late])
+    n_cached = sum(record.n_cached or 0 for record in [*records, late])
     if n_cached > MAX_CACHED:
         raise RuntimeError(f"{n_cached} prompt tokens came from a cache")
     n_tokens = sum(map(len, prompts)) + N_STREAMS * N_OUTPUT + N_LONG_OUTPUT
-    gaps = [gap for trace in traces for gap in trace.itl_s]
+    gaps = [gap for record in records for gap in record.itl_s]
     return Outcome(gaps, late.ttft_s, n_tokens / wall_s)
 
 

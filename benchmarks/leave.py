@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, nullcontext
 from statistics import median
 
 import anyio
-from load.client import Call, EngineTarget, Target, http_target, open_engine
+from load.client import Call, EngineTarget, Target, ask, http_target, open_engine
 from load.measure import Report, arguments, parse, percentile, say
 from load.workloads import texts
 from peers.llama_server import llama_server
@@ -27,10 +27,10 @@ async def next_ttft_s(target: Target, seed: int) -> float:
     (long,) = texts(seed, 1, 1200)
     (short,) = texts(seed + 1000, 1, 8)
     with anyio.move_on_after(LEAVE_S) as scope:
-        await target.send(Call(long, 8))
+        await ask(target, Call(long, 8))
     if not scope.cancelled_caught:
         raise RuntimeError(f"the long request ended within {LEAVE_S} s: nobody left")
-    return (await target.send(Call(short, 8))).ttft_s
+    return (await ask(target, Call(short, 8))).ttft_s
 
 
 async def measure(options: Namespace, report: Report, url: str | None) -> None:

@@ -36,7 +36,8 @@ RULE: dict[str, set[str]] = {
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
     "tune": {"api", "config", "errors", "native", "profile", "sampling"},
-    "cli": CONNECTION | API | {"__init__", "native", "tune"},
+    "bench": {"api", "config", "errors", "native", "sampling"},
+    "cli": CONNECTION | API | {"__init__", "bench", "native", "tune"},
     "__main__": {"cli"},
 }
 

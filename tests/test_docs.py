@@ -14,6 +14,7 @@ from pyllama_raw.cli.command import _parser
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(ROOT.glob("*.md"))
+SHELLS = [*DOCS, ROOT / "benchmarks" / "README.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 # Runs an example on the model of the tests.
@@ -53,16 +54,18 @@ def test_python_blocks_are_examples(path: Path):
     assert set(blocks(path, "python")) <= examples
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHELLS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_are_understood(path: Path):
     """
     Every command of ours in a shell block has flags that exist; every script is there.
     """
     for line in "".join(blocks(path, "bash")).splitlines():
         words = shlex.split(line, comments=True)
+        for word in words:
+            assert not word.startswith("benchmarks/") or (ROOT / word).is_file()
         if words[1:3] == ["-m", "pyllama_raw"]:
             _parser().parse_args(words[3:])
-        elif words[0].startswith("scripts/"):
+        elif words and words[0].startswith("scripts/"):
             assert (ROOT / words[0]).is_file()
 
 

@@ -13,34 +13,24 @@ Rules:
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
-from .machine import OthersCpu, machine
+from pyllama_raw.bench.figures import median_ratio, percentile
+from pyllama_raw.bench.machine import MAX_OTHERS, machine
+from pyllama_raw.bench.table import table
+
+from .machine import OthersCpu
+
+__all__ = ["Claim", "Report", "arguments", "median_ratio", "parse", "percentile", "say"]
 
 TEST_MODEL = "PYLLAMA_RAW_TEST_MODEL"
-MAX_OTHERS = 0.1  # CPUs other processes may use while times are taken
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]
-
-
-def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
-    """The median of above[i] / below[i], i being the round."""
-    return median(a / b for a, b in zip(above, below, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +80,7 @@ class Report:
         """Print the table, write the file, return the exit status."""
         n_others = self.others.n_cpus()
         disturbed = self.timed and not n_others <= MAX_OTHERS
-        lines = [*_table(self.rows), *map(str, self.claims)]
+        lines = [*table(self.rows), *map(str, self.claims)]
         lines.append(f"other processes kept {n_others:.2f} CPUs busy")
         if disturbed:
             lines.append(f"NO PROOF: more than {MAX_OTHERS}, run it on a quiet machine")
@@ -112,20 +102,6 @@ class Report:
             "claims": [asdict(c) | {"holds": c.holds} for c in self.claims],
             "details": self.details,
         }
-
-
-def _table(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [columns, *([_cell(row.get(c, "")) for c in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
-        for line in cells
-    ]
-
-
-def _cell(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def arguments(description: str | None) -> ArgumentParser:

@@ -1,8 +1,9 @@
 """
 The systems we compare with: where they are, how they are started and stopped.
 
-`benchmarks/peers/setup` builds or installs them; LLAMA_SERVER, LLAMA_BATCHED_BENCH and
-XLLAMACPP_PYTHON name others. All listen on 127.0.0.1 only.
+`benchmarks/peers/setup` builds or installs them; LLAMA_SERVER, LLAMA_BATCHED_BENCH,
+XLLAMACPP_PYTHON, LLAMA_CPP_PYTHON, LLAMA_CPP_SERVER and LLAMA_CPP_LIB name others. All
+listen on 127.0.0.1 only.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-import httpx
 
 HOST = "127.0.0.1"
 START_S = 120.0  # for a server to become healthy
@@ -47,21 +47,44 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Url(str):
+    """The base URL of a server that was started here."""
+
+    __slots__ = ("pid",)
+    pid: int  # of its process
+
+
 @contextmanager
-def serving(command: Sequence[str], port: int) -> Iterator[str]:
+def serving(
+    command: Sequence[str],
+    port: int,
+    *,
+    health: str = "/health",
+    env: Mapping[str, str] | None = None,
+    poll_s: float = 0.1,
+) -> Iterator[Url]:
     """
     Run a server until the block ends.
 
+    Args:
+        health: what is asked whether it is ready, every *poll_s*.
+        env: variables beside those of this process.
+
     Yields:
-        Its base URL, once /health says that it is ready.
+        Its base URL, once it is ready.
     """
-    url = f"http://{HOST}:{port}"
+    url = Url(f"http://{HOST}:{port}")
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
         )
+        url.pid = process.pid
         try:
-            if not _becomes_healthy(process, url):
+            if not _becomes_healthy(process, f"{url}{health}", poll_s):
                 log.seek(0)
                 raise RuntimeError(f"{command[0]} did not start:\n{log.read()[-2000:]}")
             yield url
@@ -69,15 +92,16 @@ def serving(command: Sequence[str], port: int) -> Iterator[str]:
             _stop(process)
 
 
-def _becomes_healthy(process: subprocess.Popen[bytes], url: str) -> bool:
+def _becomes_healthy(process: subprocess.Popen[bytes], url: str, poll_s: float) -> bool:
     give_up = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < give_up:
         try:
-            if httpx.get(f"{url}/health", timeout=1).status_code == httpx.codes.OK:
+            # Cheap, so that asking often does not slow what is asked.
+            with urllib.request.urlopen(url, timeout=1):  # noqa: S310
                 return True
-        except httpx.TransportError:
-            pass  # does not listen yet
-        time.sleep(0.1)
+        except OSError:
+            pass  # does not listen yet, or says that it is loading
+        time.sleep(poll_s)
     return False
 
 

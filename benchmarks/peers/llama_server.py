@@ -5,18 +5,25 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from . import HOST, find, free_port, serving
+from . import HOST, Url, find, free_port, serving
 
 
 def llama_server(
-    model: Path, *, n_slots: int, n_ctx: int, threads: int, flags: tuple[str, ...] = ()
-) -> AbstractContextManager[str]:
+    model: Path,
+    *,
+    n_slots: int,
+    n_ctx: int,
+    threads: int,
+    flags: tuple[str, ...] = (),
+    poll_s: float = 0.1,
+) -> AbstractContextManager[Url]:
     """
     Start it with one pool of cells for all slots, as our engine has it.
 
     Args:
         n_ctx: cells of all slots.
         flags: come last, so they overrule.
+        poll_s: between two questions whether it is ready.
     """
     port = free_port()
     command = [
@@ -28,4 +35,4 @@ def llama_server(
         *("--kv-unified", "--no-ui", "--offline", "--fit", "off"),
         *flags,
     ]
-    return serving(command, port)
+    return serving(command, port, poll_s=poll_s)

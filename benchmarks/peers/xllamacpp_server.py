@@ -16,7 +16,7 @@ from typing import Any
 
 def xllamacpp_server(
     model: Path, *, n_slots: int, n_ctx: int, threads: int
-) -> AbstractContextManager[str]:
+) -> AbstractContextManager[Any]:
     """Start it with one pool of cells for all slots, as our engine has it."""
     from . import HOST, find, free_port, serving
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m pyllama_raw generate`, `info` and `tune`."""
+"""The command line: `python -m pyllama_raw generate`, `info`, `tune` and `bench`."""
 
 from pyllama_raw.cli.command import main
 

@@ -6,9 +6,10 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from functools import partial
 from signal import SIG_IGN, SIGINT, signal
 
-from pyllama_raw.cli import options
+from pyllama_raw.cli import bench_options, options
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
@@ -48,7 +49,20 @@ def _parser() -> ArgumentParser:
     tune = commands.add_parser("tune", help="find the fastest options on this machine")
     options.add_tune(tune)
     tune.set_defaults(run=_tune)
+    _add_bench(commands.add_parser("bench", help="measure, compare and report speed"))
     return parser
+
+
+def _add_bench(bench: ArgumentParser) -> None:
+    commands = bench.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="put a workload on targets")
+    bench_options.add_run(run)
+    compare = commands.add_parser("compare", help="tell changes from noise")
+    bench_options.add_compare(compare)
+    report = commands.add_parser("report", help="show results again")
+    bench_options.add_report(report)
+    for name, parser in (("run", run), ("compare", compare), ("report", report)):
+        parser.set_defaults(run=partial(_bench, name))
 
 
 def _generate(parsed: Namespace) -> int:
@@ -67,3 +81,12 @@ def _tune(parsed: Namespace) -> int:
     from pyllama_raw.cli.tune import tune
 
     return tune(parsed)
+
+
+def _bench(name: str, parsed: Namespace) -> int:
+    try:
+        from pyllama_raw.cli import bench
+    except ImportError as error:
+        raise ConfigError(f"{error}: pip install pyllama_raw[bench]") from error
+    status: int = getattr(bench, name)(parsed)
+    return status

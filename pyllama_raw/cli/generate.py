@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli.groups import first
 from pyllama_raw.cli.inputs import (
     BadInput,
     Input,
@@ -141,7 +142,7 @@ def generate(options: Namespace) -> int:
     try:
         return anyio.run(run.main)
     except BaseExceptionGroup as group:
-        raise _first(group) from None
+        raise first(group) from None
     finally:
         terminal.close()
 
@@ -155,8 +156,3 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
     return from_prompts(
         options.prompts, chat=options.chat, defaults=defaults, deadline_s=deadline_s
     )
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,112 @@
+"""
+Long prompts among short ones, at equal arrivals, against llama-server.
+
+Calls come at random (Poisson), one a second: 42 tokens in and 48 out, every 6th 1,170 in
+(900 words). Both get the same calls at the same moments, whatever has become of those
+before; latency counts from the send. Ours is as by default, its steps bounded; 8 slots,
+8,192 cells.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from functools import partial
+from statistics import median
+
+import anyio
+from load.measure import Report, arguments, median_ratio, parse
+from peers.openers import peer_opener
+
+from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
+from pyllama_raw.bench.result import Result
+from pyllama_raw.bench.rounds import Opener, Plan, Point
+from pyllama_raw.bench.targets import open_engine
+from pyllama_raw.bench.words import generator
+from pyllama_raw.bench.workloads import WORKLOADS
+from pyllama_raw.bench.writer import writer_for
+
+N_SLOTS, N_CTX = 8, 8192
+OURS, PEER = "ours", "llama-server"
+
+
+def openers(options: Namespace) -> dict[str, Opener]:
+    """Ours, and llama-server unless it is not wanted."""
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
+        scheduler=SchedulerConfig(n_slots=N_SLOTS),
+    )
+    found: dict[str, Opener] = {OURS: partial(open_engine, options.model, config)}
+    if not options.no_peers:
+        sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
+        found[PEER] = peer_opener(PEER, options.model, **sizes)
+    return found
+
+
+async def measure(options: Namespace, report: Report) -> None:
+    """Interleaved rounds, each with new text and new arrivals."""
+    workload = WORKLOADS["interference"]
+    shape = workload.shape.changed({"requests": options.requests})
+    runs: dict[str, list[Result]] = {}
+    with writer_for(options.model) as writer:
+        plan = Plan(
+            openers(options),
+            [Point(rate=options.rate)],
+            lambda seed: workload.calls(shape, writer, generator(seed)),
+            rounds=options.rounds,
+        )
+        async for result in plan.results():
+            if result["failed"]:
+                raise RuntimeError(f"failed calls: {result['errors']}")
+            runs.setdefault(result["target"], []).append(result)
+    conclude(report, runs)
+
+
+def figures(result: Result) -> dict[str, float]:
+    """What is compared, of one run."""
+    short = result["by_kind"]["short"]
+    return {
+        "itl_p50_s": result["median_itl_ms"] / 1e3,
+        "itl_max_s": result["max_itl_ms"] / 1e3,
+        "short_ttft_p50_s": short["median_ttft_ms"] / 1e3,
+        "short_ttft_p99_s": short["p99_ttft_ms"] / 1e3,
+        "long_ttft_p50_s": result["by_kind"]["long"]["median_ttft_ms"] / 1e3,
+        "output_tok_per_s": result["output_throughput"],
+    }
+
+
+def conclude(report: Report, runs: Mapping[str, list[Result]]) -> None:
+    """Medians of the rounds; ratios are ours to theirs, by round."""
+    found = {name: [figures(run) for run in theirs] for name, theirs in runs.items()}
+    for name, theirs in found.items():
+        report.add(
+            system=name, **{key: median(f[key] for f in theirs) for key in theirs[0]}
+        )
+        report.details[name] = theirs
+    if PEER not in found:
+        return
+    limits = (
+        ("itl_max_s", "<=", 0.10),
+        ("short_ttft_p99_s", "<=", 1 / 3),
+        ("output_tok_per_s", ">=", 0.97),
+    )
+    for key, relation, limit in limits:
+        ours, theirs = ([f[key] for f in found[name]] for name in (OURS, PEER))
+        ratio = median_ratio(ours, theirs)
+        report.claim(f"{key} to {PEER}", ratio, relation, limit)  # type: ignore[arg-type]
+
+
+def main() -> int:
+    """Run the script."""
+    parser = arguments(__doc__)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--rate", type=float, default=1.0, help="calls a second (1)")
+    options = parse(parser)
+    report = Report("equal_arrivals", options)
+    anyio.run(measure, options, report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""
+The servers among the peers as targets of pyllama_raw.bench, each started when opened.
+
+Settings are the best that is fair: the same file, threads and cells, one pool of cells
+for all slots, steps of 2,048 tokens, flash attention where the model allows it; all else
+as each has it by default, its prompt cache included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+
+from pyllama_raw.bench.rounds import Opened, Opener
+from pyllama_raw.bench.targets import open_server
+from pyllama_raw.native.model import Model
+
+from .llama_cpp_sequence import llama_cpp_sequence
+from .llama_cpp_server import llama_cpp_server
+from .llama_server import llama_server
+from .xllamacpp_server import xllamacpp_server
+
+Start = Callable[..., AbstractContextManager[Any]]
+
+
+class Peer(NamedTuple):
+    """How a peer is started and spoken to."""
+
+    start: Start
+    protocol: str
+    knows_ignore_eos: bool = True  # else the tokens that end are forbidden by name
+
+
+PEERS = {
+    "llama-server": Peer(llama_server, "llama-server"),
+    "xllamacpp": Peer(xllamacpp_server, "llama-server"),
+    "llama-cpp-python server": Peer(llama_cpp_server, "openai", False),
+    "llama-cpp-python in sequence": Peer(llama_cpp_sequence, "openai", False),
+}
+SERVERS = [name for name in PEERS if name != "llama-cpp-python in sequence"]
+
+
+def peer_opener(
+    name: str, model: Path, *, n_slots: int, n_ctx: int, threads: int
+) -> Opener:
+    """What starts *name*, opens a client of it, and stops it at the end."""
+    start = partial(
+        PEERS[name].start, model, n_slots=n_slots, n_ctx=n_ctx, threads=threads
+    )
+    forbidden = () if PEERS[name].knows_ignore_eos else eog_tokens(model)
+    return partial(_open, start, PEERS[name].protocol, forbidden)
+
+
+def eog_tokens(model: Path) -> tuple[int, ...]:
+    """Tokens of *model* that end a generation."""
+    with Model.load(model, vocab_only=True) as loaded:
+        return tuple(loaded.vocab.eog_tokens)
+
+
+@asynccontextmanager
+async def _open(
+    start: Start, protocol: str, forbidden: tuple[int, ...]
+) -> AsyncIterator[Opened]:
+    server = start()
+    url = await anyio.to_thread.run_sync(server.__enter__)
+    try:
+        async with open_server(url, protocol, url.pid, forbidden) as opened:
+            yield opened
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(server.__exit__, None, None, None)

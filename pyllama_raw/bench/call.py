@@ -1,0 +1,153 @@
+"""
+One call, and the record of what came back, on the client's clock.
+
+Rules:
+1. Output has a fixed length (greedy, end-of-generation tokens forbidden), so that all
+   targets do the same work. A call that gets another number of tokens has failed.
+2. A call that fails is recorded, not raised: failures are part of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+import anyio
+
+from pyllama_raw.errors import ConfigError, PyllamaError
+
+Prompt = str | Sequence[int]
+OnTokens = Callable[["Record"], object]
+
+
+class CallFailed(Exception):
+    """A target did not answer a call as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a workload."""
+
+    prompt: Prompt
+    max_tokens: int  # exactly so many are wanted
+    at_s: float = 0.0  # open loop: sent so long after the start, or later
+    after: int | None = None  # the earlier turn; its text and answer come before prompt
+    leave_after: int | None = None  # output tokens after which the client leaves
+    kind: str = ""  # calls of one kind also have figures of their own
+
+
+@dataclass(slots=True)
+class Record:
+    """When the output of one call came."""
+
+    call: Call
+    prompt: Prompt  # as it was sent
+    sent: float
+    times: list[float] = field(default_factory=list)  # of what came together
+    counts: list[int] = field(default_factory=list)  # how many tokens that were
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # if the target names them
+    n_output: int = 0
+    n_prompt: int | None = None  # as the target counts, None if it does not say
+    n_cached: int | None = None  # prompt tokens that were not computed
+    queue_s: float | None = None  # sent until the target began
+    error: str | None = None
+    left: bool = False  # the client left, as the workload wanted
+    on_tokens: OnTokens = lambda _: None  # called whenever some came
+
+    def take(self, count: int, text: str, tokens: Sequence[int] = ()) -> None:
+        """*count* tokens came in just now."""
+        self.times.append(perf_counter())
+        self.counts.append(count)
+        self.texts.append(text)
+        self.tokens += tokens
+        self.n_output += count
+        self.on_tokens(self)
+
+    @property
+    def completed(self) -> bool:
+        """All of the output came."""
+        return self.error is None and not self.left
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def ttft_s(self) -> float:
+        """First token - sent, queueing included."""
+        return self.times[0] - self.sent
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Gaps between what came."""
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+    @property
+    def e2e_s(self) -> float:
+        """Last token - sent."""
+        return self.times[-1] - self.sent
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of an output token after the first; None if there is none."""
+        if self.n_output < 2:
+            return None
+        return (self.times[-1] - self.times[0]) / (self.n_output - 1)
+
+    def check_length(self) -> None:
+        """Raise CallFailed unless there are as many tokens as were asked for."""
+        if self.n_output != self.call.max_tokens:
+            raise CallFailed(f"{self.n_output} tokens came, not {self.call.max_tokens}")
+
+
+class Target(Protocol):
+    """Something that generates."""
+
+    async def send(self, record: Record) -> None:
+        """
+        Make the call of *record*, and write into it what comes when it comes.
+
+        Raises:
+            CallFailed, PyllamaError: the call was refused or went wrong.
+        """
+
+
+async def attempt(target: Target, call: Call, before: Prompt | None = None) -> Record:
+    """Make *call*; *before* is what its prompt follows. A failure is in the record."""
+    record = Record(call, _joined(before, call.prompt), perf_counter())
+    with anyio.CancelScope() as scope:
+        if call.leave_after is not None:
+            record.on_tokens = lambda record: _leave(record, scope)
+        try:
+            await target.send(record)
+        except (CallFailed, PyllamaError) as error:
+            record.error = f"{type(error).__name__}: {error}"
+    return record
+
+
+async def ask(
+    target: Target, call: Call, on_tokens: OnTokens = lambda _: None
+) -> Record:
+    """Make *call* where nothing may go wrong."""
+    record = Record(call, call.prompt, perf_counter(), on_tokens=on_tokens)
+    await target.send(record)
+    return record
+
+
+def _leave(record: Record, scope: anyio.CancelScope) -> None:
+    if record.n_output >= (record.call.leave_after or 0):
+        record.left = True
+        scope.cancel()
+
+
+def _joined(before: Prompt | None, prompt: Prompt) -> Prompt:
+    if before is None:
+        return prompt
+    if isinstance(before, str) and isinstance(prompt, str):
+        return before + prompt
+    if isinstance(before, str) or isinstance(prompt, str):
+        raise ConfigError("turns of one chat are all text or all token ids")
+    return [*before, *prompt]

@@ -1,0 +1,133 @@
+"""The machine under the figures: what it is, what else runs on it, what a process uses."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+PACKAGE = Path(__file__).resolve().parent
+LOOK_S = 0.1  # between two looks at the memory of a process
+MAX_OTHERS = 0.1  # CPUs other processes may use while times are taken
+
+
+@dataclass(slots=True)
+class Use:
+    """What a process and its children used while they were watched."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_rss_bytes: int = 0
+    others_cpus: float = 0.0  # CPUs kept busy by others than it and this process
+
+
+@contextmanager
+def watching(pid: int | None) -> Iterator[Use]:
+    """
+    Watch the process *pid*; None: it is not known, and nothing but others_cpus is.
+
+    The use is complete at the end of the block. Memory is looked at ten times a second,
+    so a peak between two looks is missed.
+    """
+    use, done = Use(), threading.Event()
+    watched = None if pid is None else psutil.Process(pid)
+
+    def look() -> None:
+        while watched is not None and not done.wait(LOOK_S):
+            use.peak_rss_bytes = max(use.peak_rss_bytes, _rss_bytes(watched))
+
+    if watched is not None:
+        use.peak_rss_bytes = _rss_bytes(watched)
+    thread = threading.Thread(target=look, name="bench-watch", daemon=True)
+    before = _times(watched)
+    thread.start()
+    try:
+        yield use
+    finally:
+        use.wall_s, use.cpu_s, busy_s, own_s = (
+            b - a for a, b in zip(before, _times(watched), strict=True)
+        )
+        done.set()
+        thread.join()
+        beside_s = 0.0 if pid == os.getpid() else own_s
+        others_s = max(busy_s - use.cpu_s - beside_s, 0.0)
+        use.others_cpus = others_s / max(use.wall_s, 1e-3)
+
+
+def _times(watched: psutil.Process | None) -> tuple[float, float, float, float]:
+    """Wall, CPU time of the watched, of the machine, of this process."""
+    own_s = _cpu_s(psutil.Process())
+    watched_s = 0.0 if watched is None else _cpu_s(watched)
+    return time.monotonic(), watched_s, busy_s(), own_s
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    """Itself, and its children unless it is this one: those are targets of their own."""
+    if process.pid == os.getpid():
+        return [process]
+    with suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    total = 0
+    for member in _family(process):
+        with suppress(psutil.NoSuchProcess):
+            total += member.memory_info().rss
+    return total
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    total = 0.0
+    for member in _family(process):
+        with suppress(psutil.NoSuchProcess):
+            times = member.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def busy_s() -> float:
+    """CPU time of the whole machine that was not idle."""
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - idle_s - guests_s)  # guests are in user and nice, too
+
+
+def machine() -> dict[str, object]:
+    """Where and on what the figures were taken."""
+    return {
+        "cpu": _cpu(),
+        "n_cpus": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    return next(names, platform.processor())
+
+
+def _commit() -> str | None:
+    """Of the checkout this package lies in; None if it is installed."""
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,138 @@
+"""`bench`: put load on targets, show what came of it, compare two results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import anyio
+
+from pyllama_raw.bench.figures import Limits
+from pyllama_raw.bench.machine import MAX_OTHERS, machine
+from pyllama_raw.bench.result import Result
+from pyllama_raw.bench.rounds import Opener, Plan
+from pyllama_raw.bench.table import point_of, read_results, rows, table
+from pyllama_raw.bench.targets import opener
+from pyllama_raw.bench.writer import writer_for
+from pyllama_raw.cli.bench_plan import at_least, bench_config, calls_of, points_of
+from pyllama_raw.cli.groups import first
+from pyllama_raw.models import resolve_model
+
+
+def run(options: Namespace) -> int:
+    """`bench run`; status 1 if a call failed."""
+    model, config = resolve_model(options.model), bench_config(options)
+    specs = options.targets or ["engine"]
+    openers = {spec: opener(spec, model, config) for spec in specs}
+    return measure(options, model, openers)
+
+
+def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> int:
+    """Run the workload on *openers*, write and show the results."""
+    points = points_of(options)
+    limits = Limits.parse(options.goodput)
+    results: list[Result] = []
+    with writer_for(model, as_text=options.text) as writer:
+        make_calls = calls_of(options, writer)
+        plan = Plan(
+            openers,
+            points,
+            make_calls,
+            rounds=at_least(1, "rounds", options.rounds),
+            warm_up=at_least(0, "warm_up", options.warm_up),
+            seed=options.seed,
+            limits=limits,
+        )
+        make_calls("a mistake shows before a model is loaded or a file written")
+        about = _about(options, model)
+        with _lines_to(options.out) as out:
+            try:
+                anyio.run(_collect, plan, about, results, out)
+            except BaseExceptionGroup as group:
+                raise first(group) from None
+    _show(results, options)
+    return 1 if any(result["failed"] for result in results) else 0
+
+
+async def _collect(
+    plan: Plan, about: Result, results: list[Result], out: IO[str] | None
+) -> None:
+    total = plan.rounds * len(plan.openers) * len(plan.points)
+    async for result in plan.results():
+        results.append(about | result)
+        if out is not None:
+            out.write(json.dumps(results[-1]) + "\n")
+            out.flush()  # a run that is interrupted keeps what it has
+        sys.stderr.write(
+            f"{len(results)}/{total} {result['target']}, {point_of(result)}: "
+            f"{result['output_throughput']:.1f} output tokens/s, "
+            f"{result['failed']} failed\n"
+        )
+
+
+def _about(options: Namespace, model: Path) -> Result:
+    """What a result says of its conditions."""
+    hidden = ("run", "out", "html", "plots", "model")
+    shown = {k: v for k, v in vars(options).items() if k not in hidden}
+    facts = machine()
+    return {
+        "date": facts["date"],
+        "backend": "pyllama_raw bench",
+        "model_id": model.name,
+        "workload": options.workload,
+        "machine": facts,
+        "options": json.loads(json.dumps(shown, default=str)),
+    }
+
+
+@contextmanager
+def _lines_to(path: Path | None) -> Iterator[IO[str] | None]:
+    if path is None:
+        yield None
+    else:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+
+
+def report(options: Namespace) -> int:
+    """`bench report`: what `bench run` shows, from its files."""
+    results = [result for path in options.results for result in read_results(path)]
+    _show(results, options)
+    return 0
+
+
+def _show(results: list[Result], options: Namespace) -> None:
+    lines = table(rows(results))
+    busiest = max((r["others_cpus"] or 0.0 for r in results), default=0.0)
+    if busiest > MAX_OTHERS:
+        lines.append(
+            f"NO PROOF: other processes used up to {busiest:.2f} CPUs; "
+            "run it on a quiet machine"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+    if options.plots is not None or options.html is not None:
+        from pyllama_raw.bench.page import write_page
+        from pyllama_raw.bench.plots import figures, write_plots
+
+        drawn = figures(results)
+        if options.plots is not None:
+            write_plots(drawn, options.plots)
+        if options.html is not None:
+            write_page(results, drawn, options.html)
+
+
+def compare(options: Namespace) -> int:
+    """`bench compare`; status 1 if something got worse."""
+    from pyllama_raw.bench.compare import changes, differing
+
+    before, after = read_results(options.before), read_results(options.after)
+    found = changes(before, after, options.threshold / 100)
+    lines = [f"differs: {line}" for line in differing(before[0], after[0])]
+    lines += table([change.row() for change in found])
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if any(change.verdict == "worse" for change in found) else 0

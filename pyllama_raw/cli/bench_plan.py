@@ -1,0 +1,98 @@
+"""From the flags of `bench run` to what is measured."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from pyllama_raw.bench import trace_files
+from pyllama_raw.bench.call import Call
+from pyllama_raw.bench.rounds import MakeCalls, Point
+from pyllama_raw.bench.words import generator
+from pyllama_raw.bench.workloads import WORKLOADS, Workload
+from pyllama_raw.bench.writer import Writer
+from pyllama_raw.cli.bench_options import SHAPE
+from pyllama_raw.cli.options import engine_config, given
+from pyllama_raw.config import EngineConfig
+from pyllama_raw.errors import ConfigError
+
+
+def bench_config(options: Namespace) -> EngineConfig:
+    """The engine as flags say; under memory pressure half of the cells it needs."""
+    if options.workload == "memory-pressure" and options.n_ctx is None:
+        shape = WORKLOADS[options.workload].shape.changed(given(options, SHAPE))
+        n_slots = options.n_slots or EngineConfig().scheduler.n_slots
+        n_tokens = (shape.prompt_tokens or 0) + (shape.output_tokens or 0)
+        options.n_ctx = max(n_slots * n_tokens // 2, n_tokens + 1)
+    return engine_config(options)
+
+
+def points_of(options: Namespace) -> list[Point]:
+    """
+    Raises:
+        ConfigError: --clients and --rate together, or a number below its least.
+    """
+    usual = WORKLOADS.get(options.workload)  # None: a trace, which has its own times
+    clients, rates, burstiness = options.clients, options.rate, options.burstiness
+    if clients and rates:
+        raise ConfigError("give --clients (closed loop) or --rate (open), not both")
+    if usual is not None and not (clients or rates):
+        clients = [usual.clients] if usual.clients else None
+        rates = None if clients else [usual.rate]
+    if burstiness is not None and not rates:
+        raise ConfigError("--burstiness is of an open loop: give --rate, too")
+    if clients:
+        return [Point(clients=at_least(1, "clients", n)) for n in clients]
+    if rates:
+        if burstiness is None:
+            burstiness = usual.burstiness if usual else 1.0
+        return [Point(rate=rate, burstiness=burstiness) for rate in rates]
+    return [Point()]
+
+
+def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
+    """What makes the calls of a seed."""
+    sizes = given(options, SHAPE)
+    if options.workload == "trace":
+        return _trace_calls(options, writer, sizes)
+    if options.trace is not None:
+        raise ConfigError("--trace is for the workload trace")
+    workload = WORKLOADS[options.workload]
+    return partial(_workload_calls, workload, sizes, writer)
+
+
+def _workload_calls(
+    workload: Workload, sizes: Mapping[str, int], writer: Writer, seed: object
+) -> list[Call]:
+    return workload.calls(workload.shape.changed(sizes), writer, generator(seed))
+
+
+def _trace_calls(
+    options: Namespace, writer: Writer, sizes: Mapping[str, int]
+) -> MakeCalls:
+    if options.trace is None or set(sizes) - {"requests"}:
+        raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
+    for name in ("speed", "length_scale"):
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"{name}={getattr(options, name)}: give more than 0")
+    arrivals = trace_files.read(options.trace, sizes.get("requests"))
+    return partial(_replayed, arrivals, writer, options.speed, options.length_scale)
+
+
+def _replayed(
+    arrivals: Sequence[trace_files.Arrival],
+    writer: Writer,
+    speed: float,
+    length_scale: float,
+    seed: object,
+) -> list[Call]:
+    return trace_files.calls_of(
+        arrivals, writer, seed, speed=speed, length_scale=length_scale
+    )
+
+
+def at_least(least: int, name: str, value: int) -> int:
+    if value < least:
+        raise ConfigError(f"{name}={value}: give {least} or more")
+    return value

@@ -1,0 +1,171 @@
+"""Rounds, tables, plots and the page."""
+
+import json
+from functools import partial
+
+import anyio
+import pytest
+
+from pyllama_raw.bench.page import write_page
+from pyllama_raw.bench.plots import figures, write_plots
+from pyllama_raw.bench.rounds import Opened, Plan, Point
+from pyllama_raw.bench.table import read_results, rows, table
+from pyllama_raw.bench.words import generator
+from pyllama_raw.bench.workloads import WORKLOADS
+from pyllama_raw.errors import ConfigError
+from tests.bench.support import FakeTarget, make_writer
+
+
+class Openings:
+    """Keeps which target was opened when, and that only one is open."""
+
+    def __init__(self, name, log):
+        self.name, self.log, self.target = name, log, FakeTarget()
+
+    def __call__(self):
+        return self
+
+    async def __aenter__(self):
+        self.log.append(self.name)
+        return Opened(self.target)
+
+    async def __aexit__(self, *_):
+        self.log.append("closed")
+
+
+async def collect(points, names=("a", "b"), **options):
+    log = []
+    openers = {name: Openings(name, log) for name in names}
+    workload, writer = WORKLOADS["offline"], make_writer()
+    shape = workload.shape.changed({"requests": 3, "output_tokens": 2})
+    plan = Plan(
+        openers,
+        points,
+        lambda seed: workload.calls(shape, writer, generator(seed)),
+        **options,
+    )
+    return [result async for result in plan.results()], log, openers
+
+
+@pytest.mark.anyio
+async def test_targets_are_interleaved_and_open_one_at_a_time():
+    """
+    In each round all have their turn, and who is first rotates.
+    """
+    results, log, _ = await collect([Point(clients=2)], rounds=2)
+
+    assert log == ["a", "closed", "b", "closed", "b", "closed", "a", "closed"]
+    assert [(r["round"], r["target"]) for r in results] == [
+        (0, "a"),
+        (0, "b"),
+        (1, "b"),
+        (1, "a"),
+    ]
+
+
+@pytest.mark.anyio
+async def test_all_targets_get_the_same_text_and_rounds_get_new_text():
+    """
+    Warm-up included, which does not count as a result.
+    """
+    results, _, openers = await collect([Point(clients=1)], rounds=2, warm_up=1)
+    a, b = openers["a"].target.prompts, openers["b"].target.prompts
+
+    assert a == b
+    assert len({tuple(prompt) for prompt in a}) == len(a) == 2 * (1 + 3)
+    assert [result["completed"] for result in results] == [3] * 4
+
+
+@pytest.mark.anyio
+async def test_results_have_vllms_keys_and_become_lines(tmp_path):
+    """
+    A result survives its file.
+    """
+    points = [Point(clients=2), Point(rate=1000.0, burstiness=0.5)]
+    results, _, _ = await collect(points, rounds=1, names=("a",))
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(result) + "\n" for result in results))
+
+    assert read_results(path) == results
+    assert [(r["max_concurrency"], r["request_rate"]) for r in results] == [
+        (2, "inf"),
+        (None, 1000.0),
+    ]
+    assert set(results[0]) >= VLLM_KEYS
+    assert results[0]["total_output_tokens"] == 6
+    assert results[0]["peak_rss_bytes"] is None  # nobody knows the process
+
+
+VLLM_KEYS = {
+    *("num_prompts", "request_rate", "burstiness", "max_concurrency", "duration"),
+    *("completed", "failed", "total_input_tokens", "total_output_tokens"),
+    *("request_throughput", "request_goodput", "output_throughput"),
+    *("total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests"),
+    *("input_lens", "output_lens", "ttfts", "itls", "start_times", "latencies"),
+    *("generated_texts", "errors"),
+    *(
+        f"{figure}_{name}_ms"
+        for figure in ("mean", "median", "std", "p99")
+        for name in ("ttft", "tpot", "itl", "e2el")
+    ),
+}
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"target": "a"}', "3"])
+def test_a_file_without_results_is_refused(tmp_path, text):
+    """
+    The error names the file.
+    """
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=r"wrong\.jsonl"):
+        read_results(path)
+
+
+@pytest.mark.anyio
+async def test_a_ratio_is_taken_within_each_round():
+    """
+    A round that was slow for both does not move it; the spread is shown.
+    """
+    results, _, _ = await collect([Point(clients=2)], rounds=3)
+    for result in results:
+        speed = {0: 1.0, 1: 100.0, 2: 4.0}[result["round"]]
+        twice = 2.0 if result["target"] == "b" and result["round"] != 2 else 1.0
+        result["output_throughput"] = speed * twice
+
+    a, b = rows(results)
+
+    assert "out tok/s ratio" not in a
+    assert b["out tok/s ratio"] == "2.000 [1.000, 2.000]"
+    assert a["out tok/s"] == 4.0
+    assert len({len(line) for line in table([a, b])}) == 1
+
+
+def test_plots_and_page_have_everything(tmp_path):
+    """
+    Every plot is there as SVG and PNG; the page is one file that loads nothing.
+    """
+    points = [Point(clients=1), Point(clients=2), Point(rate=500.0)]
+    measure = partial(collect, points, rounds=1, names=("<a>", "b"))
+    results, _, _ = anyio.run(measure)
+
+    drawn = figures(results)
+    write_plots(drawn, tmp_path / "plots")
+    write_page(results, drawn, tmp_path / "page.html")
+
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(
+        f"{name}.{kind}"
+        for name in (
+            "itl-timeline",
+            "latency-by-rate",
+            "latency-cdf",
+            "throughput-by-clients",
+        )
+        for kind in ("png", "svg")
+    )
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == 4
+    assert "&lt;a&gt;" in page
+    assert "<script" not in page
+    assert "<link" not in page

@@ -1,0 +1,136 @@
+"""`bench` as a person runs it, on a tiny model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyllama_raw.cli.command import main
+from tests.tiny import tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pyllama_raw", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.native
+def test_run_measures_shows_and_compares(tmp_path: Path):
+    """
+    Clients leave, others stay; the file has one result a round and point, a page is
+    written, and comparing the file with itself finds no change.
+    """
+    out, page = tmp_path / "out.jsonl", tmp_path / "page.html"
+
+    done = bench(
+        *("run", "cancel-storm", "--model", str(tiny_model("llama")), "--rounds", "2"),
+        *("--requests", "8", "--prompt-tokens", "9", "--output-tokens", "6"),
+        *("--clients", "2", "4", "--slots", "2", "--n-ctx", "256", "--warm-up", "1"),
+        *("--goodput", "e2el:100000", "--out", str(out), "--html", str(page)),
+    )
+
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["round"], r["max_concurrency"]) for r in results] == [
+        (0, 2),
+        (0, 4),
+        (1, 2),
+        (1, 4),
+    ]
+    for result in results:
+        assert result["completed"] + result["left"] == 8
+        assert result["failed"] == 0
+        assert result["request_goodput"] == result["request_throughput"]
+        assert result["p99_queue_ms"] is not None
+        assert result["engine"]["steps"] > 0
+        assert result["peak_rss_bytes"] > 0
+    assert page.read_text().count("<svg") == 3
+    compared = bench("compare", str(out), str(out))
+    assert compared.returncode == 0, compared.stderr
+    assert "too few rounds" in compared.stdout
+    assert "worse" not in compared.stdout
+
+
+@pytest.mark.native
+def test_memory_pressure_makes_the_engine_preempt_or_wait(tmp_path: Path):
+    """
+    It opens with half of the cells that its slots need, and every call completes.
+    """
+    out = tmp_path / "out.jsonl"
+
+    done = bench(
+        *("run", "memory-pressure", "--model", str(tiny_model("llama"))),
+        *("--rounds", "1", "--requests", "6", "--slots", "4", "--prompt-tokens", "9"),
+        *("--output-tokens", "40", "--out", str(out)),
+    )
+
+    assert done.returncode == 0, done.stderr
+    (result,) = map(json.loads, out.read_text().splitlines())
+    assert (result["completed"], result["options"]["n_ctx"]) == (6, 98)
+
+
+@pytest.mark.native
+def test_a_mistake_in_a_trace_is_named(tmp_path: Path, capsys):
+    """
+    Turns of text cannot follow turns of ids; the error is no group and no traceback.
+    """
+    trace = tmp_path / "trace.jsonl"
+    turns = [{"prompt_tokens": 3, "max_tokens": 2}]
+    turns.append({"prompt": "x", "max_tokens": 1, "after": 0})
+    trace.write_text("\n".join(map(json.dumps, turns)))
+    model = str(tiny_model("llama"))
+
+    status = main(["bench", "run", "trace", "--trace", str(trace), "--model", model])
+
+    assert status == 2
+    assert "error: turns of one chat are all text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "offline", "--clients", "2", "--rate", "1"], "not both"),
+        (["run", "offline", "--burstiness", "1"], "give --rate"),
+        (["run", "bursts", "--burstiness", "0", "--rounds", "1"], "burstiness=0"),
+        (["run", "offline", "--target", "x"], "give engine, openai=URL"),
+        (["run", "offline", "--turns", "3"], "turns=3"),
+        (["run", "trace"], "needs --trace"),
+        (["run", "offline", "--trace", "x"], "is for the workload trace"),
+        (["run", "offline", "--rounds", "0"], "rounds=0"),
+        (["run", "offline", "--goodput", "fast"], "goodput='fast'"),
+        (["compare", os.devnull, os.devnull], "no results"),
+        (["report", os.devnull], "no results"),
+    ],
+)
+def test_mistakes_are_named(arguments, message, capsys):
+    """
+    Before anything is loaded or measured; status 2.
+    """
+    if arguments[0] == "run":
+        arguments = [*arguments, "--model", str(tiny_model("llama"))]
+
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+    """
+    The other commands need none of it.
+    """
+    monkeypatch.delattr("pyllama_raw.cli.bench", raising=False)
+    monkeypatch.setitem(sys.modules, "pyllama_raw.cli.bench", None)
+
+    assert main(["bench", "report", "x"]) == 2
+    assert "pip install pyllama_raw[bench]" in capsys.readouterr().err
