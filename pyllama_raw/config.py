@@ -142,9 +142,8 @@ class EngineConfig(Frozen):
     context: ContextConfig = ContextConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
-    sampler_placement: Literal["auto", "backend", "host"] = (
-        "auto"  # where tokens are chosen
-    )
+    # Where tokens are chosen: backend is in the graph, where that can be.
+    sampler_placement: Literal["auto", "backend", "host"] = "auto"
     deterministic: bool = False  # outputs do not depend on what runs beside
 
     @property

@@ -67,9 +67,9 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
         disk=files,
     )
     try:
+        scheduler = _make_scheduler(executor.context, config, layout, store)
         if config.sampler_placement == "auto" and not executor.lanes.unwanted:
             executor.lanes.settle(placement.lanes_pay(executor.context, n_slots))
-        scheduler = _make_scheduler(executor.context, config, layout, store)
     except BaseException:
         executor.shutdown()
         raise
