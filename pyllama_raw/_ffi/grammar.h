@@ -69,11 +69,7 @@ struct plr_grammar {
         for (const llama_token token : pieces.ends) {
             allowed[token] = machine.ends(state);
         }
-        machine.each_token(state, [&](const plr_node & node) {
-            for (const llama_token token : pieces.sorted) {
-                allowed[token] = allowed[token] || machine.names(node, token);
-            }
-        });
+        allow_named(allowed);
         allow_texts(allowed);
         return allowed;
     }
@@ -104,6 +100,22 @@ private:
             next = machine.after(next, static_cast<uint8_t>(text[i]));
         }
         return machine.either(next, machine.after_token(state, token));
+    }
+
+    // What the grammar names, or all but that; two that are left out allow each other.
+    void allow_named(std::vector<bool> & allowed) const {
+        constexpr llama_token all = -1, none = -2;
+        llama_token but = none;
+        machine.each_token(state, [&](const plr_node & node) {
+            if (node.op == PLR_OP_NOT_TOKEN) {
+                but = but == none || but == node.arg ? node.arg : all;
+            } else if (!pieces.is_end.at(node.arg) && pieces.writes(node.arg)) {
+                allowed[node.arg] = true;
+            }
+        });
+        for (const llama_token token : pieces.sorted) {
+            allowed[token] = allowed[token] || (but != none && token != but);
+        }
     }
 
     // Walks texts in their order: what has one beginning is looked at once.

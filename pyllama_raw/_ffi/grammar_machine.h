@@ -62,6 +62,7 @@ public:
         }
         const Places & places = *states[state].places;
         begin_closure();
+        count(places.size() / 64);  // about as long as one that is reached
         for (const Place p : places) {
             const plr_node * node = at(p);
             if (node != nullptr && node->op == PLR_OP_BYTES && program->sets[node->arg][byte]) {
@@ -191,6 +192,15 @@ private:
         found = {};
     }
 
+    void count(int64_t n) {
+        work += n;
+        if (work > PLR_GRAMMAR_MAX_WORK) {
+            throw std::runtime_error("the grammar is too ambiguous: one token takes more than " +
+                                     std::to_string(PLR_GRAMMAR_MAX_WORK) +
+                                     " places, give it fewer ways to read one text");
+        }
+    }
+
     // Find the places that are reached from *node* without reading anything.
     void close(int32_t node, int32_t stack) {
         todo.assign(1, place(node, stack));
@@ -200,11 +210,7 @@ private:
             if (!seen.insert(p).second) {
                 continue;
             }
-            if (++work > PLR_GRAMMAR_MAX_WORK) {
-                throw std::runtime_error("the grammar is too ambiguous: one token takes more than " +
-                                         std::to_string(PLR_GRAMMAR_MAX_WORK) +
-                                         " places, give it fewer ways to read one text");
-            }
+            count(1);
             visit(program->nodes[node_of(p)], p);
         }
     }

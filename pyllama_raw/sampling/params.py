@@ -95,7 +95,10 @@ class SamplingParams(Frozen):
     ignore_eos: bool = False  # end-of-generation tokens are never sampled
     grammar: Text | None = None  # GBNF
     grammar_root: Text = "root"
-    grammar_triggers: tuple[Text | Token, ...] = ()  # grammar begins there; (): at once
+    grammar_triggers: Annotated[  # grammar begins there; (): at once
+        tuple[Annotated[Text, Field(max_length=1000)] | Token, ...],
+        Field(max_length=64),
+    ] = ()
     json_schema: dict[str, Any] | None = None  # needs the extra "guidance", as do:
     regex: Text | None = None
     lark: Text | None = None

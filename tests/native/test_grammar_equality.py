@@ -25,6 +25,7 @@ GRAMMARS = {
     "not": "root ::= [^a-z]* [^x]+",
     "characters": 'root ::= ("é" | [à-ü] | [一-龥] | "\\u4e2d" [\\U0001F600-\\U0001F64F])+',
     "tokens": "root ::= [a-f]+ <[122]> | <|im_start|> !<[70]> [a-z]* <|im_end|>",
+    "two left out": "root ::= (!<[101]> | !<[102]> | [a-c]) [a-f]* !<[103]>",
     "control tokens as text": 'root ::= "<|im_" [a-z]+ "|>" [^b]*',
     "calls": 'root ::= "(" root? ")" | item\nitem ::= [a-z] item | [a-z]',
     "middle": 'root ::= "a" root "b" | "ab" | ""',
