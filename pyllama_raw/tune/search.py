@@ -2,7 +2,8 @@
 One knob at a time, from the defaults, until none gains any more.
 
 Knobs hardly depend on each other here, so a pass over them finds what the whole grid
-would, in its sum of choices instead of its product; a second pass finds the pairs.
+would, in its sum of choices instead of its product; a second pass finds the pairs. Before
+a knob is turned, both sides are measured again: a neighbour may have slowed one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def descend(sizes: Sequence[int], cost: Cost) -> Point:
 
     Args:
         sizes: choices of each knob; 0 is the default.
-        cost: lower is better, infinite for what does not go; asked once a point.
+        cost: lower is better, infinite for what does not go; never more when asked again.
     """
     known: dict[Point, float] = {}
 
@@ -32,14 +33,18 @@ def descend(sizes: Sequence[int], cost: Cost) -> Point:
             known[point] = cost(point)
         return known[point]
 
+    def gains(found: Point, best: Point) -> bool:
+        return cost_of(found) < cost_of(best) * (1 - MIN_GAIN)
+
     best: Point = (0,) * len(sizes)
     for _ in range(MAX_PASSES):
         before = best
         for knob, size in enumerate(sizes):
             others = [_turned(best, knob, choice) for choice in range(size)]
             found = min(others, key=cost_of)
-            if cost_of(found) < cost_of(best) * (1 - MIN_GAIN):
-                best = found
+            if gains(found, best):
+                known.update({point: cost(point) for point in (found, best)})
+                best = found if gains(found, best) else best
         if best == before:
             break
     return best

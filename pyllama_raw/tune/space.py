@@ -16,7 +16,7 @@ Measure = Callable[[Path, Settings, Work], Measured]
 
 class Space:
     """
-    Measures points; each once.
+    Measures points; of several times the fastest counts.
 
     Args:
         files: the model first, then what it was requantised to.
@@ -57,16 +57,17 @@ class Space:
 
     def measure(self, point: Point) -> Measured:
         """
-        Do the work, unless that was done.
+        Do the work; what was faster before stands.
 
         Raises:
             PyllamaError: these settings do not work here.
         """
-        if point not in self.measured:
-            settings = self.settings(point)
-            assert settings is not None
-            self.measured[point] = self.measure_file(self.files[point[0]], settings)
-        return self.measured[point]
+        settings = self.settings(point)
+        assert settings is not None
+        found = self.measure_file(self.files[point[0]], settings)
+        best = min(found, self.measured.get(point, found), key=self.work.seconds)
+        self.measured[point] = best
+        return best
 
     def measure_file(self, file: Path, settings: Settings) -> Measured:
         """Do the work with *file*. Raises as measure() does."""

@@ -48,6 +48,15 @@ def test_noise_does_not_turn_a_knob():
     assert descend([3], lambda point: costs[point[0]]) == (0,)
 
 
+def test_a_default_that_was_disturbed_is_measured_again():
+    """
+    Its knob is turned only if the other choice still gains then.
+    """
+    times = {(0,): [20.0, 10.0], (1,): [11.0, 11.0]}
+
+    assert descend([2], lambda point: times[point].pop(0)) == (0,)
+
+
 def test_what_does_not_go_is_never_chosen():
     """
     An infinite cost is worse than every other one.
@@ -86,21 +95,21 @@ BUDGETS = Knob(
 )
 
 
-def test_each_point_is_measured_once(tmp_path):
+def test_of_several_times_the_fastest_counts(tmp_path):
     """
-    Asked again, a point costs what it cost.
+    A neighbour can only slow things down.
     """
-    asked = []
+    asked, speeds = [], {"a": [SLOW, FAST, SLOW], "b": [FAST]}
 
     def measure(file, settings, work):
         asked.append((file.name, settings))
-        return FAST if file.name == "b" else SLOW
+        return speeds[file.name].pop(0)
 
     files = [tmp_path / "a", tmp_path / "b"]
     space = Space(files, (), Work(n_slots=1, n_prompt=100, n_output=100), measure)
 
-    assert [space.cost(p) for p in ((0,), (1,), (0,), (1,))] == [2, 1, 2, 1]
-    assert asked == [("a", Settings()), ("b", Settings())]
+    assert [space.cost(p) for p in ((0,), (1,), (0,), (0,))] == [2, 1, 1, 1]
+    assert asked == [(name, Settings()) for name in "abaa"]
 
 
 def test_a_budget_that_stalls_streams_too_long_does_not_go(tmp_path):
