@@ -39,9 +39,7 @@ class LaneCounts:
 
     attaches: int = 0  # of a chain to a slot
     reserves: int = 0  # decodes that prepared all graphs anew because lanes changed
-    fallbacks: int = (
-        0  # requests with a token chosen on the host, though lanes are wanted
-    )
+    fallbacks: int = 0  # requests with tokens from the host, though lanes are wanted
 
 
 def make_lanes(vocab: Vocab, n_slots: int) -> list[SamplerChain]:
