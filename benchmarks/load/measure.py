@@ -94,10 +94,13 @@ class Report:
         return 0 if all(claim.holds for claim in self.claims) else 1
 
     def _record(self) -> dict[str, Any]:
+        options = {k: v for k, v in vars(self.options).items() if k != "out"}
+        if "model" in options:
+            options["model"] = Path(options["model"]).name
         return {
             "benchmark": self.name,
             "machine": machine(),
-            "options": {k: v for k, v in vars(self.options).items() if k != "out"},
+            "options": options,
             "rows": self.rows,
             "claims": [asdict(c) | {"holds": c.holds} for c in self.claims],
             "details": self.details,

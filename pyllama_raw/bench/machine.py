@@ -109,7 +109,7 @@ def machine() -> dict[str, object]:
     return {
         "cpu": _cpu(),
         "n_cpus": os.cpu_count(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
