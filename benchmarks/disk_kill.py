@@ -41,7 +41,7 @@ def config(directory: Path | None, max_disk_bytes: int) -> EngineConfig:
         context=ContextConfig(n_ctx=1024, n_threads=1),
         scheduler=SchedulerConfig(n_slots=1),
         cache=CacheConfig(
-            directory=directory, max_bytes=0, max_disk_bytes=max_disk_bytes
+            directory=directory, max_entries=0, max_disk_bytes=max_disk_bytes
         ),
     )
 

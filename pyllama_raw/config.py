@@ -128,7 +128,8 @@ class CacheConfig(Frozen):
     snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256  # 0: none regular
     max_bytes: Annotated[int, Field(ge=0)] = 2**30  # of host memory, never exceeded
     max_entries: Annotated[int, Field(ge=0)] = 65536
-    directory: Path | None = None  # of files that outlive the process; None: no files
+    # Of files that outlive the process; a state waits for the disk within max_bytes.
+    directory: Path | None = None
     max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30  # in directory, of all
     eviction: Literal["lru", "lfu", "fifo", "size_aware", "cost_aware"] = "lru"
     scope: Literal["shared", "salt"] = "shared"  # salt: only requests with cache_salt
