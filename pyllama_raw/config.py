@@ -135,6 +135,12 @@ class CacheConfig(Frozen):
     scope: Literal["shared", "salt"] = "shared"  # salt: only requests with cache_salt
     parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: by mode
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.directory is not None and not self.max_bytes:
+            raise ValueError("files need max_bytes: a state waits there for the disk")
+        return self
+
 
 class EngineConfig(Frozen):
     """Everything an engine is made from."""

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from pyllama_raw import (
+    CacheConfig,
     ConfigError,
     ContextConfig,
     EngineConfig,
@@ -192,6 +193,7 @@ async def test_sampling_parameters_reach_the_executor():
         (SchedulerConfig, {"n_slots": 257}, "n_slots=257"),
         (ContextConfig, {"n_ubatch": 4096}, "n_ubatch must be at most n_batch"),
         (ContextConfig, {"flash_attn": "off", "type_v": "q8_0"}, "flash attention"),
+        (CacheConfig, {"directory": "/states", "max_bytes": 0}, "max_bytes"),
         (ModelConfig, {"split_mode": "diagonal"}, "split_mode"),
     ],
 )
