@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +21,7 @@ TIMEOUT_S = 600.0  # without a byte
 API_KEY = "OPENAI_API_KEY"
 
 
-class HttpTarget:
+class HttpTarget(ABC):
     """What both protocols have in common."""
 
     path: str
@@ -28,13 +29,13 @@ class HttpTarget:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
 
+    @abstractmethod
     def body(self, record: Record) -> dict[str, Any]:
         """What is posted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, record: Record, event: dict[str, Any]) -> None:
         """Write what *event* brings into *record*."""
-        raise NotImplementedError
 
     async def send(self, record: Record) -> None:
         body = self.body(record)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import NamedTuple, Self
 
-from pyllama_raw.core.cache_entry import Hit, Reservation
+from pyllama_raw.core.cache_entry import CapturePlan, Hit, Reservation
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
@@ -103,11 +103,10 @@ class DiskTier:
         """What writes all that an idle slot holds, if no file has it and *host* has room."""
         namespace, tokens = slot.namespace, array("i", slot.left)
         n_bytes = self._bound(len(tokens))
-        if not self._wants(namespace, tokens) or not host.lend(n_bytes):
+        plan = self._plan(namespace, tokens)
+        if plan is None or not host.lend(n_bytes):
             return []
-        write_id = self._begin(
-            namespace, tokens, n_bytes, partial(host.give_back, n_bytes)
-        )
+        write_id = self._begin(plan, n_bytes, partial(host.give_back, n_bytes))
         if write_id is None:
             return []
         assert isinstance(namespace, str | None)
@@ -124,12 +123,12 @@ class DiskTier:
         while limit > 0 and (hit := host.match(namespace, path, limit)).entries:
             (entry,), limit = hit.entries, hit.n_tokens - 1
             tokens = path[: hit.n_tokens]
-            if not self._wants(namespace, tokens):
+            plan = self._plan(namespace, tokens)
+            if plan is None:
                 continue
             host.pin(hit)
-            write_id = self._begin(
-                namespace, tokens, self._bound(len(tokens)), partial(host.unpin, hit)
-            )
+            n_bytes = self._bound(len(tokens))
+            write_id = self._begin(plan, n_bytes, partial(host.unpin, hit))
             if write_id is not None:
                 assert isinstance(namespace, str | None)
                 export = Export(write_id, namespace, tokens.tobytes(), entry.payload)
@@ -159,24 +158,19 @@ class DiskTier:
         self._superfluous = []
         return [Delete(tuple(released))] if released else []
 
-    def _wants(self, namespace: Hashable, tokens: array[int]) -> bool:
-        """Whether a file of *tokens* would be of use, and is not there."""
-        return (
-            len(tokens) >= self.min_gain
-            and self.cache.max_bytes > 0
-            and isinstance(namespace, str | None)  # others end with this process
-            and self.cache.plan_store(namespace, tokens, len(tokens)) is not None
-        )
+    def _plan(self, namespace: Hashable, tokens: array[int]) -> CapturePlan | None:
+        """A file of *tokens*; None if it would be of no use, or is there."""
+        if len(tokens) < self.min_gain or not self.cache.max_bytes:
+            return None
+        if not isinstance(namespace, str | None):
+            return None  # it ends with this process
+        return self.cache.plan_store(namespace, tokens, len(tokens))
 
     def _begin(
-        self,
-        namespace: Hashable,
-        tokens: array[int],
-        n_bytes: int,
-        free: Callable[[], None],
+        self, plan: CapturePlan, n_bytes: int, free: Callable[[], None]
     ) -> int | None:
         """Reserve room for a file; None, and the host memory is freed, if there is none."""
-        reservation = self._reserve(namespace, tokens, n_bytes)
+        reservation = self.cache.reserve(plan, n_bytes)
         if reservation is None:
             free()
             return None
@@ -185,14 +179,10 @@ class DiskTier:
         return self._n_writes
 
     def _adopt(self, state: KnownState) -> None:
-        reservation = self._reserve(state.namespace, state.tokens, state.n_bytes)
+        tokens = state.tokens
+        plan = self.cache.plan_store(state.namespace, tokens, len(tokens))
+        reservation = None if plan is None else self.cache.reserve(plan, state.n_bytes)
         if reservation is None:
             self._superfluous.append(state.payload)
         else:
             self.cache.commit(reservation, state.payload, state.n_bytes)
-
-    def _reserve(
-        self, namespace: Hashable, tokens: array[int], n_bytes: int
-    ) -> Reservation | None:
-        plan = self.cache.plan_store(namespace, tokens, len(tokens))
-        return None if plan is None else self.cache.reserve(plan, n_bytes)
