@@ -17,15 +17,13 @@ from statistics import median
 
 import anyio
 from load.measure import Report, arguments, median_ratio, parse
+from load.rounds import results
 from peers.openers import peer_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.rounds import Opener, Plan, Point
+from pyllama_raw.bench.rounds import Opener, Point
 from pyllama_raw.bench.targets import open_engine
-from pyllama_raw.bench.words import generator
-from pyllama_raw.bench.workloads import WORKLOADS
-from pyllama_raw.bench.writer import writer_for
 
 N_SLOTS, N_CTX = 8, 8192
 OURS, PEER = "ours", "llama-server"
@@ -46,21 +44,8 @@ def openers(options: Namespace) -> dict[str, Opener]:
 
 async def measure(options: Namespace, report: Report) -> None:
     """Interleaved rounds, each with new text and new arrivals."""
-    workload = WORKLOADS["interference"]
-    shape = workload.shape.changed({"requests": options.requests})
-    runs: dict[str, list[Result]] = {}
-    with writer_for(options.model) as writer:
-        plan = Plan(
-            openers(options),
-            [Point(rate=options.rate)],
-            lambda seed: workload.calls(shape, writer, generator(seed)),
-            rounds=options.rounds,
-        )
-        async for result in plan.results():
-            if result["failed"]:
-                raise RuntimeError(f"failed calls: {result['errors']}")
-            runs.setdefault(result["target"], []).append(result)
-    conclude(report, runs)
+    point = Point(rate=options.rate)
+    conclude(report, await results("interference", openers(options), point, options))
 
 
 def figures(result: Result) -> dict[str, float]:

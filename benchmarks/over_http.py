@@ -18,15 +18,13 @@ from statistics import median
 
 import anyio
 from load.measure import Report, arguments, median_ratio, parse
+from load.rounds import results
 from peers import free_port, serving
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.rounds import Opened, Opener, Plan, Point
+from pyllama_raw.bench.rounds import Opened, Opener, Point
 from pyllama_raw.bench.targets import open_engine, open_server
-from pyllama_raw.bench.words import generator
-from pyllama_raw.bench.workloads import WORKLOADS
-from pyllama_raw.bench.writer import writer_for
 
 N_SLOTS, N_CTX, N_BATCH = 8, 4096, 2048
 IN_PROCESS, HTTP = "in process", "over HTTP"
@@ -61,33 +59,20 @@ async def measure(options: Namespace, report: Report) -> None:
         IN_PROCESS: partial(open_engine, options.model, config),
         HTTP: partial(served, options.model, config),
     }
-    workload = WORKLOADS["offline"]
-    shape = workload.shape.changed({"requests": options.requests})
-    runs: dict[str, list[Result]] = {}
-    with writer_for(options.model) as writer:
-        plan = Plan(
-            openers,
-            [Point(clients=options.requests)],
-            lambda seed: workload.calls(shape, writer, generator(seed)),
-            rounds=options.rounds,
-        )
-        async for result in plan.results():
-            if result["failed"]:
-                raise RuntimeError(f"failed calls: {result['errors']}")
-            runs.setdefault(result["target"], []).append(result)
-    conclude(report, runs)
+    point = Point(clients=options.requests)
+    conclude(report, await results("offline", openers, point, options))
 
 
 def conclude(report: Report, runs: dict[str, list[Result]]) -> None:
     """The ratio is over HTTP to in process, by round."""
-    for name, results in runs.items():
-        speeds = [result["output_throughput"] for result in results]
+    for name, found in runs.items():
+        speeds = [result["output_throughput"] for result in found]
         report.add(
             system=name,
             output_tok_per_s=median(speeds),
-            ttft_p50_s=median(r["median_ttft_ms"] for r in results) / 1e3,
-            itl_p50_ms=median(r["median_itl_ms"] for r in results),
-            itl_p99_ms=median(r["p99_itl_ms"] for r in results),
+            ttft_p50_s=median(r["median_ttft_ms"] for r in found) / 1e3,
+            itl_p50_ms=median(r["median_itl_ms"] for r in found),
+            itl_p99_ms=median(r["p99_itl_ms"] for r in found),
         )
         report.details[name] = speeds
     ratio = median_ratio(report.details[HTTP], report.details[IN_PROCESS])

@@ -36,7 +36,6 @@ __all__ = [
     "fixed_length",
     "http_target",
     "open_engine",
-    "open_loop",
 ]
 
 
@@ -70,8 +69,3 @@ async def engine_target(options: Namespace, **config: Any) -> AsyncIterator[Targ
 async def closed_loop(target: Target, calls: Sequence[Call], n_clients: int) -> Run:
     """Send *calls* in order; each of *n_clients* waits for its answer, then goes on."""
     return (await drive.closed_loop(target, calls, n_clients)).checked()
-
-
-async def open_loop(target: Target, calls: Sequence[Call]) -> Run:
-    """Send each of *calls* at its time."""
-    return (await drive.open_loop(target, calls)).checked()

@@ -1,0 +1,33 @@
+"""A workload of pyllama_raw.bench in interleaved rounds, where nothing may go wrong."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+
+from pyllama_raw.bench.result import Result
+from pyllama_raw.bench.rounds import Opener, Plan, Point
+from pyllama_raw.bench.words import generator
+from pyllama_raw.bench.workloads import WORKLOADS
+from pyllama_raw.bench.writer import writer_for
+
+
+async def results(
+    workload_name: str, openers: Mapping[str, Opener], point: Point, options: Namespace
+) -> dict[str, list[Result]]:
+    """Those of each target, by round; a call that fails ends the script."""
+    workload = WORKLOADS[workload_name]
+    shape = workload.shape.changed({"requests": options.requests})
+    found: dict[str, list[Result]] = {}
+    with writer_for(options.model) as writer:
+        plan = Plan(
+            openers,
+            [point],
+            lambda seed: workload.calls(shape, writer, generator(seed)),
+            rounds=options.rounds,
+        )
+        async for result in plan.results():
+            if result["failed"]:
+                raise RuntimeError(f"failed calls: {result['errors']}")
+            found.setdefault(result["target"], []).append(result)
+    return found
