@@ -2,6 +2,7 @@
 
 #include "shim.h"
 
+#include "fast_matmul.h"
 #include "ggml.h"
 #include "log_ring.h"
 #include "logprobs.h"
@@ -64,7 +65,7 @@ extern "C" void plr_abort_install(void) {
     ggml_set_abort_callback(on_ggml_abort);
 }
 
-// ---- abort flag and loading --------------------------------------------------------------
+// ---- abort flag --------------------------------------------------------------------------
 
 struct plr_flag {
     std::atomic<bool> value{false};
@@ -97,6 +98,30 @@ extern "C" void plr_flag_attach(llama_context_params * params, plr_flag * flag) 
     params->abort_callback      = read_flag;
     params->abort_callback_data = flag;
 }
+
+// ---- products ----------------------------------------------------------------------------
+
+struct plr_matmul {
+    FastMatmul value;
+};
+
+extern "C" bool plr_matmul_usable(void) {
+    return guarded<bool>(false, [] { return FastMatmul::usable(); });
+}
+
+extern "C" plr_matmul * plr_matmul_new(void) {
+    return guarded<plr_matmul *>(nullptr, [] { return new plr_matmul; });
+}
+
+extern "C" void plr_matmul_free(plr_matmul * matmul) {
+    delete matmul;
+}
+
+extern "C" void plr_matmul_attach(llama_context_params * params, plr_matmul * matmul) {
+    matmul->value.attach(params);
+}
+
+// ---- loading -----------------------------------------------------------------------------
 
 struct plr_progress {
     std::atomic<float> value{0.0f};

@@ -34,6 +34,17 @@ void       plr_flag_set(plr_flag * flag, bool value);
 bool       plr_flag_get(const plr_flag * flag);
 void       plr_flag_attach(struct llama_context_params * params, plr_flag * flag);
 
+/*
+ * Products with Q4_1 weights by a kernel of ours: the bits of libllama's, several times
+ * faster. Only where plr_matmul_usable(): an x86-64 CPU with AVX-512 VNNI, no other device.
+ * One for each context, freed after it.
+ */
+typedef struct plr_matmul plr_matmul;
+bool         plr_matmul_usable(void);
+plr_matmul * plr_matmul_new(void);
+void         plr_matmul_free(plr_matmul * matmul);
+void         plr_matmul_attach(struct llama_context_params * params, plr_matmul * matmul);
+
 /* Model loading whose progress can be polled and cancelled from another thread. */
 typedef struct plr_progress plr_progress;
 plr_progress * plr_progress_new(void);

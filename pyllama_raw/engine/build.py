@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from pathlib import Path
 
 from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig
@@ -113,7 +114,7 @@ def _make_scheduler(
 
 def context_fields(
     config: ContextConfig, n_slots: int, n_ctx_train: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Arguments of Context, with what was left open decided."""
     n_ctx = config.n_ctx or n_slots * min(DEFAULT_CTX_SLOT, n_ctx_train)
     decided = {

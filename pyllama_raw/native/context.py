@@ -22,6 +22,7 @@ from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.demand import check_memory
+from pyllama_raw.native.fast_matmul import FastMatmul, is_usable
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.lanes import pointers_of, seq_configs
 from pyllama_raw.native.libllama import ffi, last_error, lib
@@ -54,7 +55,8 @@ class Context(SlotMemory):
         n_seq_max: number of slots.
         abort: stops a decode while it is set; kept alive by the context.
         lanes: lanes[i] runs in the graph for slot i, see set_lanes().
-        fields: of ContextConfig, all optional; n_ctx and n_threads as numbers.
+        fast_matmul: products by our own kernel, where it is_usable().
+        fields: all others of ContextConfig, all optional; n_ctx and n_threads as numbers.
 
     Raises:
         ConfigError: a field is out of range.
@@ -71,6 +73,7 @@ class Context(SlotMemory):
         n_seq_max: int,
         abort: AbortFlag | None = None,
         lanes: Sequence[SamplerChain] = (),
+        fast_matmul: bool = True,
         **fields: Any,
     ) -> None:
         model_ptr = model.ptr
@@ -78,16 +81,20 @@ class Context(SlotMemory):
         check_memory(model, params)
         configs = seq_configs(lanes, n_seq_max)
         params.samplers, params.n_samplers = configs, len(lanes)
+        parents: list[Handle] = [model, *lanes]
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
+            parents.append(abort)  # C reads the flag
+        self.fast_matmul = fast_matmul and is_usable()
+        if self.fast_matmul:
+            matmul = FastMatmul()
+            matmul.attach(params)
+            parents.append(matmul)
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
             said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
             raise ContextFailed("llama_init_from_model", None, said)
-        parents: list[Handle] = [model, *lanes]
-        if abort is not None:
-            parents.append(abort)  # C reads the flag
         runner = lib.plr_runner_new()
         if runner == ffi.NULL:
             lib.llama_free(pointer)
