@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig
 from pyllama_raw.core.disk_tier import DiskTier
