@@ -63,8 +63,8 @@ def test_the_tables_name_every_field():
     A new option needs a line that shows where it goes.
     """
     assert set(MODEL_FIELDS) == set(ModelConfig.model_fields)
-    # tests/native/test_fast_matmul.py shows that the last one reaches something.
-    assert set(CONTEXT_FIELDS) | {"fast_matmul"} == set(ContextConfig.model_fields)
+    # tests/native/test_fast_kernels.py shows that the last one reaches something.
+    assert set(CONTEXT_FIELDS) | {"fast_kernels"} == set(ContextConfig.model_fields)
 
 
 @pytest.mark.native
@@ -93,7 +93,7 @@ def test_context_options_reach_libllama(name):
 
     def c_value(**options):
         fields = context_fields(ContextConfig(**options), 8, 4096)
-        del fields["fast_matmul"]
+        del fields["fast_kernels"]
         return getattr(native.context_params(fields, n_seq_max=8), c_name)
 
     assert c_value(**{name: value}) != c_value(n_threads=1)

@@ -5,20 +5,10 @@
 // the same numbers in the same order as ggml_vec_dot_q4_1_q8_1 with AVX2: the same bits.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
-#define PLR_AVX512 \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
-
-// GCC 12 drops calls of such functions: it takes what they store through vectors for unused.
-#ifdef __clang__
-#define PLR_KERNEL PLR_AVX512
-#else
-#define PLR_KERNEL PLR_AVX512 __attribute__((noipa))
-#endif
+#include "avx512.h"
 
 namespace q4_1 {
 

@@ -2,8 +2,8 @@
 
 #include "shim.h"
 
-#include "fast_matmul.h"
 #include "ggml.h"
+#include "kernels.h"
 #include "log_ring.h"
 #include "logprobs.h"
 #include "mtmd-helper.h"
@@ -99,26 +99,31 @@ extern "C" void plr_flag_attach(llama_context_params * params, plr_flag * flag) 
     params->abort_callback_data = flag;
 }
 
-// ---- products ----------------------------------------------------------------------------
+// ---- kernels of ours ---------------------------------------------------------------------
 
-struct plr_matmul {
-    FastMatmul value;
+struct plr_kernels {
+    Kernels value;
 };
 
-extern "C" bool plr_matmul_usable(void) {
-    return guarded<bool>(false, [] { return FastMatmul::usable(); });
+extern "C" bool plr_kernels_usable(void) {
+    return guarded<bool>(false, [] { return Kernels::usable(); });
 }
 
-extern "C" plr_matmul * plr_matmul_new(void) {
-    return guarded<plr_matmul *>(nullptr, [] { return new plr_matmul; });
+extern "C" plr_kernels * plr_kernels_new(void) {
+    return guarded<plr_kernels *>(nullptr, [] { return new plr_kernels; });
 }
 
-extern "C" void plr_matmul_free(plr_matmul * matmul) {
-    delete matmul;
+extern "C" void plr_kernels_free(plr_kernels * kernels) {
+    delete kernels;
 }
 
-extern "C" void plr_matmul_attach(llama_context_params * params, plr_matmul * matmul) {
-    matmul->value.attach(params);
+extern "C" void plr_kernels_attach(llama_context_params * params, plr_kernels * kernels) {
+    kernels->value.attach(params);
+}
+
+extern "C" void plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]) {
+    taken[0] = kernels->value.n_products;
+    taken[1] = kernels->value.n_attentions;
 }
 
 // ---- loading -----------------------------------------------------------------------------

@@ -35,15 +35,17 @@ bool       plr_flag_get(const plr_flag * flag);
 void       plr_flag_attach(struct llama_context_params * params, plr_flag * flag);
 
 /*
- * Products with Q4_1 weights by a kernel of ours: the bits of libllama's, several times
- * faster. Only where plr_matmul_usable(): an x86-64 CPU with AVX-512 VNNI, no other device.
- * One for each context, freed after it.
+ * Operations of a context that we compute instead of libllama: products with Q4_1 weights
+ * (the same bits), flash attention. Only where plr_kernels_usable(): an x86-64 CPU with
+ * AVX-512 VNNI, no other device. One for each context, freed after it.
  */
-typedef struct plr_matmul plr_matmul;
-bool         plr_matmul_usable(void);
-plr_matmul * plr_matmul_new(void);
-void         plr_matmul_free(plr_matmul * matmul);
-void         plr_matmul_attach(struct llama_context_params * params, plr_matmul * matmul);
+typedef struct plr_kernels plr_kernels;
+bool          plr_kernels_usable(void);
+plr_kernels * plr_kernels_new(void);
+void          plr_kernels_free(plr_kernels * kernels);
+void          plr_kernels_attach(struct llama_context_params * params, plr_kernels * kernels);
+/* Products and attentions taken so far, in all graphs that were made. */
+void          plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]);
 
 /* Model loading whose progress can be polled and cancelled from another thread. */
 typedef struct plr_progress plr_progress;

@@ -124,7 +124,7 @@ def _limits(context: Context, config: EngineConfig, layout: Layout) -> dict[str,
         "n_ubatch": context.n_ubatch,
         "n_threads": config.resolved_context.threads,
         "flash_attn": config.resolved_context.flash_attn,
-        "fast_matmul": context.fast_matmul,
+        "fast_kernels": context.kernels is not None,
         "token_budget": config.scheduler.token_budget,
         "max_waiting": config.scheduler.max_waiting,
     }

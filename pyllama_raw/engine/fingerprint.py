@@ -12,7 +12,7 @@ from pyllama_raw.engine.state_file import MAGIC
 from pyllama_raw.native.libllama import llama_version
 
 HEAD_BYTES = 2**20  # of the model file; all metadata of most models
-WITHOUT_EFFECT = {"n_threads", "n_threads_batch", "n_batch", "n_ubatch", "fast_matmul"}
+WITHOUT_EFFECT = {"n_threads", "n_threads_batch", "n_batch", "n_ubatch", "fast_kernels"}
 
 
 def fingerprint(

@@ -22,8 +22,8 @@ from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.demand import check_memory
-from pyllama_raw.native.fast_matmul import FastMatmul, is_usable
 from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.kernels import Kernels, is_usable
 from pyllama_raw.native.lanes import pointers_of, seq_configs
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowScores, check_top
@@ -55,7 +55,7 @@ class Context(SlotMemory):
         n_seq_max: number of slots.
         abort: stops a decode while it is set; kept alive by the context.
         lanes: lanes[i] runs in the graph for slot i, see set_lanes().
-        fast_matmul: products by our own kernel, where it is_usable().
+        fast_kernels: our own kernels, where they are usable.
         fields: all others of ContextConfig, all optional; n_ctx and n_threads as numbers.
 
     Raises:
@@ -73,7 +73,7 @@ class Context(SlotMemory):
         n_seq_max: int,
         abort: AbortFlag | None = None,
         lanes: Sequence[SamplerChain] = (),
-        fast_matmul: bool = True,
+        fast_kernels: bool = True,
         **fields: Any,
     ) -> None:
         model_ptr = model.ptr
@@ -85,11 +85,10 @@ class Context(SlotMemory):
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
             parents.append(abort)  # C reads the flag
-        self.fast_matmul = fast_matmul and is_usable()
-        if self.fast_matmul:
-            matmul = FastMatmul()
-            matmul.attach(params)
-            parents.append(matmul)
+        self.kernels = Kernels() if fast_kernels and is_usable() else None
+        if self.kernels is not None:
+            self.kernels.attach(params)
+            parents.append(self.kernels)
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:

@@ -1,0 +1,119 @@
+// Flash attention that looks only at cells that somebody sees.
+//
+// With one pool of cells, those of a sequence lie among those of all others. libllama's
+// looks at every cell for every row; this one skips 16 cells at a time.
+#pragma once
+
+#include <algorithm>
+
+#include "attention_tile.h"
+#include "ggml.h"
+#include "node_state.h"
+
+class Attention {
+  public:
+    static bool takes(const ggml_tensor * node) {
+        if (node->op != GGML_OP_FLASH_ATTN_EXT) {
+            return false;
+        }
+        const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+        const ggml_tensor * mask     = node->src[3];
+        const float         max_bias = parameter(node, 1), softcap = parameter(node, 2);
+        return mask != nullptr && node->src[4] == nullptr && max_bias == 0 && softcap == 0 &&
+               q->type == GGML_TYPE_F32 && is_half(k) && is_half(v) && is_half(mask) &&
+               mask->ne[2] == 1 && q->nb[0] == sizeof(float) && fits(k->ne[0]) &&
+               fits(v->ne[0]) && k->ne[1] % attention::kCells == 0 &&
+               heads_per_key(node) <= attention::kMaxRows && q->ne[2] % k->ne[2] == 0 &&
+               v->ne[2] == k->ne[2];
+    }
+
+    static float scale(const ggml_tensor * node) { return parameter(node, 0); }
+
+    // Every thread of libllama calls this for every operation.
+    static void compute(ggml_tensor * node, int, int n_threads, void *) {
+        const ggml_tensor * q         = node->src[0];
+        const int           n_tokens  = int(q->ne[1]), n_keys = int(node->src[1]->ne[2]);
+        const int           n_streams = int(q->ne[3]);
+        const int           n_most    = attention::kMaxRows / heads_per_key(node);
+        // Large blocks share the reading of cells; some blocks for each thread share the work.
+        const int n_wanted = 4 * n_threads;
+        const int n_each =
+            std::clamp(n_tokens * n_keys * n_streams / n_wanted, 1, std::min(n_most, n_tokens));
+        const int n_blocks = (n_tokens + n_each - 1) / n_each;
+        NodeState & state  = NodeState::of(node);
+        for (;;) {
+            const int piece = state.take();
+            if (piece >= n_blocks * n_keys * n_streams) {
+                return;
+            }
+            const int first = piece % n_blocks * n_each;
+            block(node, first, std::min(first + n_each, n_tokens), piece / n_blocks % n_keys,
+                  piece / n_blocks / n_keys, state.scale);
+        }
+    }
+
+  private:
+    static float parameter(const ggml_tensor * node, int index) {
+        float value;
+        std::memcpy(&value, node->op_params + index, sizeof(value));
+        return value;
+    }
+
+    static bool is_half(const ggml_tensor * tensor) {
+        return tensor->type == GGML_TYPE_F16 && tensor->nb[0] == sizeof(uint16_t);
+    }
+
+    static bool fits(int64_t n_head) {
+        return n_head % attention::kVector == 0 && n_head <= attention::kMaxHead;
+    }
+
+    static int heads_per_key(const ggml_tensor * node) {
+        return int(node->src[0]->ne[2] / node->src[1]->ne[2]);
+    }
+
+    static char * at(const ggml_tensor * tensor, int64_t i1, int64_t i2, int64_t i3) {
+        return static_cast<char *>(tensor->data) + i1 * tensor->nb[1] + i2 * tensor->nb[2] +
+               i3 * tensor->nb[3];
+    }
+
+    // Tokens first to last, the heads of one key, of one stream.
+    static void block(ggml_tensor * node, int first, int last, int key, int stream, float scale) {
+        const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+        const ggml_tensor * mask    = node->src[3];
+        const int           n_heads = heads_per_key(node), n_tokens = last - first;
+        const int           n_key = int(k->ne[0]), n_value = int(v->ne[0]);
+        attention::Rows     rows;
+        attention::Cells    cells;
+        for (int row = 0; row < n_tokens * n_heads; ++row) {
+            const char * data = at(q, first + row / n_heads, key * n_heads + row % n_heads, stream);
+            attention::begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key);
+        }
+        for (int64_t cell = 0; cell < k->ne[1]; cell += attention::kCells) {
+            const uint16_t * masks[attention::kMaxRows];
+            uint32_t         seen[attention::kMaxRows], any = 0;
+            for (int i = 0; i < n_tokens; ++i) {
+                const char * data = at(mask, first + i, 0, stream % mask->ne[3]);
+                masks[i]          = reinterpret_cast<const uint16_t *>(data) + cell;
+                seen[i]           = attention::visible(masks[i]);
+                any |= seen[i];
+            }
+            if (any == 0) {
+                continue;
+            }
+            attention::load_keys(cells, at(k, cell, key, stream), k->nb[1], n_key);
+            attention::load_values(cells, at(v, cell, key, stream), v->nb[1], n_value);
+            for (int row = 0; row < n_tokens * n_heads; ++row) {
+                const int token = row / n_heads;
+                if (seen[token] != 0) {
+                    attention::attend(rows, row, cells, masks[token], seen[token], n_key, n_value);
+                }
+            }
+        }
+        for (int row = 0; row < n_tokens * n_heads; ++row) {
+            char * data = static_cast<char *>(node->data) +
+                          (key * n_heads + row % n_heads) * node->nb[1] +
+                          (first + row / n_heads) * node->nb[2] + stream * node->nb[3];
+            attention::finish(rows, row, reinterpret_cast<float *>(data), n_value);
+        }
+    }
+};

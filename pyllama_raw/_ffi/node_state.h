@@ -1,0 +1,38 @@
+// What a custom operation of ours keeps in its node: at the end of op_params, which ggml
+// leaves alone, so it lives as long as the node.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "avx512.h"
+#include "ggml.h"
+
+struct NodeState {
+    float   scale;    // of attention, kept from the operation that was there
+    int32_t n_ready;  // threads that have passed wait_for_all()
+    int32_t n_taken;  // pieces of work
+
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 3 * sizeof(int32_t);
+
+    static NodeState & of(ggml_tensor * node) {
+        return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +
+                                              kOffset);
+    }
+
+    // Before a graph is computed, also if it was before.
+    void reset() { n_ready = n_taken = 0; }
+
+    // Wait until all threads of libllama are here, as its own do between two operations.
+    void wait_for_all(int n_threads) {
+        __atomic_add_fetch(&n_ready, 1, __ATOMIC_ACQ_REL);
+        for (int i = 0; __atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) < n_threads; ++i) {
+            i < 1000 ? _mm_pause() : static_cast<void>(sched_yield());
+        }
+    }
+
+    // The next piece of work, from 0; each goes to one thread.
+    int32_t take() { return __atomic_fetch_add(&n_taken, 1, __ATOMIC_RELAXED); }
+};

@@ -1,0 +1,192 @@
+"""Our kernels: products have the bits of libllama's, attention its digits."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.kernels import Taken, is_usable
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.quantize import quantize
+from tests.native.support import EXACT, last_logits, make_context, make_prompt
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+PLAIN = {"flash_attn": "off"}  # then products are all we take
+# Of logits, with 32-bit weights: libllama rounds queries and weights of values to 16 bits.
+TOLERANCE = 2e-3
+
+
+@pytest.fixture(autouse=True)
+def _usable(request):
+    if "anywhere" not in request.node.name and not is_usable():
+        pytest.skip("this CPU has no AVX-512 VNNI, or there is another device")
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def taken(context: Context) -> Taken:
+    assert context.kernels is not None
+    return context.kernels.taken
+
+
+def test_anywhere_they_are_used_unless_asked_not_to(model):
+    """
+    By default wherever they are usable; never against the will of the user.
+    """
+    with make_context(model) as default, make_context(model, fast_kernels=False) as off:
+        assert (default.kernels is not None) == is_usable()
+        assert off.kernels is None
+
+
+def test_they_take_what_they_are_for(model):
+    """
+    Every attention, and all products with Q4_1 weights that have several columns: behind
+    the last attention only the row with output is left.
+    """
+    with make_context(model) as context:
+        last_logits(context, make_prompt(10))
+
+        assert taken(context) == (7 * model.n_layer - 3, model.n_layer)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 6, 7, 13, 96, 97, 200])
+@pytest.mark.parametrize("fields", [PLAIN, EXACT])
+def test_prompts_have_the_same_logits(model, n_tokens, fields):
+    """
+    One tile, several, an uneven rest, more columns than are computed at once.
+    """
+    prompt = make_prompt(n_tokens)
+    with (
+        make_context(model, **fields) as fast,
+        make_context(model, fast_kernels=False, **fields) as slow,
+    ):
+        assert same_bits(last_logits(fast, prompt), last_logits(slow, prompt))
+
+
+def test_streams_have_the_same_logits(model):
+    """
+    A graph that is used again begins anew, also after one of another size.
+    """
+    steps = [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [2], [0, 2], [0, 2]]
+    with (
+        make_context(model, **PLAIN) as fast,
+        make_context(model, fast_kernels=False, **PLAIN) as slow,
+    ):
+        for context in (fast, slow):
+            for slot in range(4):
+                last_logits(context, make_prompt(5, seed=slot), slot=slot)
+        n_past = [5] * 4
+        for slots in steps:
+            places = [n_past[slot] for slot in slots]
+            rows = []
+            for context in (fast, slow):
+                batch = Batch(context.n_batch)
+                batch.add_rows([100] * len(slots), places, slots)
+                context.decode(batch)
+                rows.append([context.logits(row) for row in range(len(slots))])
+            assert all(same_bits(a, b) for a, b in zip(*rows, strict=True))
+            for slot in slots:
+                n_past[slot] += 1
+
+
+@pytest.mark.parametrize("fields", [PLAIN, {}])
+@pytest.mark.parametrize("n_threads", [2, 3, 7])
+def test_the_number_of_threads_changes_nothing(model, n_threads, fields):
+    """
+    Also more threads than CPUs, and a change between two batches.
+    """
+    prompt = make_prompt(60)
+    with make_context(model, **fields) as one:
+        expected = last_logits(one, prompt)
+    with make_context(model, n_threads=n_threads, **fields) as context:
+        assert same_bits(last_logits(context, prompt), expected)
+        context.clear()
+        context.set_threads(1, 1)
+        assert same_bits(last_logits(context, prompt), expected)
+        context.clear()
+        context.set_threads(n_threads, n_threads)
+        assert same_bits(last_logits(context, prompt), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "jamba", "qwen3moe"])
+def test_small_models_have_the_same_logits(name, tmp_path):
+    """
+    Other shapes: few rows, experts that libllama computes, recurrent layers.
+    """
+    path = tmp_path / "q4_1.gguf"
+    quantize(tiny_model(name), path, "q4_1")
+    with (
+        Model.load(path) as model,
+        make_context(model, **PLAIN) as fast,
+        make_context(model, fast_kernels=False, **PLAIN) as slow,
+    ):
+        prompt = array("i", [i % model.n_vocab for i in range(1, 41)])
+        assert same_bits(last_logits(fast, prompt), last_logits(slow, prompt))
+        assert taken(fast).products > 0
+
+
+def _mixed(context: Context, n_vocab: int) -> list[np.ndarray]:
+    """Logits of sequences whose cells lie among each other's, after some were freed."""
+    rng = np.random.default_rng(1)
+
+    def tokens(n: int) -> array:
+        return array("i", rng.integers(1, n_vocab, n).tolist())
+
+    for slot in range(4):
+        last_logits(context, tokens(20 + 7 * slot), slot=slot)
+    context.seq_rm(1)
+    rows = [
+        last_logits(context, tokens(90), slot=1)
+    ]  # partly in the cells of the old one
+    batch = Batch(context.n_batch)
+    batch.add(tokens(33), 90, 1, True)
+    batch.add(tokens(3), 20, 0, True)
+    batch.add(tokens(1), 34, 2, True)
+    context.decode(batch)
+    rows += [context.logits(row) for row in (32, 35, 36)]
+    batch.clear()
+    batch.add_rows(tokens(3).tolist(), [123, 23, 35], [1, 0, 2])
+    context.decode(batch)
+    return [*rows, *(context.logits(row) for row in range(3))]
+
+
+@pytest.mark.parametrize("kv_unified", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "qwen3moe", "gpt-oss"])
+def test_attention_has_the_digits_of_the_plain_one(name, kv_unified):
+    """
+    One pool and several, windows, heads that share keys; what it cannot do is left.
+    """
+    fields = {"kv_unified": kv_unified}
+    with (
+        Model.load(tiny_model(name)) as model,
+        make_context(model, flash_attn="on", **fields) as fast,
+        make_context(model, fast_kernels=False, **PLAIN, **fields) as plain,
+    ):
+        for a, b in zip(
+            _mixed(fast, model.n_vocab), _mixed(plain, model.n_vocab), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * np.abs(b).max())
+        assert (taken(fast).attentions > 0) == (name != "gpt-oss")  # it has sinks
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "q8_0"])
+def test_other_types_of_cells_are_left_to_libllama(kv_type):
+    """
+    They work as without us.
+    """
+    fields = {"type_k": kv_type, "type_v": kv_type, "flash_attn": "on"}
+    with (
+        Model.load(tiny_model("llama")) as model,
+        make_context(model, **fields) as fast,
+        make_context(model, fast_kernels=False, **fields) as slow,
+    ):
+        assert same_bits(
+            _mixed(fast, model.n_vocab)[-1], _mixed(slow, model.n_vocab)[-1]
+        )
+        assert taken(fast).attentions == 0
