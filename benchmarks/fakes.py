@@ -90,6 +90,7 @@ class TimedExecutor(FakeExecutor):
         self._left = 0.0
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self.on_compute()
         entered = thread_time()
         self.n_steps += 1
         if self.n_steps > N_WARMUP:

@@ -80,6 +80,7 @@ class EngineThread:
         self._cause: BaseException | None = None
         self._pid = os.getpid()
         self._waker = Waker(self._lose)
+        executor.on_compute = self._waker.flush
         self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
 
@@ -225,6 +226,8 @@ class EngineThread:
             events += self._execute(plan)
         self._tell(events)
         self._deliver(events)
+        if not plan:
+            self._waker.flush()  # nothing will be computed
         return bool(plan or events)
 
     def _execute(self, plan: StepPlan) -> list[Event]:

@@ -3,7 +3,8 @@ Waking readers in their event loops, without waiting and without losing the GIL.
 
 Waking a loop is a system call, which gives the GIL away to the loop that was just woken;
 the engine thread would get it back when all readers have run. So a thread of its own
-does it. It gets the GIL when the engine thread leaves it, which is at the next decode.
+does it, and only once the next decode begins: until then every call into C would be a
+chance to lose the GIL, for up to sys.getswitchinterval() each.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ class Waker:
 
     def __init__(self, lost: Callable[[object], None]) -> None:
         self._lost = lost
+        self._posted: list[tuple[object, Iterable[Stream]]] = []
         self._queue: SimpleQueue[tuple[object, Iterable[Stream]] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="pyllama-waker", daemon=True)
         self._thread.start()
 
     def post(self, loop: object, streams: Iterable[Stream]) -> None:
-        """Notify *streams*, all of *loop*, soon; they must not change afterwards."""
-        self._queue.put((loop, streams))
+        """Notify *streams*, all of *loop*, at flush(); they must not change afterwards."""
+        self._posted.append((loop, streams))
+
+    def flush(self) -> None:
+        """Wake what was posted, soon."""
+        posted, self._posted = self._posted, []
+        for item in posted:
+            self._queue.put(item)
 
     def close(self) -> None:
         """Wake what was posted, then end; waits for that."""
+        self.flush()
         self._queue.put(None)
         self._thread.join()
 
