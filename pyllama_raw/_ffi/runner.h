@@ -3,10 +3,12 @@
 // Python needs some time between two steps. If all rows go on, which is the rule, the next
 // batch is known as soon as a step is sampled: its decode begins at once, and only its
 // sampling waits until the caller asks for it. A caller that wants something else drops it.
+// A caller may ask for several steps at once, and sleeps until they are done.
 #pragma once
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -33,6 +35,7 @@ struct Job {
     int32_t *            codes;
     plr_times *          times;
     bool                 ahead;  // begin the next one, if its batch is known
+    plr_run              run;
 };
 
 class Runner {
@@ -62,8 +65,10 @@ class Runner {
     // what failed, if the code is not 0 or a row has no token.
     int step(const Job & job) {
         std::unique_lock<std::mutex> lock(mutex_);
-        job_   = job;
-        asked_ = true;
+        job_    = job;
+        asked_  = true;
+        *job.times = {};
+        started_ns_ = now_ns();
         changed_.notify_all();
         changed_.wait(lock, [this] { return !asked_; });
         return result_;
@@ -97,14 +102,34 @@ class Runner {
             }
             do {
                 decode(lock);
+                if (asked_ && job_.times->n_steps > 0 && code_ != 0) {
+                    tell(0);  // of the steps before; this one is for the next call
+                }
                 changed_.wait(lock, [this] { return asked_ || drops_ || quits_; });
                 const bool wanted = asked_;
                 is_ahead_ = wanted && sample(lock);
-                result_   = code_;  // the next decode may be over before step() wakes up
-                asked_    = false;
-                changed_.notify_all();
+                if (!(is_ahead_ && runs_on())) {
+                    tell(code_);  // or who drops it that it is over
+                }
             } while (is_ahead_);
         }
+    }
+
+    // The next decode may be over before step() wakes up.
+    void tell(int result) {
+        result_ = result;
+        asked_  = false;
+        changed_.notify_all();
+    }
+
+    // Whether the caller wants another step before it is told: none has ended a row.
+    bool runs_on() const {
+        const int64_t n_steps = job_.times->n_steps;
+        const auto *  tokens  = job_.tokens + (n_steps - 1) * job_.n_rows;
+        const auto    ends    = [this](llama_token token) { return job_.run.ends[token] != 0; };
+        return n_steps < job_.run.n_steps && now_ns() - started_ns_ < job_.run.max_ns &&
+               __atomic_load_n(job_.run.interrupt, __ATOMIC_RELAXED) == 0 &&
+               std::none_of(tokens, tokens + job_.n_rows, ends);
     }
 
     void decode(std::unique_lock<std::mutex> & lock) {
@@ -123,15 +148,16 @@ class Runner {
 
     // Whether the next step is to be begun.
     bool sample(std::unique_lock<std::mutex> & lock) {
-        const Job job = job_;  // of the call that asks for the result
-        job.times->decode_ns = decode_ns_;
-        job.times->sample_ns = job.times->n_failed = 0;
+        Job job = job_;  // of the call that asks for the result
+        job.times->decode_ns += decode_ns_;
         if (code_ != 0) {
             return false;
         }
+        job.tokens += job.times->n_steps * job.n_rows;
         lock.unlock();
         const bool advanced = sample_(job);
         lock.lock();
+        job.times->n_steps += 1;
         if (job.times->n_failed > 0) {
             note_error();
         }
@@ -153,6 +179,7 @@ class Runner {
     int     code_     = 0;  // of the last decode
     int     result_   = 0;  // of the last step that was asked for
     int64_t decode_ns_ = 0;
+    int64_t started_ns_ = 0;  // of the last call
     char    error_[2048] = "";
 
     const pid_t pid_;

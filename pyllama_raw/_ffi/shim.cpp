@@ -271,7 +271,7 @@ static bool sample_rows(const Job & job) {
         batch.token[i] = job.tokens[i];
         batch.pos[i] += 1;
     }
-    job.times->sample_ns = now_ns() - start_ns;
+    job.times->sample_ns += now_ns() - start_ns;
     return advances;
 }
 
@@ -289,9 +289,10 @@ extern "C" void plr_runner_free(plr_runner * runner) {
 
 extern "C" int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
                         int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
-                        llama_token * tokens, int32_t * codes, plr_times * times, bool ahead) {
+                        llama_token * tokens, int32_t * codes, plr_times * times, bool ahead,
+                        const plr_run * run) {
     const int code =
-        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
+        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead, *run});
     if (code != 0 || times->n_failed > 0) {
         remember(runner->error());
     }

@@ -117,7 +117,7 @@ class Roster:
         events, self.events = self.events, []
         return events
 
-    def take_plan(self, chunks: list[Chunk], *, goes_on: bool) -> StepPlan:
+    def take_plan(self, chunks: list[Chunk], *, goes_on: int) -> StepPlan:
         """Make a plan of *chunks* and of all that the memory has to do first."""
         plan = StepPlan(tuple(self.operations), tuple(chunks), goes_on)
         self.operations.clear()

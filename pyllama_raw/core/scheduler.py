@@ -212,8 +212,8 @@ class Scheduler:
             if at_limit or not self._slots.has_free:
                 return
 
-    def _chunks(self, now: float) -> tuple[list[Chunk], bool]:
-        """What to compute, and whether the next step is likely to go on with just that."""
+    def _chunks(self, now: float) -> tuple[list[Chunk], int]:
+        """What to compute, and how many steps go on with just that."""
         decodes, prompts = self._ready(now)
         has_streams, has_prompts = bool(decodes), bool(prompts)
         if has_streams and prompts and not self.limits.mixes:
@@ -228,7 +228,7 @@ class Scheduler:
             for s in decodes
         ]
         if not prompts:
-            return chunks, not has_prompts and self._none_ends(decodes)
+            return chunks, 0 if has_prompts else self._goes_on(decodes)
         share_rows((self.limits.n_outputs or self.limits.n_slots) - n_decodes, prompts)
         n_behind = sum(s.n_behind for s in prompts)
         budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
@@ -238,18 +238,29 @@ class Scheduler:
             n_tokens = shares.get(slot, 0)
             if n_tokens:
                 chunks.append(_prefill(s, slot, n_tokens))
-        return chunks, False
+        return chunks, 0
 
-    def _none_ends(self, decodes: list[Sequence]) -> bool:
-        """Whether each of *decodes* has room for another token after the next one."""
+    def _goes_on(self, decodes: list[Sequence]) -> int:
+        """See StepPlan.goes_on."""
+        if not decodes:
+            return 0
         n_ctx_slot = self.limits.n_ctx_slot
+        n_more = self._slots.n_free_cells // len(decodes) - 1
         for s in decodes:
-            if (
-                s.n_output + 1 >= s.request.max_tokens
-                or len(s.tokens) + 1 >= n_ctx_slot
-            ):
-                return False
-        return True
+            n_left = min(s.request.max_tokens - s.n_output, n_ctx_slot - len(s.tokens))
+            if n_left < 2:
+                return 0
+            n_more = min(n_more, n_left - 1)
+        return n_more if n_more > 1 and self._is_quiet(decodes) else 1
+
+    def _is_quiet(self, decodes: list[Sequence]) -> bool:
+        """Whether nothing but a sampled token, or a call, can change the next plans."""
+        return (
+            len(decodes) == len(self._slots.running)
+            and not (self._roster.waiting and self._slots.has_free)
+            and self.next_deadline is None
+            and not any(s.points or s.stop_finder for s in decodes)
+        )
 
     def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Sequences that decode and that prefill; preempts until all decodes fit."""
@@ -330,7 +341,8 @@ class Scheduler:
         counters = self._roster.counters
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
-        self._speed.observe(n_tokens, now - self._started)
+        if n_tokens > len(plan.chunks):  # else it computed no prompt
+            self._speed.observe(n_tokens, now - self._started)
 
     def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
         """End the request if *token* is its last one."""

@@ -126,7 +126,9 @@ class StepPlan(NamedTuple):
 
     operations: tuple[Operation, ...] = ()
     chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
-    goes_on: bool = False  # the next plan is likely to continue just these chunks
+    # Next plans that continue just these chunks: the first likely, all of several for
+    # certain, until a sampled token ends a request.
+    goes_on: int = 0
 
     @property
     def n_tokens(self) -> int:
@@ -178,6 +180,16 @@ class Executor(Protocol):
     """Does what a plan says. One thread makes all calls."""
 
     on_compute: Callable[[], None]  # called when a plan's computing is about to begin
+
+    @property
+    def has_more(self) -> bool:
+        """The result of the next plan is known already: change nothing before it."""
+
+    def interrupt(self) -> None:
+        """Compute nothing beyond the running step until resume(). Thread: any."""
+
+    def resume(self) -> None:
+        """Several steps may be computed for one plan that goes on."""
 
     def open(self, request: Request) -> None:
         """Prepare the sampler of *request*. Raises RequestError; the request then ends."""

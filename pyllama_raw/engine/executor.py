@@ -9,10 +9,13 @@ Rules:
 3. One C call a step; the batch is filled by slices.
 4. A step that is likely to be planned next is begun ahead. If another one is planned, it
    is dropped and its tokens are cut off again, so no plan can tell.
+5. Of a plan that goes on for certain, several steps are done in one call. Each later plan
+   gets the result that is there.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from pyllama_raw.core.request import Request, SamplerUse
@@ -34,10 +37,13 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
-from pyllama_raw.native.context import Context, StepOutcome
+from pyllama_raw.native.context import MAX_STEPS, Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from pyllama_raw.native.step_run import StepRun
 from pyllama_raw.sampling.params import SamplingParams
+
+RUN_S = 0.25  # a call of several steps takes that long, and one step more
 
 
 class NativeExecutor:
@@ -76,8 +82,11 @@ class NativeExecutor:
         self._batch = Batch(self.context.max_tokens)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
+        self._run = StepRun(self.context.model.n_vocab, RUN_S)
+        self._later: deque[StepOutcome] = deque()  # of steps to be planned yet
         self._can_drop = kind is not SnapshotKind.EXACT
         self._samplers: dict[int, RowSampler] = {}  # by request_id
+        self._ends: dict[int, frozenset[int]] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
         self._scores = Scores()
         self.on_compute: Callable[[], None] = lambda: None
@@ -114,6 +123,8 @@ class NativeExecutor:
             started,
         )
         sampler = self._samplers[request.request_id]
+        self._ends[request.request_id] = request.stop_token_ids
+        self._run.add_ends(request.stop_token_ids)
         self._scores.open(request.request_id, params, sampler)
         self.lanes.open(request.request_id, params, sampler)
         if isinstance(started, MaskState):
@@ -125,9 +136,23 @@ class NativeExecutor:
         if sampler is None:
             return None
         sampler.close()
+        self._run.remove_ends(self._ends.pop(request_id))
         self._masks.pop(request_id, None)
         self._scores.close(request_id)
         return self.lanes.close(request_id, sampler)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next plan's result is there; it must continue the last plan's."""
+        return bool(self._later)
+
+    def interrupt(self) -> None:
+        """The running call does no further step. Thread: any."""
+        self._run.interrupt()
+
+    def resume(self) -> None:
+        """Calls may do several steps again."""
+        self._run.resume()
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
@@ -150,13 +175,11 @@ class NativeExecutor:
         tokens = _with_gaps(result.tokens, plan.chunks, lost)
         return result._replace(tokens=tokens, captured=captured, not_restored=lost)
 
-    def _decode(
-        self, chunks: tuple[Chunk, ...], *, goes_on: bool = False
-    ) -> StepResult:
+    def _decode(self, chunks: tuple[Chunk, ...], *, goes_on: int = 0) -> StepResult:
         if not chunks:
             return StepResult()
         try:
-            outcome = self._compute(chunks, goes_on and self._can_drop)
+            outcome = self._compute(chunks, goes_on if self._can_drop else 0)
         except InvalidBatch as error:
             return StepResult(DecodeStatus.INVALID, error=error)
         except NativeError as error:  # lanes could not be switched
@@ -172,7 +195,7 @@ class NativeExecutor:
             return result
         return self._failed(chunks, outcome.code)
 
-    def _compute(self, chunks: tuple[Chunk, ...], ahead: bool) -> StepOutcome:
+    def _compute(self, chunks: tuple[Chunk, ...], goes_on: int) -> StepOutcome:
         if self._masks:
             self._prepare_masks(chunks)
         request_ids = [chunk.request_id for chunk in chunks]
@@ -181,16 +204,35 @@ class NativeExecutor:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
-        self.on_compute()
-        outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
+        outcome = self._later.popleft() if self._later else self._step(goes_on)
         if outcome.code == 0 and self._batch.is_rows_only:
             self._advanced = chunks
         return outcome
 
+    def _step(self, goes_on: int) -> StepOutcome:
+        """One step, or several of which all but the first are kept for later plans."""
+        watched = self._masks or self._scores  # after each step, by Python
+        self._run.raw.n_steps = 1 if watched else min(max(goes_on, 1), MAX_STEPS)
+        self.on_compute()
+        first = self.context.step(
+            self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run
+        )
+        if first.n_steps < 2:
+            return first
+        steps = _batched(first.tokens, len(first.tokens) // first.n_steps)
+        outcomes = [StepOutcome(0, tokens, [], 0, 0, 1) for tokens in steps]
+        outcomes[-1] = outcomes[-1]._replace(codes=first.codes)
+        self._later.extend(outcomes[1:])
+        return outcomes[0]._replace(
+            decode_ns=first.decode_ns, sample_ns=first.sample_ns
+        )
+
     def _drop(self) -> None:
-        """What was begun ahead is not wanted: as if it had not been."""
+        """What was done and begun ahead is not wanted: as if it had not been."""
         advanced, self._advanced = self._advanced, ()
-        if self.context.drop():
+        n_later = len(self._later)
+        self._later.clear()
+        if self.context.drop() or n_later:
             self._n_dropped += 1
             for chunk in advanced:
                 self.context.seq_rm(chunk.slot, chunk.pos + 1, -1)
@@ -278,6 +320,11 @@ class NativeExecutor:
         self._operations = SlotOperations(
             context, self._kind, self._scratch, self._copied, self._disk
         )
+
+
+def _batched(tokens: list[int], n: int) -> list[list[int]]:
+    """*tokens* in lists of *n*."""
+    return [tokens[i : i + n] for i in range(0, len(tokens), n)]
 
 
 def _count_rows(chunks: tuple[Chunk, ...]) -> int:

@@ -41,7 +41,7 @@ from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
 T = TypeVar("T")
 
-STATS_S = 0.25  # statistics of running requests are at most this old, and one step
+STATS_S = 0.25  # statistics of running requests are at most this old, and one call
 
 
 class EngineThread:
@@ -110,6 +110,7 @@ class EngineThread:
         """Like cancel(), without a lock: for finalisers."""
         if self.alive:
             self._mailbox.post(Cancel(request_id))
+            self._executor.interrupt()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run *function* between two steps, in the engine thread."""
@@ -146,6 +147,7 @@ class EngineThread:
 
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)
+        self._executor.interrupt()
         if self._ended:
             self._refuse(self._mailbox.take())
 
@@ -181,8 +183,10 @@ class EngineThread:
     def _loop(self) -> None:
         timeout_s: float | None = 0.0
         while True:
-            for command in self._mailbox.take(timeout_s):
-                self._obey(command)
+            if not self._executor.has_more:
+                self._executor.resume()
+                for command in self._mailbox.take(timeout_s):
+                    self._obey(command)
             if self._closing:
                 self._cancel_all()
                 self._write_idle()
@@ -231,6 +235,9 @@ class EngineThread:
         return bool(plan or events)
 
     def _execute(self, plan: StepPlan) -> list[Event]:
+        streams = self._streams
+        if plan.goes_on > 1 and any(streams[c.request_id].eager for c in plan.chunks):
+            plan = plan._replace(goes_on=1)  # somebody waits for every token
         self._gate.enter(plan.chunks)
         try:
             result = self._executor.execute(plan)

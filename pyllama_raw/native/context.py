@@ -31,20 +31,24 @@ from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
+from pyllama_raw.native.step_run import StepRun
+
+MAX_STEPS = 16  # in one call
 
 
 class StepOutcome(NamedTuple):
     """
-    What one step gave. With a code other than 0 nothing was sampled.
+    What one call gave. With a code other than 0 nothing was sampled.
 
     codes[i] is 0, or check.EXCEPTION for a row whose sampler failed; its token is -1.
     """
 
     code: int  # of llama_decode, see check.py
-    tokens: list[int]  # one a row
-    codes: list[int]  # one a row; empty if none has failed
+    tokens: list[int]  # one a row; of several steps one after the other
+    codes: list[int]  # one a row, of the last step; empty if none has failed
     decode_ns: int
     sample_ns: int
+    n_steps: int  # that were sampled
 
 
 class Context(SlotMemory):
@@ -103,13 +107,14 @@ class Context(SlotMemory):
         self._abort = abort
         self._runner = runner
         self._read_back(params)
-        self._tokens = array("i", bytes(4 * self.n_outputs_max))
+        self._tokens = array("i", bytes(4 * MAX_STEPS * self.n_outputs_max))
         self._codes = array("i", bytes(4 * self.n_outputs_max))
         self._tokens_ptr = ffi.from_buffer("llama_token[]", self._tokens)
         self._codes_ptr = ffi.from_buffer("int32_t[]", self._codes)
-        self._times = array("q", [0, 0, 0])  # plr_times
+        self._times = array("q", [0, 0, 0, 0])  # plr_times
         self._times_ptr = ffi.from_buffer("plr_times *", self._times)
         self._plr_step = lib.plr_step
+        self._one_step = StepRun(self.model.n_vocab)
 
     def _read_back(self, params: Any) -> None:
         """What libllama made of the options: padded, capped, rounded."""
@@ -127,7 +132,12 @@ class Context(SlotMemory):
         self._n_vocab = self.model.n_vocab
 
     def step(
-        self, batch: Batch, samplers: RowSamplers, *, ahead: bool = False
+        self,
+        batch: Batch,
+        samplers: RowSamplers,
+        *,
+        ahead: bool = False,
+        run: StepRun | None = None,
     ) -> StepOutcome:
         """
         Compute *batch* and sample its rows, in one C call without the GIL.
@@ -140,6 +150,8 @@ class Context(SlotMemory):
             ahead: begin to compute the advanced batch at once. Either the next call is a
                 step of this batch, unchanged, or drop(), before anything else is done
                 with the context.
+            run: how many steps, at most MAX_STEPS; several only with *ahead*. None: one.
+                A decode that fails after the first step is told by the next call.
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
@@ -152,17 +164,21 @@ class Context(SlotMemory):
             or n_rows > samplers.capacity
         ):
             raise self._refusal(batch, samplers)
-        code = self._call(batch, n_rows, samplers.ptr, ahead)
-        decode_ns, sample_ns, n_failed = self._times
-        tokens = self._tokens[:n_rows].tolist() if code == 0 else []
+        code = self._call(batch, n_rows, samplers.ptr, ahead, run or self._one_step)
+        decode_ns, sample_ns, n_failed, n_steps = self._times
+        tokens = self._tokens[: n_steps * n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
-        return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
+        return StepOutcome(code, tokens, codes, decode_ns, sample_ns, n_steps)
 
-    def _call(self, batch: Batch, n_rows: int, samplers: Any, ahead: bool) -> int:
+    def _call(
+        self, batch: Batch, n_rows: int, samplers: Any, ahead: bool, run: StepRun
+    ) -> int:
+        assert run.raw.n_steps <= MAX_STEPS
         return int(
             self._plr_step(
                 self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,
                 self._tokens_ptr, self._codes_ptr, self._times_ptr, ahead,
+                run.raw,
             )
         )  # fmt: skip
 
@@ -213,7 +229,7 @@ class Context(SlotMemory):
             or batch.n_outputs > self.n_outputs_max
         ):
             raise self._refusal(batch)
-        code = self._call(batch, 0, ffi.NULL, False)
+        code = self._call(batch, 0, ffi.NULL, False, self._one_step)
         check_decode(code, last_error())
 
     def logits(self, row: int) -> NDArray[np.float32]:

@@ -17,12 +17,33 @@ pytestmark = pytest.mark.native
 SAMPLED = SamplingParams(temperature=1.5, seed=7, repeat_penalty=1.2, ignore_eos=True)
 
 
-def as_planned(plan: StepPlan) -> StepPlan:
-    return plan
+N_ADDED = 12
 
 
-def none_ahead(plan: StepPlan) -> StepPlan:
-    return plan._replace(goes_on=False)
+def several_at_once(plan: StepPlan, n_quiet: int) -> StepPlan:
+    return plan._replace(goes_on=min(plan.goes_on, n_quiet))
+
+
+def one_ahead(plan: StepPlan, n_quiet: int) -> StepPlan:
+    return plan._replace(goes_on=min(plan.goes_on, 1))
+
+
+def none_ahead(plan: StepPlan, n_quiet: int) -> StepPlan:
+    return plan._replace(goes_on=0)
+
+
+class Visits:
+    """Before which steps somebody comes or is cancelled."""
+
+    def __init__(self, seed: int) -> None:
+        rng = Random(seed)  # noqa: S311
+        self.comes = [rng.random() < 0.15 for _ in range(2000)]
+        self.cancels = [rng.random() < 0.05 for _ in range(2000)]
+
+    def n_quiet(self, step: int) -> int:
+        """Steps from *step* on until the next one."""
+        later = range(step + 1, len(self.comes))
+        return next(i for i in later if self.comes[i] or self.cancels[i]) - step
 
 
 def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, object]:
@@ -36,11 +57,13 @@ def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, obje
     )
     parts = build(tiny_model(name), config)
     scheduler, executor = parts.scheduler, parts.executor
-    rng = Random(seed)  # noqa: S311
-    tokens, n_added = {}, 0
+    rng, visits = Random(seed), Visits(seed)  # noqa: S311
+    tokens, n_added, step = {}, 0, -1
     try:
-        while n_added < 12 or scheduler.has_work:
-            if n_added < 12 and (rng.random() < 0.15 or not scheduler.has_work):
+        while n_added < N_ADDED or scheduler.has_work:
+            step += 1
+            comes = visits.comes[step] or not scheduler.has_work
+            if n_added < N_ADDED and comes:
                 prompt = make_prompt(rng.randrange(3), rng.randrange(1, 50))
                 n_tokens = rng.randrange(1, 40)
                 request = Request(n_added, prompt, n_tokens, sampling=SAMPLED)
@@ -48,12 +71,12 @@ def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, obje
                 scheduler.add(request, 0.0)
                 tokens[n_added] = []
                 n_added += 1
-            if rng.random() < 0.05:
+            if visits.cancels[step]:
                 scheduler.cancel(rng.randrange(n_added), 0.0)
             plan = scheduler.schedule(0.0)
             events = scheduler.take_events()
             if plan:
-                result = executor.execute(changed(plan))
+                result = executor.execute(changed(plan, visits.n_quiet(step)))
                 events += scheduler.apply(plan, result, 0.0)
             for event in events:
                 if isinstance(event, Finished):
@@ -74,9 +97,11 @@ def test_no_output_depends_on_it(name, deterministic, seed):
     """
     Whoever comes, leaves or runs out of cells: the tokens are those of steps one by one.
     """
-    ahead, times = play(name, seed, deterministic, as_planned)
+    ahead, times = play(name, seed, deterministic, one_ahead)
+    several, _ = play(name, seed, deterministic, several_at_once)
     plain, plain_times = play(name, seed, deterministic, none_ahead)
 
     assert ahead == plain
+    assert several == plain
     assert plain_times.n_dropped == 0
     assert (times.n_dropped > 0) == (name == "llama")  # others cannot cut a token off

@@ -1,7 +1,6 @@
 """The executor on libllama, with tiny models of every memory class."""
 
 from array import array
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +10,7 @@ from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import DecodeFailed, InvalidBatch, SamplingFailed
+from pyllama_raw.native.context import StepOutcome
 from tests.tiny import GENERATING, tiny_model
 
 pytestmark = pytest.mark.native
@@ -108,12 +108,12 @@ class Failing:
         self.status = result.status
         return result
 
-    def _fail(self, batch, samplers, *, ahead):
+    def _fail(self, batch, samplers, *, ahead, run):
         if self._half:
             n_tokens, batch.n_tokens = batch.n_tokens, batch.n_tokens // 2
             self._executor.context.decode(batch)
             batch.n_tokens = n_tokens
-        return SimpleNamespace(code=self._code, decode_ns=0, sample_ns=0)
+        return StepOutcome(self._code, [], [], 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])

@@ -393,3 +393,54 @@ def test_a_failure_to_free_is_told_to_the_next_caller(loop):
     with pytest.raises(EngineStopped) as caught:
         thread.submit(make_request(), PlainStream(loop))
     assert caught.value.__cause__ is bug
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_several_steps_are_asked_for_if_nobody_waits_for_tokens(loop, started, eager):
+    """
+    A reader that is woken for every token gets it after its step.
+    """
+    executor = FakeExecutor(fake_limits())
+    started(thread := make_thread(executor))
+    stream = PlainStream(loop)
+    stream.eager = eager
+
+    thread.submit(make_request(0, max_tokens=20), stream)
+    stream.read_to_end()
+
+    assert (max(plan.goes_on for plan in executor.plans) > 1) != eager
+
+
+class Runs(FakeExecutor):
+    """Claims to know the next result for *n_more* plans after the first."""
+
+    def __init__(self, n_more: int) -> None:
+        super().__init__(fake_limits())
+        self.n_more, self.log = n_more, []
+
+    @property
+    def has_more(self) -> bool:
+        return 0 < self.n_steps <= self.n_more
+
+    def interrupt(self) -> None:
+        self.log.append("interrupt")
+
+    def resume(self) -> None:
+        self.log.append(f"resume {self.n_steps}")
+
+
+def test_commands_interrupt_and_wait_for_known_results(loop, started):
+    """
+    A command ends a run of steps; none is obeyed while results are there.
+    """
+    executor = Runs(n_more=5)
+    started(thread := make_thread(executor))
+    stream = PlainStream(loop)
+
+    thread.submit(make_request(0, max_tokens=9), stream)
+    stream.read_to_end()
+
+    assert "interrupt" in executor.log
+    resumed = {int(line.split()[1]) for line in executor.log if line != "interrupt"}
+    assert resumed.isdisjoint({1, 2, 3, 4, 5})
+    assert 6 in resumed

@@ -1,12 +1,18 @@
 """Beginning the next step while nobody has asked for it."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import MAX_STEPS
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
+from pyllama_raw.native.step_run import StepRun
 from tests.native.support import generate, make_context, make_prompt
 
 pytestmark = pytest.mark.native
+
+N_VOCAB = 49_152  # of the model
 
 
 def test_a_step_begun_ahead_is_the_next_one(model):
@@ -61,3 +67,90 @@ def test_a_context_may_be_closed_over_it(model):
     context.close()
 
     assert context.closed
+
+
+def run_of(n_steps: int, max_s: float = 60.0) -> StepRun:
+    run = StepRun(N_VOCAB, max_s)
+    run.raw.n_steps = n_steps
+    return run
+
+
+@contextmanager
+def one_stream(model):
+    """A context with one token in slot 0, and its next batch."""
+    with make_context(model) as context:
+        batch, samplers = Batch(64), RowSamplers(1)
+        samplers.set(0, RowSampler())
+        batch.add_rows([make_prompt(1)[0]], [0], [0])
+        yield context, batch, samplers
+
+
+def test_several_steps_are_those_one_by_one(model):
+    """
+    One call, its tokens in order; the next call goes on behind them.
+    """
+    with one_stream(model) as (context, batch, samplers):
+        expected = [
+            context.step(batch, samplers, ahead=i < 11).tokens[0] for i in range(12)
+        ]
+    with one_stream(model) as (context, batch, samplers):
+        first = context.step(batch, samplers, ahead=True, run=run_of(MAX_STEPS // 2))
+        rest = context.step(batch, samplers, ahead=True, run=run_of(4))
+
+        assert (first.n_steps, rest.n_steps) == (MAX_STEPS // 2, 4)
+        assert first.tokens + rest.tokens == expected
+        assert context.drop()
+
+
+@pytest.mark.parametrize("what", ["end", "interrupt", "time"])
+def test_a_call_ends_early(model, what):
+    """
+    At a token that ends a request, if somebody interrupts, and after its time.
+    """
+    run = run_of(8, max_s=0.0 if what == "time" else 60.0)
+    with one_stream(model) as (context, batch, samplers):
+        tokens = context.step(batch, samplers, ahead=True, run=run_of(8)).tokens
+        context.drop()
+    end = next(t for t in tokens if t != tokens[0])
+    if what == "end":
+        run.add_ends([end, end])
+        run.remove_ends([end])
+    if what == "interrupt":
+        run.interrupt()
+    with one_stream(model) as (context, batch, samplers):
+        found = context.step(batch, samplers, ahead=True, run=run).tokens
+        context.drop()
+
+    assert found == tokens[: tokens.index(end) + 1 if what == "end" else 1]
+
+
+def test_an_interrupt_is_taken_back(model):
+    """
+    As is the last user's token.
+    """
+    run = run_of(3)
+    run.interrupt()
+    run.resume()
+    run.add_ends(range(N_VOCAB))
+    run.remove_ends(range(N_VOCAB))
+    with one_stream(model) as (context, batch, samplers):
+        assert context.step(batch, samplers, ahead=True, run=run).n_steps == 3
+        context.drop()
+
+
+def test_a_decode_that_fails_later_is_told_by_the_next_call(model):
+    """
+    Here for want of cells: what was sampled before is not lost.
+    """
+    with make_context(model, n_ctx=256, n_seq_max=1) as context:
+        batch, samplers = Batch(256), RowSamplers(1)
+        samplers.set(0, RowSampler())
+        batch.add(make_prompt(252), 0, 0, False)
+        context.decode(batch)
+        batch.clear()
+        batch.add_rows([100], [252], [0])
+        outcome = context.step(batch, samplers, ahead=True, run=run_of(8))
+
+        assert (outcome.code, outcome.n_steps, len(outcome.tokens)) == (0, 4, 4)
+        failed = context.step(batch, samplers)
+        assert (failed.code, failed.tokens, failed.n_steps) == (1, [], 0)

@@ -122,7 +122,7 @@ def disturbed(engine: AsyncEngine, every: int, code: int) -> Iterator[None]:
             return compute(chunks, ahead)
         if code == 1 and len(chunks) > 1:
             executor._drop()
-            return StepOutcome(1, [], [], 0, 0)
+            return StepOutcome(1, [], [], 0, 0, 0)
         if code == 2:
             executor._drop()  # what was begun ahead may have ended already
             flag.set()

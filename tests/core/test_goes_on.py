@@ -1,0 +1,71 @@
+"""How far a plan may be continued before it is asked for."""
+
+import pytest
+
+from tests.core.support import answer, make_request, make_scheduler
+
+
+def goes_on(scheduler, *requests, n_steps=1, now=0.0):
+    """Of the plan after *requests* have prefilled and *n_steps* - 1 steps decoded."""
+    scheduler.add_all(requests, now)
+    for _ in range(n_steps):
+        plan = scheduler.schedule(now)
+        assert plan.goes_on == 0 or n_steps > 1
+        scheduler.apply(plan, answer(plan), now)
+    return scheduler.schedule(now).goes_on
+
+
+def test_until_the_first_one_has_its_last_token():
+    """
+    max_tokens less the token of the prompt's step, the one of this step, and none to end.
+    """
+    requests = make_request(0, max_tokens=9), make_request(1, max_tokens=30)
+
+    assert goes_on(make_scheduler(), *requests) == 7
+
+
+def test_not_beyond_the_last_token():
+    """
+    A step in which one ends is followed by another plan.
+    """
+    assert goes_on(make_scheduler(), make_request(max_tokens=2)) == 0
+
+
+def test_not_beyond_the_slot():
+    """
+    Nor by one that finds the slot full.
+    """
+    scheduler = make_scheduler(n_ctx_slot=12)
+
+    assert goes_on(scheduler, make_request(n_prompt=4, max_tokens=100)) == 6
+
+
+@pytest.mark.parametrize(("n_cells", "expected"), [(20, 15), (6, 1), (5, 1)])
+def test_not_beyond_the_cells(n_cells, expected):
+    """
+    One that runs alone may want more than there are; the next plan then is only likely.
+    """
+    scheduler = make_scheduler(n_slots=1, n_cells=n_cells)
+
+    assert goes_on(scheduler, make_request(n_prompt=4, max_tokens=100)) == expected
+
+
+@pytest.mark.parametrize("fields", [{"deadline": 9.0}, {"stop": (b"x",)}])
+def test_one_likely_step_if_something_else_may_end_a_request(fields):
+    """
+    A deadline, or a stop string, which only Python sees.
+    """
+    assert goes_on(make_scheduler(), make_request(max_tokens=30, **fields)) == 1
+
+
+def test_one_likely_step_if_somebody_could_start():
+    """
+    Who waits for cells may find some; who waits for a slot has to wait for an end.
+    """
+    large = make_request(1, n_prompt=40, max_tokens=30)
+    waits_for_cells = make_scheduler(n_cells=64)
+    waits_for_slot = make_scheduler(n_slots=1)
+
+    request = make_request(0, n_prompt=4, max_tokens=30)
+    assert goes_on(waits_for_cells, request, large) == 1
+    assert goes_on(waits_for_slot, request, large) > 1
