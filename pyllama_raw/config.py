@@ -19,6 +19,7 @@ KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0",
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
 
 
 class Frozen(BaseModel):
@@ -154,10 +155,34 @@ class EngineConfig(Frozen):
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     deterministic: bool = False  # outputs do not depend on what runs beside
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.deterministic:
+            self._check_chunks()
+        return self
+
+    def _check_chunks(self) -> None:
+        """No chunk of a prompt may be a single token, and no rest of one."""
+        context, scheduler = self.context, self.scheduler
+        if context.n_ubatch < max(MIN_CHUNK, scheduler.n_slots):
+            raise ValueError(
+                f"deterministic needs n_ubatch ({context.n_ubatch}) of at least "
+                f"{MIN_CHUNK} and of n_slots ({scheduler.n_slots})"
+            )
+        limits = {
+            "token_budget": scheduler.token_budget,
+            "n_outputs_max": context.n_outputs_max,
+        }
+        for name, value in limits.items():
+            if value is not None and value < MIN_CHUNK:
+                raise ValueError(
+                    f"deterministic needs {name} ({value}) of at least {MIN_CHUNK}"
+                )
+
     @property
     def resolved_context(self) -> ContextConfig:
-        """The context with what `deterministic` pins: split KV, no flash attention."""
+        """The context with what `deterministic` pins (ARCHITECTURE.md, Exactness)."""
         if not self.deterministic:
             return self.context
-        pinned = {"kv_unified": False, "flash_attn": "off"}
+        pinned = {"kv_unified": False, "flash_attn": "off", "swa_full": True}
         return ContextConfig(**(self.context.model_dump() | pinned))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
+from pyllama_raw.config import CacheConfig, ContextConfig, ModelConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.step import (
     Capture,
@@ -47,7 +47,9 @@ CONTEXT_FIELDS = set(ContextConfig.model_fields)
 SCHEDULER_FIELDS = set(SchedulerConfig.model_fields)
 
 
-def make_config(*, deterministic: bool = True, **options: Any) -> EngineConfig:
+def make_config(
+    *, deterministic: bool = True, kv_overrides: Any = None, **options: Any
+) -> EngineConfig:
     """Each option goes to the part of the configuration that has a field for it."""
     context = {"n_ctx": 1024, "n_threads": 1, "n_batch": 512, "n_ubatch": 512}
     scheduler: dict[str, Any] = {"n_slots": 2, "token_budget": 512}
@@ -60,6 +62,7 @@ def make_config(*, deterministic: bool = True, **options: Any) -> EngineConfig:
         else:
             cache[name] = value
     return EngineConfig(
+        model=ModelConfig(kv_overrides=kv_overrides or {}),
         context=ContextConfig(**context),
         scheduler=SchedulerConfig(**scheduler),
         cache=CacheConfig(**cache),

@@ -45,11 +45,14 @@ class PrefillTurns:
             assert slot is not None
             if sequence.deficit == 0:
                 sequence.deficit = self._quantum
-            wanted = n_ready(sequence) - given.get(slot, 0)
+            taken = given.get(slot, 0)
+            ready = n_ready(sequence)
+            wanted = ready - taken
             if given and (budget == 1 < wanted or not (mixes or slot in given)):
                 break  # better two tokens in the next step than one in this
-            n_tokens = chunk_size(min(budget, sequence.deficit), wanted, budget)
-            given[slot] = given.get(slot, 0) + n_tokens
+            share = min(budget, sequence.deficit)
+            chunk = chunk_size(taken + share, ready, taken + budget)
+            given[slot], n_tokens = chunk, chunk - taken
             budget -= n_tokens
             sequence.deficit = max(sequence.deficit - n_tokens, 0)
             if n_tokens == wanted:
@@ -96,14 +99,20 @@ def n_ready(sequence: Sequence) -> int:
     if sequence.is_scoring:
         n_scored = len(sequence.prompt_logprobs)
         n_plain = n_scored - sequence.n_computed
-        n_ready = min(n_ready, n_plain or sequence.max_rows)
+        n_rows = sequence.max_rows
+        n_ready = min(n_ready, n_plain) or chunk_size(n_rows, n_ready, n_rows)
     return n_ready
 
 
-def share_rows(n_rows: int, prompts: Items[Sequence]) -> None:
-    """Divide *n_rows* output rows among *prompts*: one for each that is not scored."""
+def share_rows(n_rows: int, prompts: Items[Sequence], *, mixes: bool = True) -> None:
+    """
+    Divide *n_rows* output rows among *prompts*: one for each that is not scored.
+
+    Where only one of them gets into the step, it has all.
+    """
     scoring = [sequence for sequence in prompts if sequence.is_scoring]
     if scoring:
         n_free = n_rows - (len(prompts) - len(scoring))
+        n_each = n_free // len(scoring) if mixes else n_rows
         for sequence in scoring:
-            sequence.max_rows = max(n_free // len(scoring), 1)
+            sequence.max_rows = max(n_each, 1)

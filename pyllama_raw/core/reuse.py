@@ -13,7 +13,6 @@ other: a slot may be copied first and emptied later in the same step.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Hashable
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import Slot, Slots
+from pyllama_raw.core.snapshot_points import spaced
 from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
 from pyllama_raw.core.sources import Source, find_source
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
@@ -65,7 +65,7 @@ class PrefixReuse:
         }
         self._restoring: dict[int, tuple[CacheTier, int]] = {}  # by slot: bytes
         self._snapshots = Snapshots(
-            cache, operations, cost=cost, interval=interval, can_cut=self._can_cut
+            cache, operations, cost=cost, interval=interval, limits=slots.limits
         )
 
     # -- a sequence gets its tokens ----------------------------------------------
@@ -145,8 +145,11 @@ class PrefixReuse:
         leader = source.slot.sequence
         assert leader is not None
         sequence.leader, sequence.fork_at = leader, source.n_later
-        if not self._can_cut and source.n_later not in leader.points:
-            insort(leader.points, source.n_later)
+        if not self._can_cut:
+            points = {*leader.points, source.n_later}
+            n_fresh = self._slots.limits.n_fresh
+            leader.points = spaced(points, leader.n_computed, n_fresh)
+            sequence.fork_at = max(p for p in leader.points if p <= source.n_later)
 
     def _copy(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:
         self._slots.share(src, sequence, n_tokens)
@@ -218,15 +221,16 @@ class PrefixReuse:
 
     def _save(self, slot: Slot) -> None:
         """Keep what an idle slot holds, before somebody else needs the place."""
-        self._snapshots.save(slot)
+        if slot.is_usable:
+            self._snapshots.save(slot)
         self._operations += self.writes(slot)
 
     def writes(self, slot: Slot) -> list[Operation]:
         """What keeps in files what an idle slot holds."""
-        return [
-            *self.disk.export(slot, self.cache),
-            *self.disk.save(slot, self.cache),
-        ]
+        writes = self.disk.export(slot, self.cache)
+        if slot.is_usable:
+            writes += self.disk.save(slot, self.cache)
+        return writes
 
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""

@@ -132,7 +132,7 @@ class Roster:
         sequence.points.clear()
         if not keep:
             self.operations.append(Release(slot.index))
-        elif n_kept < slot.n_left:
+        elif self.slots.limits.can_cut and n_kept < slot.n_left:
             self.slots.trim(slot, n_kept)
             self.operations.append(Trim(slot.index, n_kept))
 

@@ -229,7 +229,9 @@ class Scheduler:
         ]
         if not prompts:
             return chunks, 0 if has_prompts else self._goes_on(decodes)
-        share_rows((self.limits.n_outputs or self.limits.n_slots) - n_decodes, prompts)
+        limits = self.limits
+        n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
+        share_rows(n_rows, prompts, mixes=limits.mixes)
         n_behind = sum(s.n_behind for s in prompts)
         budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
         shares = self._turns.share(budget, prompts, mixes=self.limits.mixes)
@@ -381,7 +383,9 @@ class Scheduler:
             sequence = self._roster.alive.get(chunk.request_id)
             if sequence is not None:
                 # The last token is computed again: its output row was not sampled.
-                known = min(n_computed.get(chunk.slot, 0), len(sequence.tokens) - 1)
+                n_fresh = min(self.limits.n_fresh, len(chunk.tokens))
+                n_tokens = len(sequence.tokens)
+                known = min(n_computed.get(chunk.slot, 0), n_tokens - n_fresh)
                 if sequence.is_scoring:  # nor were those of its other tokens
                     known = min(known, len(sequence.prompt_logprobs))
                 self._roster.rewind(sequence, known)

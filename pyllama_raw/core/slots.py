@@ -17,6 +17,7 @@ from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
+ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class ContextLimits:
     can_shift: bool = True
     kind: SnapshotKind = SnapshotKind.RANGE
     n_outputs: int | None = None  # output rows of one step; None: one a slot
+    n_swa: int = 0  # positions a window of the model holds; 0: it has none
 
     @property
     def can_cut(self) -> bool:
@@ -47,18 +49,30 @@ class ContextLimits:
         Two where outputs must not depend on what ran before: libllama computes a single
         token by another kernel than several, which gives it other last digits.
         """
-        return 1 if self.mixes or not self.can_cut else 2
+        return 1 if self.mixes else 2
 
     def n_kept(self, sequence: Sequence) -> int:
         """
-        Tokens of *sequence* that others may take over.
+        Tokens of *sequence* that others may take over, once they are computed.
 
-        Where outputs must not depend on what ran before, only those of the prompt: the
-        output was computed token by token.
+        Where outputs must not depend on what ran before, only those of the prompt, and
+        not of a prompt of one token: the output was computed token by token.
         """
-        if self.mixes or not self.can_cut:
+        if self.mixes:
             return len(sequence.tokens)
-        return sequence.request.n_prompt
+        n_prompt = sequence.request.n_prompt
+        return n_prompt if n_prompt >= self.n_fresh else 0
+
+    def n_movable(self, n_tokens: int) -> int:
+        """
+        The most of a slot's first *n_tokens* that others may get a copy of.
+
+        libllama saves what is in the window and restores it to the first cells. Where
+        outputs must not depend on what ran before, it has to move by a multiple of
+        ALIGN: by less, sums over cells are made in another order.
+        """
+        n_moved = max(n_tokens - self.n_swa, 0) if self.n_swa else 0
+        return n_tokens if self.mixes else n_tokens - n_moved % ALIGN
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +84,7 @@ class Slot:
     left: bytes = b""  # tokens an idle slot still holds, one C int each
     namespace: Hashable = None  # of left
     last_used: int = 0  # counts departures
+    is_usable: bool = True  # False: left holds more than others may take over, uncut
 
     @property
     def n_left(self) -> int:
@@ -102,9 +117,11 @@ class Slots:
 
     @property
     def idle(self) -> list[Slot]:
-        """Slots without a sequence: empty ones first, then the longest unused."""
+        """Slots without a sequence: useless ones first, then the longest unused."""
         free = [slot for slot in self.all if slot.sequence is None]
-        return sorted(free, key=lambda slot: slot.last_used if slot.left else 0)
+        return sorted(
+            free, key=lambda slot: slot.last_used if slot.left and slot.is_usable else 0
+        )
 
     @property
     def n_used_by_running(self) -> int:
@@ -164,6 +181,7 @@ class Slots:
         """Take the slot of *sequence*; with *keep* the slot still holds its tokens."""
         slot = self.all[sequence.slot or 0]
         held = sequence.tokens[: sequence.n_computed].tobytes()
+        slot.is_usable = self._is_usable(sequence)
         slot.sequence = None
         sequence.slot = None
         sequence.deficit = 0
@@ -175,6 +193,13 @@ class Slots:
             self.empty(slot)
         self._list_running()
         return slot
+
+    def _is_usable(self, sequence: Sequence) -> bool:
+        """Whether what *sequence* leaves is of use; what can be cut will be."""
+        limits, n_held = self.limits, sequence.n_computed
+        return limits.can_cut or (
+            n_held <= limits.n_kept(sequence) and n_held == limits.n_movable(n_held)
+        )
 
     def trim(self, slot: Slot, n_tokens: int) -> None:
         """An idle slot keeps its first *n_tokens* only."""

@@ -21,7 +21,8 @@ def snapshot_points(
 
     Args:
         interval: tokens between regular points; 0: none.
-        n_tail: tokens left after the last point, to be computed on a full hit; 0: none.
+        n_tail: tokens left after the last point, to be computed on a full hit; 0: no such
+            point.
         junctions: where this prompt parts from others.
         cache_points: what the caller marked.
     """
@@ -30,7 +31,18 @@ def snapshot_points(
         points.update(range(interval, n_prompt, interval))
     if n_tail:
         points.add(n_prompt - n_tail)
-    return tuple(sorted(point for point in points if 0 < point < n_prompt))
+    last = n_prompt - max(n_tail, 1)
+    return tuple(sorted(point for point in points if 0 < point <= last))
+
+
+def spaced(points: Iterable[int], start: int, gap: int) -> list[int]:
+    """Those of *points*, rising, that are at least *gap* after *start* and each other."""
+    kept: list[int] = []
+    for point in sorted(points):
+        if point >= start + gap:
+            kept.append(point)
+            start = point
+    return kept
 
 
 def parting(tokens: array[int], other: array[int]) -> int | None:

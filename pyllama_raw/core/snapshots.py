@@ -14,8 +14,8 @@ from pyllama_raw.core.cache_entry import Hit, Reservation
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import Slot
-from pyllama_raw.core.snapshot_points import snapshot_points
+from pyllama_raw.core.slots import ContextLimits, Slot
+from pyllama_raw.core.snapshot_points import snapshot_points, spaced
 from pyllama_raw.core.step import Capture, Operation, Piece, Restore, StepResult
 
 
@@ -48,13 +48,14 @@ class Snapshots:
         *,
         cost: SnapshotCost,
         interval: int,
-        can_cut: bool,
+        limits: ContextLimits,
     ) -> None:
         self.cache = cache
         self._operations = operations
         self._cost = cost
         self._interval = interval
-        self._has_points = cache.stores and not can_cut
+        self._limits = limits
+        self._has_points = cache.stores and not limits.can_cut
         self._n_captures = 0
         self._captures: dict[int, Reservation] = {}
         self._restores: dict[int, Hit] = {}  # by slot
@@ -78,15 +79,18 @@ class Snapshots:
         """Memory that cannot be cut is captured at points, where chunks end."""
         if not self._has_points:
             return
-        request = sequence.request
+        request, limits = sequence.request, self._limits
         points = snapshot_points(
             request.n_prompt,
             interval=self._interval,
+            n_tail=limits.n_fresh,
             junctions=self.cache.junctions(request.namespace, request.tokens),
             cache_points=request.cache_points,
         )
-        ahead = [point for point in points if point > sequence.n_computed]
-        sequence.points = sorted({*ahead, *sequence.points})
+        movable = {limits.n_movable(point) for point in points}
+        sequence.points = spaced(
+            {*movable, *sequence.points}, sequence.n_computed, limits.n_fresh
+        )
 
     def reach(self, slot: Slot) -> None:
         """Capture a running slot that stands at one of its points, before it goes on."""

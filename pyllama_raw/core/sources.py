@@ -43,20 +43,31 @@ def _shared(
         return None
     if other is None:
         namespace, tokens, n_held = slot.namespace, slot.left, slot.n_left
+        n_kept = n_held if slot.is_usable else 0
     else:
         namespace, tokens = other.request.namespace, other.tokens.tobytes()
-        n_held = min(other.n_computed, limits.n_kept(other))
+        n_held, n_kept = other.n_computed, limits.n_kept(other)
     if namespace != sequence.request.namespace or (other and other.is_shifted):
         return None
-    n_same = n_common(tokens, key)
+    n_same = min(n_common(tokens, key), n_kept)
     n_now = min(n_same, n_held)
-    if not limits.can_cut and n_now < n_held:
+    if not limits.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
         n_now = 0  # such memory is of use as a whole only
-    computing = other is not None and other.n_behind > 1 and n_same > n_held
-    if computing and _waits_for(other, sequence):
-        computing = False
-    n_later = n_same if computing else n_now
+    n_later = n_now
+    if other is not None and other.n_behind > 1 and not _waits_for(other, sequence):
+        n_later = max(n_now, _n_later(other, n_same, limits))
     return Source(slot, n_now, n_later) if n_later else None
+
+
+def _n_later(leader: Sequence, n_same: int, limits: ContextLimits) -> int:
+    """How many of the first *n_same* tokens *leader* can stop at, to be copied."""
+    if limits.can_cut:
+        return n_same
+    n_tokens, n_fresh = len(leader.tokens), limits.n_fresh
+    if 0 < n_tokens - n_same < n_fresh:
+        n_same = n_tokens - n_fresh
+    n_later = limits.n_movable(n_same)
+    return n_later if n_later >= leader.n_computed + n_fresh else 0
 
 
 def _waits_for(sequence: Sequence | None, other: Sequence) -> bool:

@@ -51,7 +51,8 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
         config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
     )
     flag = AbortFlag()
-    store = open_store(model, config, fields | {"n_seq_max": layout.n_seq_max})
+    facts = {"n_seq_max": layout.n_seq_max, "deterministic": config.deterministic}
+    store = open_store(model, config, fields | facts)
     files = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
@@ -218,10 +219,13 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
     n_ctx_slot = context.n_ctx_seq
     if not stretched:
         n_ctx_slot = min(n_ctx_slot, model.n_ctx_train)
+    n_batch = context.max_tokens
+    if config.deterministic:  # else the rest of a chunk could be a graph of one token
+        n_batch = min(n_batch, context.n_ubatch)
     return ContextLimits(
         n_slots=config.scheduler.n_slots,
         n_ctx_slot=n_ctx_slot,
-        n_batch=context.max_tokens,
+        n_batch=n_batch,
         n_cells=context.n_ctx,
         n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
@@ -229,6 +233,7 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
         can_shift=context.can_shift and layout.kind is not SnapshotKind.EXACT,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
+        n_swa=model.n_swa,
     )
 
 
