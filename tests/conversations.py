@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.player import Played, Player, differences, distance_to_replay, playing
+from tests.player import (
+    Played,
+    Player,
+    differences,
+    distance,
+    distance_to_replay,
+    playing,
+)
 
 
 def dice(seed: float) -> random.Random:
@@ -59,6 +66,7 @@ class Report:
     n_parted: int = 0  # other tokens, at a margin below the tolerance
     n_wrong: int = 0  # other tokens, at a larger one
     worst_logit: float = 0.0  # from a run of the prompt at once
+    worst_first: float = 0.0  # as above, of first output tokens
     worst_same_chunks: float = 0.0  # from a run alone of the same chunks
     worst_margin: float = 0.0
     tiers: dict[str, int] = field(default_factory=dict)
@@ -81,6 +89,7 @@ def converse(
     options.setdefault("snapshot_interval_tokens", 32)
     options.setdefault("max_bytes", 2_000_000)
     cold = options | {"n_slots": 1, "n_ctx": N_CTX_SLOT, "mode": "off"}
+    cold.pop("token_budget", None)
     for name in ("parked_slots", "max_bytes", "snapshot_interval_tokens", "directory"):
         cold.pop(name, None)
     with playing(path, **options) as player:
@@ -125,6 +134,9 @@ def _judge(report: Report, played: Played, cold: Played, tolerance: float) -> No
     report.n_cached += played.end.n_cached
     report.n_cancelled += played.end.reason == "cancelled"
     report.worst_logit = max(report.worst_logit, worst)
+    if played.logits:
+        first = distance(played.logits[0], cold.logits[0])
+        report.worst_first = max(report.worst_first, first)
     tier = str(played.end.cache_tier)
     report.tiers[tier] = report.tiers.get(tier, 0) + 1
     same = played.tokens == cold.tokens[: len(played.tokens)]

@@ -116,14 +116,37 @@ def test_scheduler_options_are_those_of_the_scheduler():
 
 def test_deterministic_pins_the_context():
     """
-    Split memory without flash attention; everything else stays as given.
+    Split memory, no flash attention, no rings; everything else stays as given.
     """
-    given = ContextConfig(n_ctx=512, flash_attn="auto")
+    given = ContextConfig(n_ctx=512, flash_attn="auto", swa_full=False)
     config = EngineConfig(context=given, deterministic=True)
 
-    changed = given.model_dump() | {"kv_unified": False, "flash_attn": "off"}
-    assert config.resolved_context.model_dump() == changed
+    pinned = {"kv_unified": False, "flash_attn": "off", "swa_full": True}
+    assert config.resolved_context.model_dump() == given.model_dump() | pinned
     assert EngineConfig(context=given).resolved_context == given
+
+
+@pytest.mark.parametrize(
+    ("context", "scheduler", "name"),
+    [
+        ({"n_ubatch": 2}, {"n_slots": 1}, "n_ubatch"),
+        ({"n_ubatch": 7}, {"n_slots": 8}, "n_ubatch"),
+        ({}, {"token_budget": 2}, "token_budget"),
+        ({"n_outputs_max": 2}, {}, "n_outputs_max"),
+    ],
+)
+def test_deterministic_refuses_steps_of_a_token_or_two(context, scheduler, name):
+    """
+    Then a prompt could not be divided without a single token.
+    """
+    parts = {
+        "context": ContextConfig(**context),
+        "scheduler": SchedulerConfig(**scheduler),
+    }
+
+    EngineConfig(**parts)
+    with pytest.raises(ConfigError, match=name):
+        EngineConfig(**parts, deterministic=True)
 
 
 def test_the_size_of_the_context_is_chosen_when_left_open():

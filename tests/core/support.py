@@ -36,6 +36,7 @@ def make_scheduler(
     n_parked=0,
     kind=SnapshotKind.RANGE,
     n_outputs=None,
+    n_swa=0,
     **options,
 ) -> Scheduler:
     limits = ContextLimits(
@@ -48,6 +49,7 @@ def make_scheduler(
         mixes=mixes,
         kind=kind,
         n_outputs=n_outputs,
+        n_swa=n_swa,
     )
     options.setdefault("token_budget", n_batch)
     return Scheduler(limits, Pieces(), **options)

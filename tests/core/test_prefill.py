@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.prefill import PrefillTurns, chunk_size
+from pyllama_raw.core.prefill import PrefillTurns, chunk_size, share_rows
 from pyllama_raw.core.sequence import Sequence
 from tests.core.support import make_request
 
@@ -29,12 +30,45 @@ def test_one_token_of_budget_is_not_spent_on_another_prompt():
     """
     What is left for the next prompt waits until it is more than one token.
     """
-    prompts = []
-    for slot in range(2):
-        sequence = Sequence(make_request(slot, n_prompt=10), slot, 0.0)
-        sequence.slot = slot
-        prompts.append(sequence)
+    prompts = [make_sequence(slot, 10) for slot in range(2)]
 
     shares = PrefillTurns(quantum=4).share(5, prompts)
 
     assert shares == {0: 4}
+
+
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=3),
+    st.integers(1, 20),
+    st.integers(3, 40),
+)
+def test_no_prompt_is_divided_into_single_tokens(n_prompts, quantum, budget):
+    """
+    Where a step takes one prompt, whatever the quantum and the budget.
+    """
+    sequences = [make_sequence(slot, n) for slot, n in enumerate(n_prompts)]
+    turns = PrefillTurns(quantum)
+    while behind := [s for s in sequences if s.n_behind]:
+        shares = turns.share(budget, behind, mixes=False)
+
+        [(slot, n_tokens)] = shares.items()
+        assert 2 <= n_tokens <= budget
+        sequences[slot].n_computed += n_tokens
+
+
+@pytest.mark.parametrize(("mixes", "expected"), [(True, 4), (False, 8)])
+def test_who_is_alone_in_a_step_has_all_rows(mixes, expected):
+    """
+    Scored prompts share output rows only where they share a step.
+    """
+    prompts = [make_sequence(slot, 10, scores_prompt=True) for slot in range(2)]
+
+    share_rows(8, prompts, mixes=mixes)
+
+    assert [sequence.max_rows for sequence in prompts] == [expected] * 2
+
+
+def make_sequence(slot: int, n_prompt: int, **fields) -> Sequence:
+    sequence = Sequence(make_request(slot, n_prompt, **fields), slot, 0.0)
+    sequence.slot = slot
+    return sequence

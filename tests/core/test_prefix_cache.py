@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_raw.core.cache_stats import Eviction, Refusal
 from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.snapshot_points import snapshot_points
+from pyllama_raw.core.snapshot_points import snapshot_points, spaced
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT = SnapshotKind
@@ -333,6 +333,13 @@ def test_snapshot_points_of_ten_tokens(options, expected):
     Points rise, are distinct, and lie inside the prompt.
     """
     assert snapshot_points(10, **options) == expected
+
+
+def test_points_are_spaced():
+    """
+    The first of two that are too near stays.
+    """
+    assert spaced([3, 9, 10, 12, 5], 2, 2) == [5, 9, 12]
 
 
 def test_one_token_has_no_snapshot_point():

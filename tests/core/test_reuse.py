@@ -356,6 +356,8 @@ def test_where_batches_do_not_mix_only_prompts_are_kept():
 
     scheduler.add(Request(1, prompt + array("i", [97] * 5), 1), 0.0)
     scheduler.add(Request(2, prompt, 1), 0.0)
+    scheduler.add(Request(3, array("i", [5]), 1), 0.0)
+    scheduler.add(Request(4, array("i", [5, 6, 7]), 1), 0.0)
     _, events = run_until_idle(scheduler)
 
-    assert [end.n_cached for end in finished(events).values()] == [10, 8]
+    assert [end.n_cached for end in finished(events).values()] == [10, 8, 0, 0]

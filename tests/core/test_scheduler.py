@@ -511,3 +511,17 @@ def test_split_batches_hold_streams_or_one_prompt():
         [(0, 3, 1, True)],
         [(0, 4, 1, True)],
     ]
+
+
+def test_an_aborted_chunk_leaves_two_tokens():
+    """
+    Where a single token would get other last digits.
+    """
+    scheduler = make_scheduler(mixes=False)
+    scheduler.add(make_request(0, n_prompt=10), 0.0)
+    plan = scheduler.schedule(0.0)
+
+    aborted = StepResult(DecodeStatus.ABORTED, n_computed={0: 9})
+    scheduler.apply(plan, aborted, 0.0)
+
+    assert shape(scheduler.schedule(0.0)) == [(0, 8, 2, True)]

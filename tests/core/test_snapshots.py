@@ -289,3 +289,47 @@ def test_points_behind_what_was_restored_are_dropped():
 
     assert engine.ends[request_id].reason is FinishReason.LENGTH
     assert [c.stop for c in engine.of(Capture)] == [39]
+
+
+# -- where outputs must not depend on what ran before ----------------------------------
+
+
+def test_memory_with_an_answer_is_not_taken_over():
+    """
+    What was computed token by token cannot be cut off, so the next turn starts from the
+    last point of the prompt, and no chunk of it is a single token.
+    """
+    engine = Engine(1, kind=SnapshotKind.EXACT, mixes=False)
+    engine.run(A)
+
+    [end] = engine.run([*A, ANSWER, 5], cache_points=(41,))
+
+    assert (end.n_cached, end.cache_tier) == (len(A) - 2, CacheTier.HOST)
+    assert [capture.stop for capture in engine.of(Capture)] == [38, 40]
+
+
+@pytest.mark.parametrize(("n_swa", "n_cached"), [(0, 38), (8, 8), (40, 38)])
+def test_a_window_is_copied_where_it_keeps_its_place(n_swa, n_cached):
+    """
+    Points move to where a restored window lies as in a cold run: ALIGN cells further on.
+    """
+    engine = Engine(1, kind=SnapshotKind.EXACT, mixes=False, n_swa=n_swa)
+    engine.run(A)
+    engine.run(B)
+
+    [end] = engine.run(A)
+
+    assert end.n_cached == n_cached
+
+
+@pytest.mark.parametrize("n_swa", [0, 8])
+def test_a_leader_is_left_no_single_token(n_swa):
+    """
+    Nor does who waits for it take more than it can stop at.
+    """
+    engine = Engine(2, kind=SnapshotKind.EXACT, mixes=False, max_bytes=0, n_swa=n_swa)
+    [_, end] = engine.run(A, [*A[:39], 7, 8, 9])
+
+    chunks = [chunk for plan in engine.plans for chunk in plan.chunks]
+    assert end.n_cached == (0 if n_swa else 38)  # 8 tokens are not worth the wait
+    assert all(len(chunk.tokens) > 1 for chunk in chunks if chunk.pos < 40)

@@ -37,8 +37,21 @@ def test_chats_say_what_they_say_without_a_cache(name, layout):
 
     assert report.n_wrong == 0
     assert report.worst_same_chunks <= TOLERANCE
+    assert layout == "unified" or report.worst_first == 0
     assert {"live", "host"} <= set(report.tiers)
     assert report.n_cached > report.n_prompt / 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chats_are_cold_runs_bit_for_bit(name):
+    """
+    In deterministic mode a chat that is alone has the tokens and all logits of runs in an
+    engine without a cache and with another token budget.
+    """
+    report = converse(tiny_model(name), 6, 11, 0.0, n_at_once=1, token_budget=23)
+
+    assert report.n_cached > report.n_prompt / 4
+    assert (report.n_wrong, report.n_parted, report.worst_logit) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
@@ -51,6 +64,7 @@ def test_chats_say_the_same_with_files(tmp_path, name):
 
     assert report.n_wrong == 0
     assert report.worst_same_chunks <= TOLERANCE
+    assert report.worst_first == 0
     assert {"live", "host", "disk"} <= set(report.tiers)
 
 

@@ -55,7 +55,7 @@ def turns(model, directory, **options):
         ("llama", {"context": {"type_k": "q8_0", "flash_attn": "on"}}),
         ("gemma3", {"context": {"swa_full": False}}),
         ("mamba", {}),
-        ("jamba", {"deterministic": True}),
+        ("jamba", {"deterministic": True, "max_entries": 1000}),
     ],
 )
 def test_a_later_process_goes_on_where_the_first_one_ended(tmp_path, name, options):
@@ -69,11 +69,13 @@ def test_a_later_process_goes_on_where_the_first_one_ended(tmp_path, name, optio
     again = complete(model, prompt, tmp_path, **options)
 
     assert first.usage.cached_tokens == 0
-    assert live.usage.cache_tier is CacheTier.LIVE
     assert again.usage.cache_tier is CacheTier.DISK
-    assert again.usage.cached_tokens == live.usage.cached_tokens
-    n_answer = 0 if name == "llama" and "deterministic" in options else 7
-    assert again.usage.cached_tokens == len(PROMPT) + n_answer
+    n_kept = {"llama": len(PROMPT), "jamba": len(PROMPT) - 2}
+    expected = n_kept[name] if "deterministic" in options else len(PROMPT) + 7
+    assert again.usage.cached_tokens == expected
+    if name != "jamba":  # its slot holds an answer, which cannot be cut off
+        assert live.usage.cache_tier is CacheTier.LIVE
+        assert live.usage.cached_tokens == expected
     assert again.token_ids == live.token_ids
 
 
