@@ -43,7 +43,7 @@ from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from pyllama_raw.native.step_run import StepRun
 from pyllama_raw.sampling.params import SamplingParams
 
-RUN_S = 0.25  # a call of several steps takes that long, and one step more
+RUN_S = 0.5  # a call of several steps takes that long, and one step more
 
 
 class NativeExecutor:
