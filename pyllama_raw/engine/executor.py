@@ -37,7 +37,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
-from pyllama_raw.native.context import MAX_STEPS, Context, StepOutcome
+from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from pyllama_raw.native.step_run import StepRun
@@ -212,20 +212,16 @@ class NativeExecutor:
     def _step(self, goes_on: int) -> StepOutcome:
         """One step, or several of which all but the first are kept for later plans."""
         watched = self._masks or self._scores  # after each step, by Python
-        self._run.raw.n_steps = 1 if watched else min(max(goes_on, 1), MAX_STEPS)
+        self._run.limit(1 if watched else goes_on)
         self.on_compute()
-        first = self.context.step(
+        outcome = self.context.step(
             self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run
         )
-        if first.n_steps < 2:
-            return first
-        steps = _batched(first.tokens, len(first.tokens) // first.n_steps)
-        outcomes = [StepOutcome(0, tokens, [], 0, 0, 1) for tokens in steps]
-        outcomes[-1] = outcomes[-1]._replace(codes=first.codes)
-        self._later.extend(outcomes[1:])
-        return outcomes[0]._replace(
-            decode_ns=first.decode_ns, sample_ns=first.sample_ns
-        )
+        if outcome.n_steps < 2:
+            return outcome
+        first, *later = outcome.by_step()
+        self._later.extend(later)
+        return first
 
     def _drop(self) -> None:
         """What was done and begun ahead is not wanted: as if it had not been."""
@@ -320,11 +316,6 @@ class NativeExecutor:
         self._operations = SlotOperations(
             context, self._kind, self._scratch, self._copied, self._disk
         )
-
-
-def _batched(tokens: list[int], n: int) -> list[list[int]]:
-    """*tokens* in lists of *n*."""
-    return [tokens[i : i + n] for i in range(0, len(tokens), n)]
 
 
 def _count_rows(chunks: tuple[Chunk, ...]) -> int:

@@ -31,9 +31,7 @@ from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
-from pyllama_raw.native.step_run import StepRun
-
-MAX_STEPS = 16  # in one call
+from pyllama_raw.native.step_run import MAX_STEPS, StepRun
 
 
 class StepOutcome(NamedTuple):
@@ -49,6 +47,19 @@ class StepOutcome(NamedTuple):
     decode_ns: int
     sample_ns: int
     n_steps: int  # that were sampled
+
+    def by_step(self) -> list[StepOutcome]:
+        """One for each step; the first has the times of all."""
+        n_rows = len(self.tokens) // self.n_steps
+        ends = range(n_rows, len(self.tokens) + 1, n_rows)
+        outcomes = [
+            StepOutcome(0, self.tokens[end - n_rows : end], [], 0, 0, 1) for end in ends
+        ]
+        outcomes[-1] = outcomes[-1]._replace(codes=self.codes)
+        outcomes[0] = outcomes[0]._replace(
+            decode_ns=self.decode_ns, sample_ns=self.sample_ns
+        )
+        return outcomes
 
 
 class Context(SlotMemory):
@@ -150,7 +161,7 @@ class Context(SlotMemory):
             ahead: begin to compute the advanced batch at once. Either the next call is a
                 step of this batch, unchanged, or drop(), before anything else is done
                 with the context.
-            run: how many steps, at most MAX_STEPS; several only with *ahead*. None: one.
+            run: how many steps; several only with *ahead*. None: one.
                 A decode that fails after the first step is told by the next call.
 
         Raises:
@@ -173,7 +184,6 @@ class Context(SlotMemory):
     def _call(
         self, batch: Batch, n_rows: int, samplers: Any, ahead: bool, run: StepRun
     ) -> int:
-        assert run.raw.n_steps <= MAX_STEPS
         return int(
             self._plr_step(
                 self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,

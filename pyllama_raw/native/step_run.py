@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from pyllama_raw.native.libllama import ffi
 
+MAX_STEPS = 16  # in one call
+
 
 class StepRun:
     """
@@ -30,8 +32,12 @@ class StepRun:
             ffi.from_buffer("uint8_t[]", self._interrupt),
         )
         self.raw.ends, self.raw.interrupt = self._views
-        self.raw.n_steps = 1
+        self.limit(1)
         self.raw.max_ns = int(max_s * 1e9)
+
+    def limit(self, n_steps: int) -> None:
+        """At most so many steps a call, from 1; more than MAX_STEPS are cut to that."""
+        self.raw.n_steps = max(min(n_steps, MAX_STEPS), 1)
 
     def add_ends(self, tokens: Iterable[int]) -> None:
         """No step follows one that samples one of *tokens*."""

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 import pytest
 
 from pyllama_raw.native.batch import Batch
-from pyllama_raw.native.context import MAX_STEPS
 from pyllama_raw.native.sampler import RowSampler, RowSamplers
-from pyllama_raw.native.step_run import StepRun
+from pyllama_raw.native.step_run import MAX_STEPS, StepRun
 from tests.native.support import generate, make_context, make_prompt
 
 pytestmark = pytest.mark.native
@@ -71,7 +70,7 @@ def test_a_context_may_be_closed_over_it(model):
 
 def run_of(n_steps: int, max_s: float = 60.0) -> StepRun:
     run = StepRun(N_VOCAB, max_s)
-    run.raw.n_steps = n_steps
+    run.limit(n_steps)
     return run
 
 
