@@ -308,7 +308,11 @@ def ffibuilder(library: Library) -> Any:
         include_dirs=[str(FFI_DIR), str(library.include)],
         library_dirs=[str(library.lib)],
         libraries=list(LIBRARIES),
-        extra_compile_args=["-std=c++17", "-O2", "-g0", "-Wno-deprecated-declarations"],
+        # Python compiles with -fwrapv, under which g++ makes vectors of few loops.
+        extra_compile_args=[
+            *("-std=c++17", "-O3", "-fno-wrapv", "-g0"),
+            "-Wno-deprecated-declarations",
+        ],
         extra_link_args=[f"-Wl,-rpath,{rpath(library)}"],
         define_macros=[("Py_LIMITED_API", "0x030b0000")],
         py_limited_api=True,

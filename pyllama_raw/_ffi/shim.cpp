@@ -3,49 +3,20 @@
 #include "shim.h"
 
 #include "ggml.h"
+#include "guard.h"
 #include "kernels.h"
 #include "log_ring.h"
 #include "logprobs.h"
 #include "mtmd-helper.h"
+#include "output_rows.h"
 #include "row_sampling.h"
 #include "runner.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <exception>
 #include <new>
 #include <stdexcept>
-
-namespace {
-
-thread_local char last_error[2048] = "";
-thread_local int  n_guards         = 0;  // plr_ calls in progress on this thread
-
-void remember(const char * message) noexcept {
-    std::snprintf(last_error, sizeof(last_error), "%s", message);
-}
-
-struct Guard {
-    Guard() { ++n_guards; }
-    ~Guard() { --n_guards; }
-};
-
-// Run *body*; what it throws becomes *failure* and a message.
-template <typename Result, typename Body>
-Result guarded(Result failure, Body && body) noexcept {
-    try {
-        Guard guard;
-        return body();
-    } catch (const std::exception & error) {
-        remember(error.what());
-    } catch (...) {
-        remember("unknown C++ exception");
-    }
-    return failure;
-}
-
-}  // namespace
 
 extern "C" const char * plr_last_error(void) {
     return last_error;
@@ -185,29 +156,6 @@ extern "C" int plr_quantize(const char * path_in, const char * path_out,
 
 // ---- a step ------------------------------------------------------------------------------
 
-static int32_t n_vocab_of(const llama_context * ctx) {
-    return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
-}
-
-static llama_token sample_row(llama_context * ctx, const llama_batch * batch, int32_t row,
-                              plr_sampler * sampler, int32_t n_vocab) {
-    if (row < 0 || row >= batch->n_tokens || batch->logits[row] == 0) {
-        throw std::out_of_range("the row is no output of this batch");
-    }
-    // A device that cannot select leaves no candidates, and the whole row.
-    const auto n_left = static_cast<int32_t>(llama_get_sampled_candidates_count_ith(ctx, row));
-    if (n_left > 0) {
-        return row_sampling::sample_lane(sampler, llama_get_sampled_logits_ith(ctx, row),
-                                         llama_get_sampled_candidates_ith(ctx, row), n_left,
-                                         n_vocab);
-    }
-    float * logits = llama_get_logits_ith(ctx, row);
-    if (logits == nullptr) {
-        throw std::runtime_error("the row has no logits");
-    }
-    return row_sampling::sample_row(sampler, logits, n_vocab);
-}
-
 extern "C" int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab,
                           llama_token * token) {
     *token = LLAMA_TOKEN_NULL;
@@ -221,7 +169,7 @@ extern "C" int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * ro
                          const llama_token * tokens, int32_t n_top, float * chosen,
                          llama_token * ids, float * values) {
     return guarded<int>(PLR_EXCEPTION, [&] {
-        const int32_t n_vocab = n_vocab_of(ctx);
+        const int32_t n_vocab = output_rows::n_vocab_of(ctx);
         for (int32_t i = 0; i < n_rows; ++i) {
             const float * logits = llama_get_logits_ith(ctx, rows[i]);
             if (logits == nullptr || llama_get_sampled_candidates_count_ith(ctx, rows[i]) > 0) {
@@ -257,20 +205,7 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
 // Whether the batch was advanced to the next one.
 static bool sample_rows(const Job & job) {
     const int64_t start_ns = now_ns();
-    const int32_t n_vocab  = n_vocab_of(job.ctx);
-    llama_batch & batch    = *job.batch;
-    for (int32_t i = 0; i < job.n_rows; ++i) {
-        job.tokens[i] = guarded<llama_token>(LLAMA_TOKEN_NULL, [&] {
-            return sample_row(job.ctx, &batch, job.rows[i], job.samplers[i], n_vocab);
-        });
-        job.codes[i] = job.tokens[i] == LLAMA_TOKEN_NULL ? PLR_EXCEPTION : 0;
-        job.times->n_failed += job.codes[i] != 0;
-    }
-    const bool advances = job.n_rows == batch.n_tokens && job.times->n_failed == 0;
-    for (int32_t i = 0; advances && i < job.n_rows; ++i) {
-        batch.token[i] = job.tokens[i];
-        batch.pos[i] += 1;
-    }
+    const bool    advances = output_rows::sample(job);
     job.times->sample_ns += now_ns() - start_ns;
     return advances;
 }
