@@ -3,28 +3,23 @@ Files pinned by hash, fetched from the package index into the user's cache.
 
 A file under its final name is whole and checked: it is written beside and renamed.
 `build_lib.py` loads this file by path before the package exists, so it imports nothing
-but the standard library.
+but the standard library. What only a download needs is imported by it: a model that is
+in the cache need not wait for that.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import html
 import os
 import re
-import ssl
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,6 +96,8 @@ def fetch(artifact: Artifact, folder: Path, on_bytes: OnBytes) -> Path:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Any]:
     """Open a binary file that appears as *path* only if the block succeeds."""
+    import tempfile
+
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:
@@ -143,6 +140,10 @@ def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> Non
 
 def _open(url: str) -> Any:
     """Open *url* with the certificates pip would use."""
+    import ssl
+    import urllib.request
+    from urllib.parse import urlsplit
+
     if urlsplit(url).scheme not in ("https", "http", "file"):
         raise ValueError(f"{url}: only https, http and file are fetched")
     context = ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
@@ -151,6 +152,9 @@ def _open(url: str) -> Any:
 
 def _url_from_index(artifact: Artifact) -> str:
     """Look *artifact* up in the simple index pip is configured with."""
+    import html
+    from urllib.parse import urljoin
+
     page = f"{_index_url().rstrip('/')}/{artifact.project}/"
     with _open(page) as response:
         text = response.read().decode()
@@ -162,6 +166,8 @@ def _url_from_index(artifact: Artifact) -> str:
 
 
 def _index_url() -> str:
+    import subprocess
+
     if named := os.environ.get("PIP_INDEX_URL"):
         return named
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]

@@ -333,6 +333,13 @@ extern "C" int64_t plr_vocab_pieces(const llama_vocab * vocab, char * pieces, in
     });
 }
 
+extern "C" void plr_vocab_eog(const llama_vocab * vocab, bool * is_eog) {
+    const int32_t n_tokens = llama_vocab_n_tokens(vocab);
+    for (int32_t token = 0; token < n_tokens; ++token) {
+        is_eog[token] = llama_vocab_is_eog(vocab, token);
+    }
+}
+
 extern "C" int plr_state_seq_size(llama_context * ctx, llama_seq_id seq_id,
                                   llama_state_seq_flags flags, size_t * n_bytes) {
     *n_bytes = 0;

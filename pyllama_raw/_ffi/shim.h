@@ -231,6 +231,8 @@ int plr_tokenize(const struct llama_vocab * vocab, const char * text, int32_t te
  */
 int64_t plr_vocab_pieces(const struct llama_vocab * vocab, char * pieces, int64_t size,
                          int64_t * ends);
+/* is_eog[i] out: whether token i ends generation; as many as the vocabulary has. */
+void plr_vocab_eog(const struct llama_vocab * vocab, bool * is_eog);
 
 /* State of one sequence; *n_bytes out: bytes needed, written or read, 0 on failure. */
 int plr_state_seq_size(struct llama_context * ctx, llama_seq_id seq_id,

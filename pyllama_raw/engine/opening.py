@@ -20,7 +20,12 @@ from pyllama_raw.native.model import Model
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts
 
-NEXT = ("pyllama_raw.engine.build", "pyllama_raw.engine.loop", "jinja2.sandbox")
+NEXT = (
+    "pyllama_raw.engine.build",
+    "pyllama_raw.engine.loop",
+    "jinja2.ext",
+    "jinja2.sandbox",
+)
 
 
 def build(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -84,8 +84,9 @@ class Vocab:
         """All tokens that end generation."""
         if self.kind == "none":
             return frozenset()
-        ptr, is_eog = self.ptr, lib.llama_vocab_is_eog
-        return frozenset(t for t in range(self.n_tokens) if is_eog(ptr, t))
+        is_eog = ffi.new("bool[]", self.n_tokens)
+        lib.plr_vocab_eog(self.ptr, is_eog)
+        return frozenset(compress(range(self.n_tokens), bytes(ffi.buffer(is_eog))))
 
     @cached_property
     def suppress_tokens(self) -> tuple[int, ...]:
