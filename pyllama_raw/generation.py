@@ -181,11 +181,12 @@ class Generation:
             raise RuntimeError("a generation can be used once")
         self._claimed = True
         self._thread.check()
-        prepared = await self._prepare()
-        if self._left:
-            return
-        stream = Stream()
-        self._thread.submit_all(prepared.requests, stream)
+        with self._thread.coming():
+            prepared = await self._prepare()
+            if self._left:
+                return
+            stream = Stream()
+            self._thread.submit_all(prepared.requests, stream)
         pairs = zip(prepared.requests, prepared.seeds, strict=True)
         self._choices = tuple(
             Choice(i, request, seed, self._pieces)

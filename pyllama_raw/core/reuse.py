@@ -142,13 +142,20 @@ class PrefixReuse:
         self._snapshots.plan_points(sequence)
 
     def _follow(self, sequence: Sequence, source: Source) -> None:
-        leader = source.slot.sequence
+        """
+        Wait for the sequence in the slot of *source*.
+
+        Its chunk ends where the two part: from there on both go on together, and what
+        goes on together needs fewer steps.
+        """
+        leader, n_fresh = source.slot.sequence, self._slots.limits.n_fresh
         assert leader is not None
         sequence.leader, sequence.fork_at = leader, source.n_later
+        if self._can_cut and len(leader.tokens) - source.n_later < n_fresh:
+            return  # no chunk can end there
+        points = {*leader.points, source.n_later}
+        leader.points = spaced(points, leader.n_computed, n_fresh)
         if not self._can_cut:
-            points = {*leader.points, source.n_later}
-            n_fresh = self._slots.limits.n_fresh
-            leader.points = spaced(points, leader.n_computed, n_fresh)
             sequence.fork_at = max(p for p in leader.points if p <= source.n_later)
 
     def _copy(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from threading import Thread, current_thread
@@ -90,6 +91,10 @@ class EngineThread:
     def alive(self) -> bool:
         """Whether requests are taken."""
         return not (self._ended or self._closing) and self._pid == os.getpid()
+
+    def coming(self) -> AbstractContextManager[None]:
+        """Around the making of requests: an idle engine begins with all that come."""
+        return self._mailbox.coming()
 
     def submit(self, request: Request, stream: Stream) -> None:
         """Queue *request*. Its events, or why it was refused, go to *stream*."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -53,7 +54,7 @@ class Close:
 
 Command = Submit | Cancel | Call | Written | Close
 
-LINGER_S = 1e-3  # silence that ends a burst
+LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end
 
 
@@ -67,9 +68,22 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Command] = SimpleQueue()
+        self._coming: set[object] = (
+            set()
+        )  # one operation on a set cannot be interrupted
 
     def post(self, command: Command) -> None:
         self._queue.put(command)
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """While a command is being prepared, a burst does not end."""
+        ticket = object()
+        self._coming.add(ticket)
+        try:
+            yield
+        finally:
+            self._coming.discard(ticket)
 
     def take(self, timeout_s: float | None = 0.0) -> list[Command]:
         """
@@ -79,14 +93,19 @@ class Mailbox:
         that began at once would get one request: so the others are waited for, too.
         """
         commands: list[Command] = []
-        try:
+        with suppress(Empty):
             if timeout_s != 0.0:
                 commands.append(self._queue.get(timeout=timeout_s))
-                end = time.monotonic() + BURST_S
-                while time.monotonic() < end:
-                    commands.append(self._queue.get(timeout=LINGER_S))
+                commands += self._burst()
             while not self._queue.empty():
                 commands.append(self._queue.get_nowait())
-        except Empty:
-            pass
         return commands
+
+    def _burst(self) -> Iterator[Command]:
+        end = time.monotonic() + BURST_S
+        while time.monotonic() < end:
+            try:
+                yield self._queue.get(timeout=LINGER_S)
+            except Empty:
+                if not self._coming:
+                    return

@@ -152,6 +152,20 @@ def test_equal_prompts_at_once_are_computed_once(kind, budget):
     assert engine.cache.n_hit_tokens_live == 2 * (len(A) - 1)
 
 
+@pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.EXACT])
+def test_leader_and_followers_go_on_together(kind):
+    """
+    The leader's chunk ends where they part, so all get their first token in one step.
+    """
+    engine = Engine(3, kind=kind)
+
+    engine.run(A + B[:10], A + B[10:20], A + B[20:30])
+
+    first, second = ([len(c.tokens) for c in plan.chunks] for plan in engine.plans[:2])
+    assert (first, second) == ([40], [10, 10, 10])
+    assert all(chunk.wants_output for chunk in engine.plans[1].chunks)
+
+
 def test_who_would_save_little_does_not_wait():
     """
     A short common prefix is computed again at once.

@@ -1,0 +1,35 @@
+"""What the engine thread takes at once."""
+
+from threading import Thread
+
+from pyllama_raw.engine import mailbox as module
+from pyllama_raw.engine.mailbox import LINGER_S, Cancel, Mailbox
+
+
+def test_burst_lasts_while_a_command_is_coming(monkeypatch):
+    """
+    A command that is announced is taken together with the one before, however late.
+    """
+    monkeypatch.setattr(module, "BURST_S", 60)
+    mailbox, taken = Mailbox(), []
+    taker = Thread(target=lambda: taken.extend(mailbox.take(None)))
+    with mailbox.coming():
+        mailbox.post(Cancel(1))
+        taker.start()
+        taker.join(4 * LINGER_S)
+        assert taker.is_alive()
+        mailbox.post(Cancel(2))
+    taker.join()
+
+    assert taken == [Cancel(1), Cancel(2)]
+
+
+def test_announced_command_that_fails_ends_the_wait():
+    """
+    What was announced and did not come is not waited for.
+    """
+    mailbox = Mailbox()
+    with mailbox.coming():
+        mailbox.post(Cancel(1))
+
+    assert mailbox.take(None) == [Cancel(1)]
