@@ -152,12 +152,11 @@ def test_equal_prompts_at_once_are_computed_once(kind, budget):
     assert engine.cache.n_hit_tokens_live == 2 * (len(A) - 1)
 
 
-@pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.EXACT])
-def test_leader_and_followers_go_on_together(kind):
+def test_leader_and_followers_go_on_together():
     """
     The leader's chunk ends where they part, so all get their first token in one step.
     """
-    engine = Engine(3, kind=kind)
+    engine = Engine(3)
 
     engine.run(A + B[:10], A + B[10:20], A + B[20:30])
 
