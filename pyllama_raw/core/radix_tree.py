@@ -21,7 +21,7 @@ T = TypeVar("T")
 def n_common(a: bytes, b: bytes) -> int:
     """Tokens at the start of *a* and *b* that are equal."""
     if a[:TOKEN_BYTES] != b[:TOKEN_BYTES]:
-        return 0  # the rule
+        return 0  # most often
     n_bytes = min(len(a), len(b))
     a, b = a[:n_bytes], b[:n_bytes]
     if a == b:

@@ -90,8 +90,8 @@ class PrefixReuse:
         free = [s for s in idle if source is None or s is not source.slot] or idle
         self._evict(free[0])
         self._slots.place(sequence, free[0])
-        if keeps:
-            self._fill(sequence)
+        if keeps:  # what has left the slot may have been the source
+            self._fill(sequence, source and find_source(self._slots, sequence))
 
     def advance(self) -> None:
         """Let sequences that wait for a leader take over what it has computed."""
@@ -102,7 +102,7 @@ class PrefixReuse:
             missed = not self._can_cut and leader.n_computed > sequence.fork_at
             if missed or leader.slot is None or leader.is_shifted:
                 sequence.leader = None
-                self._fill(sequence)
+                self._fill(sequence, find_source(self._slots, sequence))
             elif leader.n_computed >= sequence.fork_at:
                 sequence.leader = None
                 self.cache.record(self._match(sequence), sequence.fork_at)
@@ -125,9 +125,8 @@ class PrefixReuse:
         idle = self._slots.idle
         return source.n_now == source.slot.n_left or (len(idle) == 1 and self._can_cut)
 
-    def _fill(self, sequence: Sequence) -> None:
-        """Take the prefix of *sequence*, whose slot is empty, from the best source."""
-        source = find_source(self._slots, sequence)
+    def _fill(self, sequence: Sequence, source: Source | None) -> None:
+        """Take the prefix of *sequence*, whose slot is empty, from *source* or copies."""
         n_live = source.n_now if source else 0
         hit, tier = self._kept(sequence, n_live)
         best = max(n_live, hit.n_tokens)

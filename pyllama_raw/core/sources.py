@@ -50,6 +50,8 @@ def _shared(
     if namespace != sequence.request.namespace or (other and other.is_shifted):
         return None
     n_same = min(n_common(tokens, key), n_kept)
+    if n_same == 0:
+        return None  # most often
     n_now = min(n_same, n_held)
     if not limits.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
         n_now = 0  # such memory is of use as a whole only
