@@ -50,12 +50,11 @@ inline llama_token sample_row(const Row & row, plr_sampler * sampler, int32_t n_
                : row_sampling::sample_row(sampler, row.logits, n_vocab);
 }
 
-// Rows of which only the largest logit is wanted are read faster than threads are called.
-inline bool is_quick(const Job & job) {
-    const auto is_greedy = [](const plr_sampler * sampler) {
-        return sampler != nullptr && sampler->chain == nullptr && sampler->grammar == nullptr;
-    };
-    return job.n_rows <= 32 && std::all_of(job.samplers, job.samplers + job.n_rows, is_greedy);
+// Whether a row is sampled before threads could be called: of what a lane has left, or by
+// looking for the largest logit.
+inline bool is_quick(const Row & row, const plr_sampler * sampler) {
+    return row.n_left > 0 ||
+           (sampler != nullptr && sampler->chain == nullptr && sampler->grammar == nullptr);
 }
 
 // Only this thread asks the context, then all threads of libllama sample. A row that fails
@@ -66,13 +65,15 @@ inline void sample_all(const Job & job) {
     const int32_t n_vocab = n_vocab_of(job.ctx);
     std::mutex    mutex;
     std::string   error;
+    int32_t       n_quick = 0;
     rows.resize(job.n_rows);
     for (int32_t i = 0; i < job.n_rows; ++i) {
         rows[i] = guarded<Row>({}, [&] { return find(job.ctx, *job.batch, job.rows[i]); });
+        n_quick += is_quick(rows[i], job.samplers[i]);
     }
+    const bool  alone = n_quick == job.n_rows && job.n_rows <= 32;
     Row * const found = rows.data();  // thread_local: by its name each thread has its own
-    const int32_t n_threads = is_quick(job) ? 1 : llama_n_threads(job.ctx);
-    team.each(job.n_rows, n_threads, [&, found](int32_t i) {
+    team.each(job.n_rows, alone ? 1 : llama_n_threads(job.ctx), [&, found](int32_t i) {
         job.tokens[i] = LLAMA_TOKEN_NULL;
         if (found[i].logits == nullptr) {
             return;

@@ -40,10 +40,10 @@ class Team {
             }
             return;
         }
-        n_      = n;
+        n_       = n;
         n_taken_ = 0;
-        data_   = &work;
-        work_   = [](const void * data, int32_t i) { (*static_cast<const Work *>(data))(i); };
+        data_    = &work;
+        work_    = [](const void * data, int32_t i) { (*static_cast<const Work *>(data))(i); };
         ggml_cplan plan = ggml_graph_plan(graph_, n_threads, nullptr);
         ggml_graph_compute(graph_, &plan);
     }
@@ -76,7 +76,7 @@ class Team {
     ggml_context *       ctx_   = nullptr;
     ggml_cgraph *        graph_ = nullptr;
     std::atomic<int32_t> n_taken_{0};
-    int32_t              n_      = 0;
-    const void *         data_   = nullptr;
+    int32_t              n_     = 0;
+    const void *         data_  = nullptr;
     void (*work_)(const void * data, int32_t i) = nullptr;
 };

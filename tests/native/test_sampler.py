@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from pyllama_raw.errors import ClosedError, InvalidRequest
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from pyllama_raw.native.stages import Draw, Nucleus, Stage, Temperature, TopK
 from tests.native.support import generate, last_logits, make_context, make_prompt
@@ -88,6 +90,30 @@ def test_no_token_left_fails_the_row(model):
     with make_context(model) as context:
         with pytest.raises(AssertionError):
             generate(context, prompt, 1, RowSampler(None, everything))
+
+
+def test_rows_are_the_same_in_several_threads(model):
+    """
+    Threads change no token, and a row that fails in one of them fails alone, and says why.
+    """
+    outcomes = []
+    for n_threads in (1, 3):
+        with make_context(model, n_threads=n_threads, n_seq_max=6) as context:
+            batch, samplers = Batch(64), RowSamplers(6)
+            for slot in range(6):
+                batch.add(make_prompt(8, seed=slot), 0, slot, True)
+            chains = [build(model, Temperature(1.5), Draw(slot)) for slot in range(6)]
+            rows = [RowSampler(chain) for chain in chains]
+            rows[4] = RowSampler(build(model, Draw(1)), range(model.n_vocab))
+            samplers.set_all(rows)
+
+            outcome = context.step(batch, samplers)
+
+            outcomes.append((outcome.tokens, [code == 0 for code in outcome.codes]))
+            assert last_error() == "no token is allowed here"
+
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1] == [True, True, True, True, False, True]
 
 
 def test_equal_logits_take_the_lowest_id(model):
