@@ -304,7 +304,7 @@ class Scheduler:
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None
-                self._take_tokens(plan, result, now)
+                self._take_steps(plan, result, now)
             case DecodeStatus.ABORTED:
                 self._roster.counters.aborted_steps += 1
                 self._rewind(plan, result.n_computed)
@@ -315,10 +315,26 @@ class Scheduler:
                 self._fail(plan, result, now)
         return self.take_events()
 
-    def _take_tokens(self, plan: StepPlan, result: StepResult, now: float) -> None:
+    def _take_steps(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """One step, or several of a plan that goes on: no token but the last one ends."""
+        tokens = result.tokens
+        n_rows = len(plan.chunks) if plan.goes_on > 1 else len(tokens)
+        self._take_tokens(plan, result, tokens[:n_rows], now)
+        while len(tokens) > n_rows:
+            tokens = tokens[n_rows:]
+            self._roster.counters.steps += 1
+            self._take_tokens(plan, result, tokens[:n_rows], now)
+
+    def _take_tokens(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        tokens_of_step: tuple[int | None, ...],
+        now: float,
+    ) -> None:
         """Every token of every stream comes through here: calls are few on purpose."""
         n_tokens = n_output = 0
-        sampled = iter(result.tokens)
+        sampled = iter(tokens_of_step)
         alive, tell = self._roster.alive, self._roster.events.append
         grow, logprobs = self._slots.cells.grow, result.logprobs.get
         for request_id, slot, _, tokens, wants_output, targets in plan.chunks:

@@ -127,7 +127,7 @@ class StepPlan(NamedTuple):
     operations: tuple[Operation, ...] = ()
     chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
     # Next plans that continue just these chunks: the first likely, all of several for
-    # certain, until a sampled token ends a request.
+    # certain, until a sampled token ends a request. Then they may be done with this one.
     goes_on: int = 0
 
     @property
@@ -160,7 +160,8 @@ class StepResult(NamedTuple):
     What came of a plan.
 
     tokens[i] belongs to the i-th chunk with wants_output; None where its sampler failed
-    or its slot could not be restored.
+    or its slot could not be restored. Of a plan that goes on, tokens may be those of
+    several steps, one after the other; only one of the last may end or fail a request.
     """
 
     status: DecodeStatus = DecodeStatus.OK
@@ -180,10 +181,6 @@ class Executor(Protocol):
     """Does what a plan says. One thread makes all calls."""
 
     on_compute: Callable[[], None]  # called when a plan's computing is about to begin
-
-    @property
-    def has_more(self) -> bool:
-        """The result of the next plan is known already: change nothing before it."""
 
     def interrupt(self) -> None:
         """Compute nothing beyond the running step until resume(). Thread: any."""

@@ -15,7 +15,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from pyllama_raw.core.request import Request, SamplerUse
@@ -83,7 +82,7 @@ class NativeExecutor:
         self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
         self._run = StepRun(self.context.model.n_vocab, RUN_S)
-        self._later: deque[StepOutcome] = deque()  # of steps to be planned yet
+        self._n_done = 0  # steps of the last call
         self._can_drop = kind is not SnapshotKind.EXACT
         self._samplers: dict[int, RowSampler] = {}  # by request_id
         self._ends: dict[int, frozenset[int]] = {}  # by request_id
@@ -141,11 +140,6 @@ class NativeExecutor:
         self._scores.close(request_id)
         return self.lanes.close(request_id, sampler)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether the next plan's result is there; it must continue the last plan's."""
-        return bool(self._later)
-
     def interrupt(self) -> None:
         """The running call does no further step. Thread: any."""
         self._run.interrupt()
@@ -185,7 +179,7 @@ class NativeExecutor:
         except NativeError as error:  # lanes could not be switched
             self._rebuild()
             return StepResult(DecodeStatus.FAILED, error=error)
-        self._n_steps += 1
+        self._n_steps += max(outcome.n_steps, 1)
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
@@ -204,34 +198,27 @@ class NativeExecutor:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
-        outcome = self._later.popleft() if self._later else self._step(goes_on)
+        outcome = self._step(goes_on)
         if outcome.code == 0 and self._batch.is_rows_only:
-            self._advanced = chunks
+            self._advanced, self._n_done = chunks, outcome.n_steps
         return outcome
 
     def _step(self, goes_on: int) -> StepOutcome:
-        """One step, or several of which all but the first are kept for later plans."""
+        """One step, or several of a plan that goes on."""
         watched = self._masks or self._scores  # after each step, by Python
         self._run.limit(1 if watched else goes_on)
         self.on_compute()
-        outcome = self.context.step(
+        return self.context.step(
             self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run
         )
-        if outcome.n_steps < 2:
-            return outcome
-        first, *later = outcome.by_step()
-        self._later.extend(later)
-        return first
 
     def _drop(self) -> None:
-        """What was done and begun ahead is not wanted: as if it had not been."""
+        """What was begun ahead is not wanted: as if it had not been."""
         advanced, self._advanced = self._advanced, ()
-        n_later = len(self._later)
-        self._later.clear()
-        if self.context.drop() or n_later:
+        if self.context.drop():
             self._n_dropped += 1
             for chunk in advanced:
-                self.context.seq_rm(chunk.slot, chunk.pos + 1, -1)
+                self.context.seq_rm(chunk.slot, chunk.pos + self._n_done, -1)
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> None:
         batch = self._batch
@@ -261,10 +248,12 @@ class NativeExecutor:
         if not (self._masks or outcome.codes):
             return StepResult(tokens=tuple(outcome.tokens))
         tokens: list[int | None] = [*outcome.tokens]
-        codes = outcome.codes or [0] * len(tokens)
+        codes = outcome.codes or [0] * (len(tokens) // outcome.n_steps)
         errors: dict[int, PyllamaError] = {}
         outputs = [chunk for chunk in chunks if chunk.wants_output]
-        for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
+        last_step = len(tokens) - len(outputs)  # no other one has codes
+        rows = enumerate(zip(outputs, codes, strict=True), last_step)
+        for row, (chunk, code) in rows:
             mask = self._masks.get(chunk.request_id)
             token = tokens[row]
             if code:

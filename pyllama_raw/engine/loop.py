@@ -188,10 +188,9 @@ class EngineThread:
     def _loop(self) -> None:
         timeout_s: float | None = 0.0
         while True:
-            if not self._executor.has_more:
-                self._executor.resume()
-                for command in self._mailbox.take(timeout_s):
-                    self._obey(command)
+            self._executor.resume()
+            for command in self._mailbox.take(timeout_s):
+                self._obey(command)
             if self._closing:
                 self._cancel_all()
                 self._write_idle()

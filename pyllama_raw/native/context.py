@@ -48,19 +48,6 @@ class StepOutcome(NamedTuple):
     sample_ns: int
     n_steps: int  # that were sampled
 
-    def by_step(self) -> list[StepOutcome]:
-        """One for each step; the first has the times of all."""
-        n_rows = len(self.tokens) // self.n_steps
-        ends = range(n_rows, len(self.tokens) + 1, n_rows)
-        outcomes = [
-            StepOutcome(0, self.tokens[end - n_rows : end], [], 0, 0, 1) for end in ends
-        ]
-        outcomes[-1] = outcomes[-1]._replace(codes=self.codes)
-        outcomes[0] = outcomes[0]._replace(
-            decode_ns=self.decode_ns, sample_ns=self.sample_ns
-        )
-        return outcomes
-
 
 class Context(SlotMemory):
     """

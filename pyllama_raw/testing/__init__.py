@@ -148,11 +148,6 @@ class FakeExecutor:
     def times(self) -> StepTimes:
         return StepTimes(self.n_steps)
 
-    @property
-    def has_more(self) -> bool:
-        """Every plan is computed when it comes."""
-        return False
-
     def interrupt(self) -> None:
         """It does one step at a time anyway."""
 

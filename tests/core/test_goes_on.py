@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.core.support import answer, make_request, make_scheduler
+from pyllama_raw.core.request import Delta, Finished
+from pyllama_raw.core.step import StepResult
+from tests.core.support import STOP_TOKEN, answer, make_request, make_scheduler
 
 
 def goes_on(scheduler, *requests, n_steps=1, now=0.0):
@@ -22,6 +24,27 @@ def test_until_the_first_one_has_its_last_token():
     requests = make_request(0, max_tokens=9), make_request(1, max_tokens=30)
 
     assert goes_on(make_scheduler(), *requests) == 7
+
+
+def test_several_steps_of_a_plan_are_as_many_plans():
+    """
+    Their tokens come one step after the other; one of the last may end a request.
+    """
+    scheduler = make_scheduler()
+    scheduler.add_all([make_request(i, max_tokens=30) for i in range(2)], 0.0)
+    prompts = scheduler.schedule(0.0)
+    scheduler.apply(prompts, answer(prompts), 0.0)
+    plan = scheduler.schedule(0.0)
+
+    events = scheduler.apply(
+        plan, StepResult(tokens=(11, 12, 13, 14, 15, STOP_TOKEN)), 0.0
+    )
+
+    told = [(e.request_id, e.token) for e in events if type(e) is Delta]
+    assert told == [(0, 11), (1, 12), (0, 13), (1, 14), (0, 15), (1, STOP_TOKEN)]
+    assert [e.request_id for e in events if type(e) is Finished] == [1]
+    assert scheduler.stats().steps == 4
+    scheduler.check_integrity()
 
 
 def test_not_beyond_the_last_token():

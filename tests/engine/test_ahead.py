@@ -76,8 +76,10 @@ def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, obje
             plan = scheduler.schedule(0.0)
             events = scheduler.take_events()
             if plan:
-                result = executor.execute(changed(plan, visits.n_quiet(step)))
-                events += scheduler.apply(plan, result, 0.0)
+                plan = changed(plan, visits.n_quiet(step))
+                n_before = scheduler.stats().steps
+                events += scheduler.apply(plan, executor.execute(plan), 0.0)
+                step += scheduler.stats().steps - n_before - 1
             for event in events:
                 if isinstance(event, Finished):
                     assert event.error is None
