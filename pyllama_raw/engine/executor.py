@@ -9,8 +9,7 @@ Rules:
 3. One C call a step; the batch is filled by slices.
 4. A step that is likely to be planned next is begun ahead. If another one is planned, it
    is dropped and its tokens are cut off again, so no plan can tell.
-5. Of a plan that goes on for certain, several steps are done in one call. Each later plan
-   gets the result that is there.
+5. Of a plan that goes on for certain, several steps are done in one call.
 """
 
 from __future__ import annotations
