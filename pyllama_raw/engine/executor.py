@@ -247,9 +247,9 @@ class NativeExecutor:
         if not (self._masks or outcome.codes):
             return StepResult(tokens=tuple(outcome.tokens))
         tokens: list[int | None] = [*outcome.tokens]
-        codes = outcome.codes or [0] * (len(tokens) // outcome.n_steps)
         errors: dict[int, PyllamaError] = {}
         outputs = [chunk for chunk in chunks if chunk.wants_output]
+        codes = outcome.codes or [0] * len(outputs)
         last_step = len(tokens) - len(outputs)  # no other one has codes
         rows = enumerate(zip(outputs, codes, strict=True), last_step)
         for row, (chunk, code) in rows:

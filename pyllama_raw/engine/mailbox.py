@@ -68,9 +68,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Command] = SimpleQueue()
-        self._coming: set[object] = (
-            set()
-        )  # one operation on a set cannot be interrupted
+        self._coming = set[object]()  # one operation on a set cannot be interrupted
 
     def post(self, command: Command) -> None:
         self._queue.put(command)
