@@ -10,9 +10,9 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from pyllama_raw.core.step import (
 from pyllama_raw.engine.opening import build
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from tests.experts import Routers, Scores, listening
 
 GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
 
@@ -71,11 +72,12 @@ def make_config(
 
 
 @contextmanager
-def playing(path: Path, **options: Any):
+def playing(path: Path, *, hears_routers: bool = False, **options: Any):
     """A `Player` of the model at *path*."""
-    parts = build(path, make_config(**options))
+    with listening() if hears_routers else nullcontext() as routers:
+        parts = build(path, make_config(**options))
     try:
-        yield Player(parts)
+        yield Player(parts, routers)
     finally:
         parts.release()
 
@@ -99,8 +101,10 @@ class Played:
 class Player:
     """One engine; requests are run to their end, or cancelled after some steps."""
 
-    def __init__(self, parts: Any) -> None:
+    def __init__(self, parts: Any, routers: Routers | None = None) -> None:
         self.parts = parts
+        self._routers = routers
+        self._scores: dict[int, tuple[Chunk, Scores]] = {}  # by id of the chunk
         self.slots: dict[int, list[Chunk]] = {}
         self._payloads: dict[int, list[Chunk]] = {}  # by id; what each holds
         self._arrays: list[weakref.ref] = []
@@ -196,9 +200,10 @@ class Player:
         if result.status is not DecodeStatus.OK:
             return
         row = -1
-        for chunk in plan.chunks:
-            if chunk.slot in result.not_restored:
-                continue
+        chunks = [c for c in plan.chunks if c.slot not in result.not_restored]
+        if self._routers is not None and chunks:
+            self._hear(self._routers, chunks)
+        for chunk in chunks:
             row += len(chunk.tokens)
             held = self.slots.setdefault(chunk.slot, [])
             assert len(held) == chunk.pos
@@ -207,6 +212,19 @@ class Player:
                 played = self._alive[chunk.request_id]
                 played.logits.append(self.parts.executor.context.logits(row))
                 played.history = list(held)
+
+    def _hear(self, routers: Routers, chunks: list[Chunk]) -> None:
+        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
+        has_logits = np.zeros(ends[-1], bool)
+        has_logits[ends - 1] = [chunk.wants_output for chunk in chunks]
+        scores = np.split(routers.take(has_logits), ends[:-1])
+        for chunk, own in zip(chunks, scores, strict=True):
+            self._scores[id(chunk)] = chunk, own
+
+    def scores(self, played: Played) -> Scores:
+        """What the routers said of each token of *played*, whoever computed it."""
+        history = enumerate(played.history)
+        return np.stack([self._scores[id(c)][1][pos - c.pos] for pos, c in history])
 
     def _end_writes(self) -> None:
         if self.parts.files is None:
@@ -272,16 +290,17 @@ class Player:
         return logits
 
 
-def differences(played: Played, other: Played) -> tuple[float, float]:
+def differences(
+    played: Played, other: Played, n_outputs: int | None = None
+) -> tuple[float, float]:
     """
     Largest difference of logits before the tokens part, and the margin of *other* there.
 
-    The margin is 0 if they never part.
+    The margin is 0 if they never part, or later than after *n_outputs*.
     """
     worst = 0.0
-    for index, (token, expected) in enumerate(
-        zip(played.tokens, other.tokens, strict=False)
-    ):
+    pairs = zip(played.tokens, other.tokens, strict=False)
+    for index, (token, expected) in enumerate(islice(pairs, n_outputs)):
         mine, theirs = played.logits[index], other.logits[index]
         worst = max(worst, distance(mine, theirs))
         if token != expected:
