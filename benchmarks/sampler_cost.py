@@ -29,6 +29,7 @@ from pyllama_raw.engine.constraint import GrammarConstraint
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, Greedy, Nucleus, Stage, Temperature, TopK
@@ -65,8 +66,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+class GraphTopP:
+    """libllama's; that of a request is ours, and runs in no graph."""
+
+    def make(self, vocab: Vocab) -> Any:  # noqa: ARG002 - see Stage
+        return lib.llama_sampler_init_top_p(0.95, 0)
+
+
 # What can run in the graph; a lane of an engine is the first of these.
-CHAIN = [Nucleus("top_p", 0.95), Nucleus("min_p", 0.05), Temperature(0.8), Draw(1)]
+CHAIN = [GraphTopP(), Nucleus("min_p", 0.05), Temperature(0.8), Draw(1)]
 GRAPHS: dict[str, Sequence[Stage]] = {
     "nothing": (),
     f"top_k {FIRST_MAX}": [TopK(FIRST_MAX)],

@@ -11,6 +11,7 @@
 #include "output_rows.h"
 #include "row_sampling.h"
 #include "runner.h"
+#include "top_p.h"
 
 #include <algorithm>
 #include <atomic>
@@ -290,6 +291,10 @@ extern "C" llama_sampler * plr_init_dry(const llama_vocab * vocab, float multipl
         return llama_sampler_init_dry(vocab, multiplier, base, allowed_length, last_n,
                                       breakers, n_breakers);
     });
+}
+
+extern "C" llama_sampler * plr_init_top_p(float p, size_t min_keep) {
+    return guarded<llama_sampler *>(nullptr, [&] { return top_p::make({p, min_keep}); });
 }
 
 extern "C" llama_sampler * plr_sampler_clone(const llama_sampler * sampler) {

@@ -219,6 +219,8 @@ int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab, llama_tok
 struct llama_sampler * plr_init_dry(
     const struct llama_vocab * vocab, float multiplier, float base, int32_t allowed_length,
     int32_t last_n, const char ** breakers, size_t n_breakers);
+/* llama_sampler_init_top_p, several times as fast where candidates are not sorted. */
+struct llama_sampler * plr_init_top_p(float p, size_t min_keep);
 struct llama_sampler * plr_sampler_clone(const struct llama_sampler * sampler);
 int plr_sampler_accept_many(struct llama_sampler * sampler, const llama_token * tokens,
                             int32_t n_tokens);

@@ -127,10 +127,10 @@ class Nucleus:
         check("min_keep", self.min_keep, 0, INT32_MAX)
         init = {
             "typical": lib.llama_sampler_init_typical,
-            "top_p": lib.llama_sampler_init_top_p,
+            "top_p": lib.plr_init_top_p,
             "min_p": lib.llama_sampler_init_min_p,
         }
-        return init[self.kind](self.p, self.min_keep)
+        return made(self.kind, init[self.kind](self.p, self.min_keep))
 
 
 @dataclass(frozen=True, slots=True)
