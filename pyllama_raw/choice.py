@@ -40,14 +40,13 @@ class Choice:
 
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
-        text = ""
         if type(event) is core.Delta:
-            token = event.token
-            self._tokens.append(token)
-            if token not in self.request.stop_token_ids:
-                text = self._detokenizer.push(self._pieces[token])
+            tokens, ends = event.tokens, self.request.stop_token_ids
+            self._tokens += tokens
             if event.logprobs is not None:
                 self._logprobs.append(event.logprobs)
+            shown = tokens if tokens[-1] not in ends else tokens[:-1]
+            text = self._detokenizer.push(b"".join([self._pieces[t] for t in shown]))
         else:
             assert isinstance(event, Finished)
             self.finished, self.error = event, event.error

@@ -183,7 +183,7 @@ class Player:
                 played.end = event
                 self.parts.executor.close(event.request_id)
             else:
-                played.tokens.append(event.token)
+                played.tokens += event.tokens
         scheduler.check_integrity()
         return bool(plan)
 

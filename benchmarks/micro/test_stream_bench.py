@@ -81,7 +81,7 @@ def test_deliver(benchmark, n_rows):
 
     def deliver() -> None:
         for stream, request in zip(streams, requests, strict=True):
-            stream.events.append(Delta(request.request_id, 97))
+            stream.events.append(Delta(request.request_id, (97,)))
         for stream, choice in zip(streams, choices, strict=True):
             if choice.take(stream.events.popleft()):
                 choice.take_delta()

@@ -77,11 +77,15 @@ class SamplerUse(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """One output token. Whoever reads it makes it text: the engine has no time to."""
+    """
+    Output tokens, one or several.
+
+    Whoever reads them makes them text: the engine has no time to.
+    """
 
     request_id: int
-    token: int
-    logprobs: TokenLogprobs | None = None
+    tokens: tuple[int, ...]  # only the last one may end the request
+    logprobs: TokenLogprobs | None = None  # if asked for; tokens then has one
 
 
 @dataclass(frozen=True, slots=True)

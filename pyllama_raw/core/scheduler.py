@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
@@ -304,7 +304,7 @@ class Scheduler:
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None
-                self._take_steps(plan, result, now)
+                self._take_tokens(plan, result, now)
             case DecodeStatus.ABORTED:
                 self._roster.counters.aborted_steps += 1
                 self._rewind(plan, result.n_computed)
@@ -315,52 +315,59 @@ class Scheduler:
                 self._fail(plan, result, now)
         return self.take_events()
 
-    def _take_steps(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """One step, or several of a plan that goes on: no token but the last one ends."""
-        tokens = result.tokens
-        n_rows = len(plan.chunks) if plan.goes_on > 1 else len(tokens)
-        self._take_tokens(plan, result, tokens[:n_rows], now)
-        while len(tokens) > n_rows:
-            tokens = tokens[n_rows:]
-            self._roster.counters.steps += 1
-            self._take_tokens(plan, result, tokens[:n_rows], now)
+    def _take_tokens(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """
+        Take in one step, or several of a plan that goes on, row by row.
 
-    def _take_tokens(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        tokens_of_step: tuple[int | None, ...],
-        now: float,
-    ) -> None:
-        """Every token of every stream comes through here: calls are few on purpose."""
+        Every token of every stream comes through here: calls are few on purpose.
+        """
         n_tokens = n_output = 0
-        sampled = iter(tokens_of_step)
-        alive, tell = self._roster.alive, self._roster.events.append
-        grow, logprobs = self._slots.cells.grow, result.logprobs.get
+        n_steps = len(result.tokens) // len(plan.chunks) if plan.goes_on > 1 else 1
+        n_rows = len(result.tokens) // n_steps
+        columns = iter([result.tokens[row::n_rows] for row in range(n_rows)])
+        alive, grow = self._roster.alive, self._slots.cells.grow
         for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
-            token = next(sampled) if wants_output else None
+            sampled = next(columns) if wants_output else ()
             sequence = alive.get(request_id)
             if slot in result.not_restored:
                 continue
-            n_tokens += len(tokens)
+            n_computed = len(tokens) + n_steps - 1
+            n_tokens += n_computed
             if sequence is None:
                 continue  # ended while the step ran
-            sequence.n_computed += len(tokens)
-            grow(slot, len(tokens))
+            sequence.n_computed += n_computed
+            grow(slot, n_computed)
             if targets is not None:
                 sequence.prompt_logprobs += result.scores[request_id]
-            if token is not None:
-                n_output += 1
-                sequence.append(token, now)
-                tell(new(Delta, (request_id, token, logprobs(request_id))))
-                self._end_if_done(sequence, token, now)
-            elif wants_output:
-                self._roster.finish(sequence, result.row_errors[request_id], now)
+            if sampled:
+                n_output += self._take_output(sequence, sampled, result, now)
         counters = self._roster.counters
+        counters.steps += n_steps - 1
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
-        if n_tokens > len(plan.chunks):  # else it computed no prompt
+        if n_tokens > n_steps * len(plan.chunks):  # else it computed no prompt
             self._speed.observe(n_tokens, now - self._started)
+
+    def _take_output(
+        self,
+        sequence: Sequence,
+        sampled: tuple[int | None, ...],
+        result: StepResult,
+        now: float,
+    ) -> int:
+        """Tell what was sampled of *sequence*, and end it if that was all; its tokens."""
+        request_id, last = sequence.request.request_id, sampled[-1]
+        # None: its sampler failed.
+        taken = cast("tuple[int, ...]", sampled[:-1] if last is None else sampled)
+        if taken:
+            sequence.extend(taken, now)
+            logprobs = result.logprobs.get(request_id)
+            self._roster.events.append(new(Delta, (request_id, taken, logprobs)))
+        if last is None:
+            self._roster.finish(sequence, result.row_errors[request_id], now)
+        else:
+            self._end_if_done(sequence, last, now)
+        return len(taken)
 
     def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
         """End the request if *token* is its last one."""

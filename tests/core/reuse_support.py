@@ -98,7 +98,7 @@ class Engine:
         self.ends |= finished(events)
         for event in events:
             if isinstance(event, Delta):
-                self.texts[event.request_id].append(event.token)
+                self.texts[event.request_id] += event.tokens
 
     def of(self, kind) -> list:
         """Operations of *kind*, of all steps."""

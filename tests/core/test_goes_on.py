@@ -40,8 +40,8 @@ def test_several_steps_of_a_plan_are_as_many_plans():
         plan, StepResult(tokens=(11, 12, 13, 14, 15, STOP_TOKEN)), 0.0
     )
 
-    told = [(e.request_id, e.token) for e in events if type(e) is Delta]
-    assert told == [(0, 11), (1, 12), (0, 13), (1, 14), (0, 15), (1, STOP_TOKEN)]
+    told = [(e.request_id, e.tokens) for e in events if type(e) is Delta]
+    assert told == [(0, (11, 13, 15)), (1, (12, 14, STOP_TOKEN))]
     assert [e.request_id for e in events if type(e) is Finished] == [1]
     assert scheduler.stats().steps == 4
     scheduler.check_integrity()

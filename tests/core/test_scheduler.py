@@ -44,7 +44,7 @@ def test_one_request_prefills_then_decodes():
         [(0, 4, 1, True)],
         [(0, 5, 1, True)],
     ]
-    assert [e.token for e in events if type(e) is Delta] == [97, 97, 97]
+    assert [e.tokens for e in events if type(e) is Delta] == [(97,)] * 3
     assert finished(events)[0].reason is FinishReason.LENGTH
 
 
@@ -175,7 +175,7 @@ def test_a_stop_token_ends_the_request():
 
     _, events = step(scheduler, token=STOP_TOKEN)
 
-    assert events[0] == Delta(0, STOP_TOKEN)
+    assert events[0] == Delta(0, (STOP_TOKEN,))
     assert (events[1].reason, events[1].n_output) == (FinishReason.STOP, 1)
 
 
@@ -414,7 +414,7 @@ def test_a_row_that_cannot_be_sampled_ends_its_request_only():
     events = scheduler.apply(plan, result, 1.0)
 
     assert events[0].error is error
-    assert events[1] == Delta(1, 97)
+    assert events[1] == Delta(1, (97,))
 
 
 def test_the_budget_follows_the_measured_speed():

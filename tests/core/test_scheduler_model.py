@@ -193,7 +193,7 @@ class SchedulerModel(RuleBasedStateMachine):
         events = self.scheduler.apply(plan, StepResult(**fields), self.now)
         for event in events:
             if isinstance(event, Delta):
-                self.texts[event.request_id].append(event.token)
+                self.texts[event.request_id] += event.tokens
         self.events += events
         assert not self.unified or (
             self.scheduler.stats().n_cells_used == self.memory.n_used
@@ -304,7 +304,7 @@ class SchedulerModel(RuleBasedStateMachine):
         counts = dict.fromkeys(self.texts, 0)
         for event in self.events:
             if isinstance(event, Delta):
-                counts[event.request_id] += 1
+                counts[event.request_id] += len(event.tokens)
         assert counts == {i: end.n_output for i, end in ends.items()}
         for request_id, end in ends.items():
             whole = self.scored[request_id]

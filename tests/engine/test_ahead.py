@@ -85,7 +85,7 @@ def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, obje
                     assert event.error is None
                     executor.close(event.request_id)
                 else:
-                    tokens[event.request_id].append(event.token)
+                    tokens[event.request_id] += event.tokens
             scheduler.check_integrity()
         return tokens, executor.times
     finally:

@@ -64,7 +64,7 @@ def run(parts, requests, execute=None) -> tuple[dict[int, list[int]], dict]:
                 ends[event.request_id] = event
                 executor.close(event.request_id)
             else:
-                tokens[event.request_id].append(event.token)
+                tokens[event.request_id] += event.tokens
         scheduler.check_integrity()
     return tokens, ends
 

@@ -73,7 +73,7 @@ def advance(parts, plan, tokens, used, fails=None) -> None:
         if isinstance(event, Finished):
             used[event.request_id] = parts.executor.close(event.request_id)
         else:
-            tokens[event.request_id].append(event.token)
+            tokens[event.request_id] += event.tokens
 
 
 def execute(parts, plan, fails: str | None) -> StepResult:
