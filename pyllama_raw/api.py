@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
+from operator import length_hint
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -374,7 +375,7 @@ async def _gather(
                 group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
-        for _ in range(n_tasks):
+        for _ in range(min(n_tasks, length_hint(prompts, n_tasks) or 1)):
             group.start_soon(work)
     if errors:
         raise errors[0]

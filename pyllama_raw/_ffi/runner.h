@@ -103,23 +103,26 @@ class Runner {
             do {
                 decode(lock);
                 if (asked_ && job_.times->n_steps > 0 && code_ != 0) {
-                    tell(0);  // of the steps before; this one is for the next call
+                    tell(lock, 0);  // of the steps before; this one is for the next call
                 }
                 changed_.wait(lock, [this] { return asked_ || drops_ || quits_; });
                 const bool wanted = asked_;
                 is_ahead_ = wanted && sample(lock);
                 if (!(is_ahead_ && runs_on())) {
-                    tell(code_);  // or who drops it that it is over
+                    tell(lock, code_);  // or who drops it that it is over
                 }
             } while (is_ahead_);
         }
     }
 
-    // The next decode may be over before step() wakes up.
-    void tell(int result) {
+    // The next decode may be over before step() wakes up. Who wakes up often has this CPU
+    // at once, and would wait for the lock.
+    void tell(std::unique_lock<std::mutex> & lock, int result) {
         result_ = result;
         asked_  = false;
+        lock.unlock();
         changed_.notify_all();
+        lock.lock();
     }
 
     // Whether the caller wants another step before it is told: none has ended a row.

@@ -358,7 +358,7 @@ class Scheduler:
         """Tell what was sampled of *sequence*, and end it if that was all; its tokens."""
         request_id, last = sequence.request.request_id, sampled[-1]
         # None: its sampler failed.
-        taken = cast("tuple[int, ...]", sampled[:-1] if last is None else sampled)
+        taken = cast("tuple[int, ...]", sampled if last is not None else sampled[:-1])
         if taken:
             sequence.extend(taken, now)
             logprobs = result.logprobs.get(request_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from itertools import pairwise
+from operator import sub
 
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import (
@@ -121,7 +121,7 @@ class Sequence:
                 admitted=self.admitted,
                 first_token=times[0] if times else None,
                 finished=now,
-                itl=tuple(b - a for a, b in pairwise(times)),
+                itl=tuple(map(sub, times[1:], times)),
             ),
             prompt_logprobs=tuple(self.prompt_logprobs),
         )

@@ -8,6 +8,7 @@ happened since in one piece; max_tokens bounds how much that is.
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop, Future
 from collections import deque
 from dataclasses import dataclass
 
@@ -34,17 +35,25 @@ class Stream:
         self.loop = loop or current_token().native_token
         self.eager = True  # False: the reader wants to be woken at the end only
         self.events: deque[Event | Refused] = deque()
-        self._arrival: anyio.Event | None = None
+        self._arrival: anyio.Event | Future[None] | None = None
 
     async def wait(self) -> None:
         """Return when there are events; a checkpoint in any case."""
         if self.events:
             await checkpoint_if_cancelled()
         while not self.events:
-            self._arrival = anyio.Event()
-            await self._arrival.wait()
+            if isinstance(self.loop, AbstractEventLoop):
+                # What an anyio.Event would wait for, in half the time.
+                self._arrival = self.loop.create_future()
+                await self._arrival
+            else:
+                self._arrival = anyio.Event()
+                await self._arrival.wait()
 
     def notify(self) -> None:
         """Wake the reader. Thread: the event loop's only."""
-        if self._arrival is not None:
-            self._arrival.set()
+        arrival = self._arrival
+        if isinstance(arrival, anyio.Event):
+            arrival.set()
+        elif arrival is not None and not arrival.done():
+            arrival.set_result(None)

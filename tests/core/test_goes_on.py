@@ -4,6 +4,7 @@ import pytest
 
 from pyllama_raw.core.request import Delta, Finished
 from pyllama_raw.core.step import StepResult
+from pyllama_raw.errors import SamplingFailed
 from tests.core.support import STOP_TOKEN, answer, make_request, make_scheduler
 
 
@@ -44,6 +45,41 @@ def test_several_steps_of_a_plan_are_as_many_plans():
     assert told == [(0, (11, 13, 15)), (1, (12, 14, STOP_TOKEN))]
     assert [e.request_id for e in events if type(e) is Finished] == [1]
     assert scheduler.stats().steps == 4
+    scheduler.check_integrity()
+
+
+def test_several_steps_tell_nothing_about_prompts():
+    """
+    Together they have as many tokens as a prompt, but are not as fast.
+    """
+    scheduler = make_scheduler()
+    scheduler.add_all([make_request(i, max_tokens=30) for i in range(2)], 0.0)
+    prompts = scheduler.schedule(0.0)
+    scheduler.apply(prompts, answer(prompts), 0.0)
+    plan = scheduler.schedule(0.0)
+
+    scheduler.apply(plan, StepResult(tokens=(97,) * 16), 9.0)
+
+    assert scheduler._speed.tokens_per_s is None
+
+
+def test_a_sampler_that_fails_in_the_last_step_takes_only_its_token():
+    """
+    What its request has got before is told.
+    """
+    scheduler = make_scheduler()
+    scheduler.add_all([make_request(i, max_tokens=30) for i in range(2)], 0.0)
+    prompts = scheduler.schedule(0.0)
+    scheduler.apply(prompts, answer(prompts), 0.0)
+    plan = scheduler.schedule(0.0)
+    error = SamplingFailed("llama_sampler_sample", None, "injected")
+
+    events = scheduler.apply(
+        plan, StepResult(tokens=(11, 12, 13, None), row_errors={1: error}), 0.0
+    )
+
+    assert events[:2] == [Delta(0, (11, 13)), Delta(1, (12,))]
+    assert [(end.request_id, end.error) for end in events[2:]] == [(1, error)]
     scheduler.check_integrity()
 
 
