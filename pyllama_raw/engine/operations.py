@@ -119,7 +119,9 @@ class SlotOperations:
     def _do_on_disk(self, operation: FileOperation, disk: DiskWriter) -> None:
         match operation:
             case Write(write_id, slot, namespace, tokens, max_bytes):
+                started = time.perf_counter_ns()
                 state = self._saved(slot, max_bytes - HEADER_BYTES)
+                self._times.capture_ns += time.perf_counter_ns() - started
                 if state is None:
                     disk.report(write_id, None)
                 else:
@@ -185,6 +187,7 @@ class SlotOperations:
             self._trim(dst, n_tokens)
 
     def _capture(self, capture: Capture) -> None:
+        started = time.perf_counter_ns()
         context, slot, scratch = self._context, capture.slot, self._scratch
         if self._kind is not SnapshotKind.RANGE:
             payload = self._saved(slot, capture.max_bytes)
@@ -194,10 +197,10 @@ class SlotOperations:
             context.seq_rm(scratch)
         if payload is not None:
             self._captured[capture.capture_id] = Captured(payload, payload.nbytes)
+        self._times.capture_ns += time.perf_counter_ns() - started
 
     def _saved(self, slot: int, max_bytes: int) -> Payload | None:
         """All of *slot*; None if that is not possible in *max_bytes*."""
-        started = time.perf_counter_ns()
         try:
             n_bytes = self._context.state_bytes(slot)
             if n_bytes > max_bytes:
@@ -206,8 +209,6 @@ class SlotOperations:
             self._context.capture(slot, payload)
         except (SnapshotFailed, MemoryError):
             return None
-        finally:
-            self._times.capture_ns += time.perf_counter_ns() - started
         return payload
 
     def _restore(self, restore: Restore) -> None:
