@@ -19,14 +19,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.request import Delta, Event, FinishReason, Request
+from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
@@ -71,10 +72,7 @@ class Scheduler:
         """
         assert limits.n_batch >= limits.n_slots
         self.limits = limits
-        self._pieces = pieces
         self._max_overtakes = max_overtakes
-        self._shifts_when_full = context_full == "shift" and limits.can_shift
-        self._n_keep = n_keep
         self._speed = PrefillSpeed()
         self._budget = StepBudget(
             token_budget, target_step_s, limits.n_batch, self._speed
@@ -83,6 +81,10 @@ class Scheduler:
         keeps = cache is not None
         self._roster = Roster(limits, max_waiting, max_waiting_tokens, keeps=keeps)
         self._slots = self._roster.slots
+        shifts = context_full == "shift" and limits.can_shift
+        self._outputs = Outputs(
+            self._roster, limits, pieces, n_keep if shifts else None
+        )
         self._reuse = PrefixReuse(
             self._slots,
             cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0),
@@ -304,7 +306,9 @@ class Scheduler:
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None
-                self._take_tokens(plan, result, now)
+                n_tokens = self._outputs.take(plan, result, now)
+                if plan.goes_on < 2 and n_tokens > len(plan.chunks):  # else no prompt
+                    self._speed.observe(n_tokens, now - self._started)
             case DecodeStatus.ABORTED:
                 self._roster.counters.aborted_steps += 1
                 self._rewind(plan, result.n_computed)
@@ -314,92 +318,6 @@ class Scheduler:
             case _:  # INVALID, FAILED
                 self._fail(plan, result, now)
         return self.take_events()
-
-    def _take_tokens(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """
-        Take in one step, or several of a plan that goes on, row by row.
-
-        Every token of every stream comes through here: calls are few on purpose.
-        """
-        n_tokens = n_output = 0
-        n_steps = len(result.tokens) // len(plan.chunks) if plan.goes_on > 1 else 1
-        n_rows = len(result.tokens) // n_steps
-        columns = iter([result.tokens[row::n_rows] for row in range(n_rows)])
-        alive, grow = self._roster.alive, self._slots.cells.grow
-        for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
-            sampled = next(columns) if wants_output else ()
-            sequence = alive.get(request_id)
-            if slot in result.not_restored:
-                continue
-            n_computed = len(tokens) + n_steps - 1
-            n_tokens += n_computed
-            if sequence is None:
-                continue  # ended while the step ran
-            sequence.n_computed += n_computed
-            grow(slot, n_computed)
-            if targets is not None:
-                sequence.prompt_logprobs += result.scores[request_id]
-            if sampled:
-                n_output += self._take_output(sequence, sampled, result, now)
-        counters = self._roster.counters
-        counters.steps += n_steps - 1
-        counters.computed_tokens += n_tokens
-        counters.output_tokens += n_output
-        if n_tokens > n_steps * len(plan.chunks):  # else it computed no prompt
-            self._speed.observe(n_tokens, now - self._started)
-
-    def _take_output(
-        self,
-        sequence: Sequence,
-        sampled: tuple[int | None, ...],
-        result: StepResult,
-        now: float,
-    ) -> int:
-        """Tell what was sampled of *sequence*, and end it if that was all; its tokens."""
-        request_id, last = sequence.request.request_id, sampled[-1]
-        # None: its sampler failed.
-        taken = cast("tuple[int, ...]", sampled if last is not None else sampled[:-1])
-        if taken:
-            sequence.extend(taken, now)
-            logprobs = result.logprobs.get(request_id)
-            self._roster.events.append(new(Delta, (request_id, taken, logprobs)))
-        if last is None:
-            self._roster.finish(sequence, result.row_errors[request_id], now)
-        else:
-            self._end_if_done(sequence, last, now)
-        return len(taken)
-
-    def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
-        """End the request if *token* is its last one."""
-        request = sequence.request
-        if token in request.stop_token_ids or (
-            sequence.stop_finder is not None and self._is_stop_string(sequence, token)
-        ):
-            self._roster.finish(sequence, FinishReason.STOP, now)
-        elif sequence.n_output >= request.max_tokens:
-            self._roster.finish(sequence, FinishReason.LENGTH, now)
-        elif len(sequence.tokens) >= self.limits.n_ctx_slot:
-            self._on_full(sequence, now)
-
-    def _is_stop_string(self, sequence: Sequence, token: int) -> bool:
-        """Whether *token* completes one."""
-        finder = sequence.stop_finder
-        assert finder is not None
-        finder.push(self._pieces[token])
-        return finder.stopped
-
-    def _on_full(self, sequence: Sequence, now: float) -> None:
-        """The slot has no position for another token: drop the older half, or end."""
-        n_discard = (len(sequence.tokens) - 1 - self._n_keep) // 2
-        if not self._shifts_when_full or n_discard < 1:
-            self._roster.finish(sequence, FinishReason.LENGTH, now)
-            return
-        if self._slots.cells.is_shared(sequence.slot or 0):
-            # Cells have one position for all who share them: compute again instead.
-            sequence.drop(self._n_keep, n_discard)
-            self._roster.rewind(sequence, 0)
-        else:
-            self._roster.shift(sequence, self._n_keep, n_discard)
 
     def _rewind(self, plan: StepPlan, n_computed: Mapping[int, int]) -> None:
         for chunk in plan.chunks:

@@ -1,0 +1,124 @@
+"""What a step that worked gave: tokens, the events that tell of them, and what ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import cast
+
+from pyllama_raw.core.request import Delta, FinishReason
+from pyllama_raw.core.roster import Roster
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.slots import ContextLimits
+from pyllama_raw.core.step import StepPlan, StepResult
+
+new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
+
+
+class Outputs:
+    """Takes in tokens and ends the requests that have all of theirs."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        limits: ContextLimits,
+        pieces: Items[bytes],
+        n_keep: int | None,
+    ) -> None:
+        """
+        Args:
+            pieces: bytes of each token, read for stop strings.
+            n_keep: of a full slot that many first tokens stay, and the older half of the
+                others goes; None: its request ends.
+        """
+        self._roster = roster
+        self._slots = roster.slots
+        self._limits = limits
+        self._pieces = pieces
+        self._n_keep = n_keep
+
+    def take(self, plan: StepPlan, result: StepResult, now: float) -> int:
+        """
+        Take in one step, or several of a plan that goes on, row by row; returns the
+        number of tokens computed.
+
+        Every token of every stream comes through here: calls are few on purpose.
+        """
+        n_tokens = n_output = 0
+        n_steps = len(result.tokens) // len(plan.chunks) if plan.goes_on > 1 else 1
+        n_rows = len(result.tokens) // n_steps
+        columns = iter([result.tokens[row::n_rows] for row in range(n_rows)])
+        alive, grow = self._roster.alive, self._slots.cells.grow
+        for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
+            sampled = next(columns) if wants_output else ()
+            sequence = alive.get(request_id)
+            if slot in result.not_restored:
+                continue
+            n_computed = len(tokens) + n_steps - 1
+            n_tokens += n_computed
+            if sequence is None:
+                continue  # ended while the step ran
+            sequence.n_computed += n_computed
+            grow(slot, n_computed)
+            if targets is not None:
+                sequence.prompt_logprobs += result.scores[request_id]
+            if sampled:
+                n_output += self._take_output(sequence, sampled, result, now)
+        counters = self._roster.counters
+        counters.steps += n_steps - 1
+        counters.computed_tokens += n_tokens
+        counters.output_tokens += n_output
+        return n_tokens
+
+    def _take_output(
+        self,
+        sequence: Sequence,
+        sampled: tuple[int | None, ...],
+        result: StepResult,
+        now: float,
+    ) -> int:
+        """Tell what was sampled of *sequence*, and end it if that was all; its tokens."""
+        request_id, last = sequence.request.request_id, sampled[-1]
+        # None: its sampler failed.
+        taken = cast("tuple[int, ...]", sampled if last is not None else sampled[:-1])
+        if taken:
+            sequence.extend(taken, now)
+            logprobs = result.logprobs.get(request_id)
+            self._roster.events.append(new(Delta, (request_id, taken, logprobs)))
+        if last is None:
+            self._roster.finish(sequence, result.row_errors[request_id], now)
+        else:
+            self._end_if_done(sequence, last, now)
+        return len(taken)
+
+    def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
+        """End the request if *token* is its last one."""
+        request = sequence.request
+        if token in request.stop_token_ids or (
+            sequence.stop_finder is not None and self._is_stop_string(sequence, token)
+        ):
+            self._roster.finish(sequence, FinishReason.STOP, now)
+        elif sequence.n_output >= request.max_tokens:
+            self._roster.finish(sequence, FinishReason.LENGTH, now)
+        elif len(sequence.tokens) >= self._limits.n_ctx_slot:
+            self._on_full(sequence, now)
+
+    def _is_stop_string(self, sequence: Sequence, token: int) -> bool:
+        """Whether *token* completes one."""
+        finder = sequence.stop_finder
+        assert finder is not None
+        finder.push(self._pieces[token])
+        return finder.stopped
+
+    def _on_full(self, sequence: Sequence, now: float) -> None:
+        """The slot has no position for another token: drop the older half, or end."""
+        n_keep = self._n_keep
+        n_discard = 0 if n_keep is None else (len(sequence.tokens) - 1 - n_keep) // 2
+        if n_keep is None or n_discard < 1:
+            self._roster.finish(sequence, FinishReason.LENGTH, now)
+            return
+        if self._slots.cells.is_shared(sequence.slot or 0):
+            # Cells have one position for all who share them: compute again instead.
+            sequence.drop(n_keep, n_discard)
+            self._roster.rewind(sequence, 0)
+        else:
+            self._roster.shift(sequence, n_keep, n_discard)
