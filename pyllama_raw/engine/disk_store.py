@@ -127,7 +127,7 @@ class DiskStore:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with part.open("xb") as stream:
                 part.chmod(0o600)
-                for data in (block, tokens, state.data):
+                for data in (block, tokens, state):
                     stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())

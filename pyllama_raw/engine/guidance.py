@@ -12,9 +12,8 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any, Literal
 
-import numpy as np
-
 from pyllama_raw.errors import BadSchema, Unsupported
+from pyllama_raw.native.arrays import UINT32, zeros
 from pyllama_raw.native.vocab import Vocab
 
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
@@ -93,7 +92,8 @@ class MaskState:
     """Where one request is in its constraint, and the mask of what may follow."""
 
     def __init__(self, matcher: Any, n_tokens: int) -> None:
-        self.mask = np.zeros((n_tokens + 31) // 32, np.uint32)
+        self._empty = zeros(UINT32, (n_tokens + 31) // 32)
+        self.mask = self._empty[:]
         self._matcher = matcher
         self._is_current = False
 
@@ -106,9 +106,10 @@ class MaskState:
         """Fill the mask; all zero, which fails the row, if nothing can follow."""
         if self._is_current:
             return  # the step that wanted it sampled nothing
-        self._matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+        address, n_words = self.mask.buffer_info()
+        self._matcher.unsafe_compute_mask_ptr(address, 4 * n_words)
         if self._matcher.is_error():
-            self.mask[:] = 0
+            self.mask[:] = self._empty
         self._is_current = True
 
     def accept(self, token: int) -> None:

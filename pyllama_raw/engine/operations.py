@@ -17,9 +17,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Capture,
@@ -39,9 +36,10 @@ from pyllama_raw.core.step import (
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.state_file import HEADER_BYTES, StoredFile
 from pyllama_raw.errors import SnapshotFailed
+from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.context import Context
 
-Payload = NDArray[np.uint8]
+Payload = memoryview
 
 
 class Done(NamedTuple):
@@ -127,7 +125,7 @@ class SlotOperations:
                 else:
                     disk.write(write_id, namespace, tokens, state)
             case Export(write_id, namespace, tokens, payload):
-                assert isinstance(payload, np.ndarray)
+                assert isinstance(payload, memoryview)
                 disk.write(write_id, namespace, tokens, payload)
             case Read(slot, payload, n_tokens):
                 self._read(slot, payload, n_tokens, disk)
@@ -177,7 +175,7 @@ class SlotOperations:
     def _copy_state(self, src: int, dst: int, n_tokens: int) -> None:
         context = self._context
         try:
-            state = np.empty(context.state_bytes(src), np.uint8)
+            state = new_bytes(context.state_bytes(src))
             context.capture(src, state)
             context.restore(dst, state)
         except (SnapshotFailed, MemoryError):
@@ -205,7 +203,7 @@ class SlotOperations:
             n_bytes = self._context.state_bytes(slot)
             if n_bytes > max_bytes:
                 return None
-            payload = np.empty(n_bytes, np.uint8)
+            payload = new_bytes(n_bytes)
             self._context.capture(slot, payload)
         except (SnapshotFailed, MemoryError):
             return None
@@ -225,7 +223,7 @@ class SlotOperations:
         context = self._context
         for piece in restore.pieces:
             payload = piece.payload
-            assert isinstance(payload, np.ndarray)
+            assert isinstance(payload, memoryview)
             if self._kind is not SnapshotKind.RANGE:
                 context.restore(restore.slot, payload)
                 self._trim(restore.slot, piece.stop)

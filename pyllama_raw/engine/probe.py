@@ -1,7 +1,7 @@
 """
 What the memory of a context can do, and what a snapshot of it costs.
 
-Two short decodes tell how large a snapshot is; they also bring the weights into memory
+A short decode tells how large a snapshot is; it also brings the weights into memory
 before the first request.
 """
 
@@ -14,7 +14,6 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
-N_MORE = 2  # tokens of the second decode: each of them is time before the first answer
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
 
 
@@ -32,19 +31,24 @@ def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
 
 def measure(context: Context) -> SnapshotCost:
     """
-    Decode a little on the first slot of an empty *context*; it is empty again then.
+    Decode one token and two of an empty *context*; it is empty again then.
 
     Raises:
         NativeError: the context cannot decode at all.
     """
-    n_more = min(N_MORE, context.max_tokens, context.n_ctx_seq - 1)
     batch = Batch(context.max_tokens)
-    batch.add([0], 0, 0, True)
-    context.decode(batch)
-    first = context.state_bytes(0)
-    batch.clear()
-    batch.add([0] * n_more, 1, 0, True)
-    context.decode(batch)
-    token_bytes = -(-(context.state_bytes(0) - first) // n_more)
+    batch.add([0], 0, 0, False)
+    if context.n_seq_max > 1 and context.max_tokens > 2:
+        batch.add([0, 0], 0, 1, True)  # on another slot, so that one decode does
+        context.decode(batch)
+        one, two = context.state_bytes(0), context.state_bytes(1)
+    else:
+        context.decode(batch)
+        one = context.state_bytes(0)
+        batch.clear()
+        batch.add([0], 1, 0, True)
+        context.decode(batch)
+        two = context.state_bytes(0)
     context.clear()
-    return SnapshotCost(max(first - token_bytes, 0) + SLACK_BYTES, token_bytes)
+    token_bytes = two - one
+    return SnapshotCost(max(one - token_bytes, 0) + SLACK_BYTES, token_bytes)

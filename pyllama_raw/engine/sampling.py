@@ -12,8 +12,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.native import stages
 from pyllama_raw.native.grammar import Grammar
@@ -71,8 +69,7 @@ def _chain(
     chain = SamplerChain.build(wanted, vocab)
     n_history = params.n_history(reach.n_most)
     if n_history:
-        seen = prompt[-n_history:]
-        chain.accept(np.frombuffer(seen, np.int32))
+        chain.accept(prompt[-n_history:])
     return chain, _n_first(wanted[0])
 
 

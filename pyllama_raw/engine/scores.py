@@ -7,7 +7,7 @@ from output rows that nothing was sampled from.
 
 from __future__ import annotations
 
-import numpy as np
+from array import array
 
 from pyllama_raw.core.request import TokenLogprobs
 from pyllama_raw.core.step import Chunk, StepResult
@@ -76,21 +76,17 @@ class Scores:
         self, chunk: Chunk, start: int, context: Context
     ) -> tuple[TokenLogprobs, ...]:
         assert chunk.targets is not None
-        targets = np.asarray(chunk.targets, np.int32)
-        rows = np.arange(start, start + len(targets), dtype=np.int32)
-        found = context.score(rows, targets, self._n_top_prompt[chunk.request_id])
+        targets = array("i", chunk.targets)
+        rows = array("i", range(start, start + len(targets)))
+        n_top = self._n_top_prompt[chunk.request_id]
+        chosen, ids, values = context.score(rows, targets, n_top)
+        tops = [slice(n_top * i, n_top * (i + 1)) for i in range(len(targets))]
         return tuple(
-            TokenLogprobs(token, logprob, _pairs(ids, values))
-            for token, logprob, ids, values in zip(
-                targets.tolist(),
-                found.chosen.tolist(),
-                found.ids.tolist(),
-                found.values.tolist(),
-                strict=True,
-            )
+            TokenLogprobs(token, logprob, _pairs(ids[top], values[top]))
+            for token, logprob, top in zip(targets, chosen, tops, strict=True)
         )
 
 
-def _pairs(ids: list[int], values: list[float]) -> tuple[tuple[int, float], ...]:
+def _pairs(ids: array[int], values: array[float]) -> tuple[tuple[int, float], ...]:
     pairs = zip(ids, values, strict=True)
     return tuple((token, value) for token, value in pairs if token >= 0)

@@ -16,15 +16,15 @@ from hashlib import sha256
 from io import BufferedReader
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from pyllama_raw.native.arrays import new_bytes
 
 HEADER_BYTES = 4096
 TOKEN_BYTES = array("i").itemsize
 MAGIC = b"PLRSTAT1"  # the last character is the version of this layout
 BODY_AT = len(MAGIC) + sha256().digest_size
 
-State = NDArray[np.uint8]
+
+State = memoryview
 
 
 class BadFile(Exception):
@@ -73,7 +73,7 @@ def make_header(
         len(tokens) // TOKEN_BYTES,
         state.nbytes,
         sha256(tokens).hexdigest(),
-        sha256(state.data).hexdigest(),
+        sha256(state).hexdigest(),
     )
 
 
@@ -116,9 +116,9 @@ def read_state(stream: BufferedReader, header: Header) -> State:
     Raises:
         BadFile: it is damaged.
     """
-    state = np.empty(header.state_bytes, np.uint8)
-    if stream.readinto(state.data) != len(state) or stream.read(1):
+    state = new_bytes(header.state_bytes)
+    if stream.readinto(state) != len(state) or stream.read(1):
         raise BadFile("a wrong size")
-    if sha256(state.data).hexdigest() != header.state_digest:
+    if sha256(state).hexdigest() != header.state_digest:
         raise BadFile("a damaged state")
     return state

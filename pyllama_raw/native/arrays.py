@@ -1,18 +1,24 @@
-"""The one way from numpy arrays to C pointers: check dtype, layout and size first."""
+"""
+Memory that Python and C share: the one way from arrays to pointers, checked first.
+
+Arrays are of the standard library, or anything else with a buffer, such as numpy's.
+numpy itself takes longer to import than a small model to load, so only what returns its
+arrays imports it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from array import array
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_raw.native.libllama import ffi
 
-INT32 = np.dtype(np.int32)
-UINT8 = np.dtype(np.uint8)
-UINT32 = np.dtype(np.uint32)
-FLOAT32 = np.dtype(np.float32)
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "array[Any] | memoryview | NDArray[Any]"
+
+INT32, UINT8, UINT32, FLOAT32 = "i", "B", "I", "f"  # as the modules array and struct do
 
 _C_NAMES = {
     INT32: "int32_t[]",
@@ -23,24 +29,38 @@ _C_NAMES = {
 
 
 def pointer(
-    array: NDArray[Any],
-    dtype: np.dtype[Any],
-    *,
-    min_size: int = 0,
-    writable: bool = False,
+    values: Array, code: str, *, min_size: int = 0, writable: bool = False
 ) -> Any:
     """
-    Address of the first element of *array*, which stays alive and in place meanwhile.
+    Address of the first element of *values*, which stay alive and in place meanwhile.
+
+    Args:
+        code: the type of an element: INT32, UINT8, UINT32 or FLOAT32.
 
     Raises:
-        TypeError: another dtype, not one-dimensional, not C-contiguous, too short, or
+        TypeError: another type, not one-dimensional, not C-contiguous, too short, or
             read-only where C writes.
     """
-    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-        raise TypeError(
-            f"need a contiguous one-dimensional array of {dtype}, "
-            f"got {array.dtype} of shape {array.shape}"
-        )
-    if len(array) < min_size:
-        raise TypeError(f"the array has {len(array)} elements, {min_size} are needed")
-    return ffi.from_buffer(_C_NAMES[dtype], array, require_writable=writable)
+    # numpy's stubs tell of its buffers from Python 3.12 on.
+    with memoryview(values) as view:  # type: ignore[arg-type]
+        if view.format != code or view.ndim != 1 or not view.c_contiguous:
+            raise TypeError(
+                f"need a contiguous one-dimensional array of {_C_NAMES[code]}, "
+                f"got {view.format!r} of shape {view.shape}"
+            )
+        if len(view) < min_size:
+            raise TypeError(
+                f"the array has {len(view)} elements, {min_size} are needed"
+            )
+    return ffi.from_buffer(_C_NAMES[code], values, require_writable=writable)
+
+
+def zeros(code: str, count: int) -> array[Any]:
+    """An array of *count* zeros of four bytes each."""
+    return array(code, bytes(4 * count))
+
+
+def new_bytes(count: int) -> memoryview:
+    """Writable memory of *count* bytes that are not set yet; MemoryError if there is none."""
+    allocate = ffi.new_allocator(should_clear_after_alloc=False)
+    return memoryview(ffi.buffer(allocate("uint8_t[]", count)))

@@ -5,20 +5,21 @@ Its memory is arrays of the standard library: a handful of rows, which is what m
 have, costs numpy more time than it takes to write them.
 
 libllama checks token ids, sequences and positions itself and answers -1; only what it
-would abort on, or what numpy would wrap silently, is checked here.
+would abort on, or what would be another number in C, is checked here.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_raw.errors import InvalidBatch
 from pyllama_raw.native.libllama import ffi, lib
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Tokens: TypeAlias = "array[int] | Sequence[int] | NDArray[np.int32]"
 
@@ -179,8 +180,6 @@ def _ints(tokens: Tokens) -> array[int]:
     """*tokens* as C ints; a number that is none becomes one that libllama refuses."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens
-    if isinstance(tokens, np.ndarray):
-        tokens = tokens.tolist()
     try:
         return array("i", tokens)
     except OverflowError:

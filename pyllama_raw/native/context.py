@@ -5,10 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama_raw.errors import (
     ContextFailed,
@@ -18,7 +15,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native import log
 from pyllama_raw.native.abort import AbortFlag
-from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
+from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer, zeros
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.demand import check_memory
@@ -32,6 +29,10 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.native.step_run import MAX_STEPS, StepRun
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class StepOutcome(NamedTuple):
@@ -231,6 +232,8 @@ class Context(SlotMemory):
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """A copy [n_vocab] of the output row at place *row* of the last batch."""
+        import numpy as np
+
         found = ffi.NULL
         if 0 <= row < self.max_tokens and not self._is_on_lane(row):
             found = lib.llama_get_logits_ith(self.ptr, row)
@@ -243,23 +246,20 @@ class Context(SlotMemory):
     def _is_on_lane(self, row: int) -> bool:
         return bool(lib.llama_get_sampled_candidates_count_ith(self.ptr, row))
 
-    def score(
-        self, rows: NDArray[np.int32], tokens: NDArray[np.int32], n_top: int
-    ) -> RowScores:
+    def score(self, rows: Array, tokens: Array, n_top: int) -> RowScores:
         """
         Log-probabilities of tokens[i] in the row at place rows[i] of the last batch.
 
         Args:
-            rows: int32, output rows that were not sampled: those are changed.
+            rows, tokens: int32; output rows that were not sampled: those are changed.
 
         Raises:
             InvalidRequest: one is no output row, or n_top is too large.
         """
         check_top(n_top)
         n_rows = len(rows)
-        chosen = np.zeros(n_rows, np.float32)
-        ids = np.zeros(n_rows * n_top, np.int32)
-        values = np.zeros(n_rows * n_top, np.float32)
+        chosen = zeros(FLOAT32, n_rows)
+        ids, values = zeros(INT32, n_rows * n_top), zeros(FLOAT32, n_rows * n_top)
         code = lib.plr_score(
             self.ptr, n_rows, pointer(rows, INT32),
             pointer(tokens, INT32, min_size=n_rows), n_top,
@@ -269,8 +269,7 @@ class Context(SlotMemory):
         )  # fmt: skip
         if code:
             raise InvalidRequest("rows", rows.tolist(), "rows of the last batch")
-        shape = (n_rows, n_top)
-        return RowScores(chosen, ids.reshape(shape), values.reshape(shape))
+        return RowScores(chosen, ids, values)
 
     def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
         """Threads for one-token batches, and for all others. Takes effect at once."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import BadGrammar, InvalidRequest, NativeError
 from pyllama_raw.native.arrays import UINT32, pointer
@@ -13,6 +14,10 @@ from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.stages import c_text
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Grammar(Handle):
@@ -45,8 +50,8 @@ class Grammar(Handle):
             if not 0 <= token <= INT32_MAX:
                 raise InvalidRequest("grammar_triggers", token, "token ids")
         raw = b"".join(bits.to_bytes(32, "little") for bits in sets)
-        words = np.frombuffer(raw, "<u4").astype(np.uint32)
-        table = np.array(nodes, np.int32)
+        words = array("I", struct.unpack(f"<{len(raw) // 4}I", raw))
+        table = array("i", chain.from_iterable(nodes))
         texts = [c_text("grammar_triggers", text) for text in trigger_texts]
         triggers = ffi.new("plr_triggers *")
         triggers.texts = kept = ffi.new("const char *[]", texts)
@@ -71,6 +76,8 @@ class Grammar(Handle):
 
     def allowed(self, vocab: Vocab) -> NDArray[np.bool_]:
         """By token: whether it may come next. Shape [n_vocab]."""
+        import numpy as np
+
         found = np.zeros(vocab.n_tokens, np.uint8)
         code = lib.plr_grammar_mask(self.ptr, ffi.from_buffer("uint8_t[]", found))
         if code:

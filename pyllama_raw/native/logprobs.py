@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.native.arrays import FLOAT32, INT32, pointer
+from pyllama_raw.native.arrays import FLOAT32, INT32, pointer, zeros
 from pyllama_raw.native.libllama import ffi
 
 MAX_TOP = 1024  # insertion into a sorted list: not for more
@@ -17,9 +15,9 @@ MAX_TOP = 1024  # insertion into a sorted list: not for more
 class RowScores(NamedTuple):
     """Log-softmax of rows: of one token each, and of the most likely ones."""
 
-    chosen: NDArray[np.float32]  # [n_rows]
-    ids: NDArray[np.int32]  # [n_rows, n_top], best first; -1 where there is none
-    values: NDArray[np.float32]  # [n_rows, n_top]
+    chosen: array[float]  # [n_rows]
+    ids: array[int]  # [n_rows * n_top], of a row best first; -1 where there is none
+    values: array[float]  # [n_rows * n_top]
 
 
 class RowLogprobs:
@@ -33,8 +31,8 @@ class RowLogprobs:
 
     def __init__(self, n_top: int, *, of_sampler: bool = False) -> None:
         check_top(n_top)
-        self._ids = np.zeros(n_top, np.int32)
-        self._values = np.zeros(n_top, np.float32)
+        self._ids = zeros(INT32, n_top)
+        self._values = zeros(FLOAT32, n_top)
         self.ptr = ffi.new("plr_logprobs *")
         self.ptr.n_top, self.ptr.of_sampler = n_top, of_sampler
         self.ptr.ids = pointer(self._ids, INT32, writable=True)

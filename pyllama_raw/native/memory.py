@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
 from pyllama_raw.native import log
-from pyllama_raw.native.arrays import UINT8, pointer
+from pyllama_raw.native.arrays import UINT8, Array, pointer
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 
@@ -127,7 +124,7 @@ class SlotMemory(Handle):
         self._check_copied("llama_state_seq_get_size_ext", code, n_bytes[0])
         return int(n_bytes[0])
 
-    def capture(self, slot: int, out: NDArray[np.uint8], flags: int = 0) -> int:
+    def capture(self, slot: int, out: Array, flags: int = 0) -> int:
         """
         Copy the memory of *slot* into *out*; the slot keeps it.
 
@@ -151,7 +148,7 @@ class SlotMemory(Handle):
         self._check_copied("llama_state_seq_get_data_ext", code, n_bytes[0])
         return int(n_bytes[0])
 
-    def restore(self, slot: int, data: NDArray[np.uint8], flags: int = 0) -> int:
+    def restore(self, slot: int, data: Array, flags: int = 0) -> int:
         """
         Replace the memory of *slot* by what capture() wrote.
 

@@ -7,11 +7,9 @@ must not be sampled, what its logits get added, and a grammar.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Self
 
 from pyllama_raw.errors import InvalidRequest, NativeError, SamplingFailed
 from pyllama_raw.native.arrays import FLOAT32, INT32, UINT32, pointer
@@ -21,6 +19,10 @@ from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.stages import Stage, check
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FIRST_MAX = 128  # candidates that are worth choosing before all else is done
 
@@ -55,7 +57,7 @@ class SamplerChain(Handle):
             raise
         return chain
 
-    def accept(self, tokens: NDArray[np.int32]) -> None:
+    def accept(self, tokens: array[int]) -> None:
         """Let the penalties know *tokens*, in one call."""
         code = lib.plr_sampler_accept_many(
             self.ptr, pointer(tokens, INT32), len(tokens)
@@ -116,7 +118,7 @@ class RowSampler:
         n_min: int = 0,
         bias: Mapping[int, float] | None = None,
         grammar: Grammar | None = None,
-        mask: NDArray[np.uint32] | None = None,
+        mask: array[int] | NDArray[np.uint32] | None = None,
         n_first: int = 0,
     ) -> None:
         for name, tokens in (("suppress", suppress), ("ending", ending)):
@@ -188,9 +190,9 @@ class RowSamplers:
         if capacity < 1:
             raise InvalidRequest("capacity", capacity, "at least 1")
         self.capacity = capacity
-        self._table = np.zeros(capacity, np.uintp)
+        self._table = array("Q", bytes(8 * capacity))
         self._kept: list[RowSampler | None] = [None] * capacity
-        self.ptr = ffi.cast("plr_sampler **", self._table.ctypes.data)
+        self.ptr = ffi.cast("plr_sampler **", ffi.from_buffer(self._table))
 
     def set(self, row: int, sampler: RowSampler) -> None:
         """Sample the *row*-th output row of the next step with *sampler*."""
@@ -206,7 +208,8 @@ class RowSamplers:
         if count > self.capacity:
             raise InvalidRequest("rows", count, f"at most {self.capacity}")
         if self._kept[:count] != samplers:
-            self._table[:count] = [sampler.address for sampler in samplers]
+            addresses = [sampler.address for sampler in samplers]
+            self._table[:count] = array("Q", addresses)
             self._kept[:count] = samplers
 
 

@@ -129,9 +129,10 @@ def test_score_is_that_of_the_rows(model):
         found = context.score(rows, targets, 5)
 
     np.testing.assert_allclose(found.chosen, expected[rows, targets], atol=1e-5)
-    assert found.ids.tolist() == [best(expected[i], 5) for i in rows]
-    top = np.take_along_axis(expected[:23], found.ids.astype(np.int64), 1)
-    np.testing.assert_allclose(found.values, top, atol=1e-5)
+    ids = np.array(found.ids).reshape(23, 5)
+    assert ids.tolist() == [best(expected[i], 5) for i in rows]
+    top = np.take_along_axis(expected[:23], ids, 1)
+    np.testing.assert_allclose(found.values, top.ravel(), atol=1e-5)
 
 
 def test_what_has_no_row_is_refused(model):
