@@ -8,7 +8,7 @@ hears of a request; errors name the parameter.
 from __future__ import annotations
 
 import math
-import secrets
+import os
 import warnings
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
@@ -273,7 +273,7 @@ class AsyncEngine:
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
-        seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+        seed = random_seed() if params.seed is None else params.seed
         request_ids = [next(self._request_ids) for _ in range(params.n)]
         request = Request(
             request_id=request_ids[0],
@@ -340,6 +340,11 @@ def _fork(
             )
         )
     return Prepared(tuple(requests), seeds)
+
+
+def random_seed() -> int:
+    """0 to MAX_SEED; the module `secrets` would load OpenSSL for it."""
+    return int.from_bytes(os.urandom(8)) % (MAX_SEED + 1)
 
 
 def check_tokens(params: SamplingParams, n_vocab: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.errors import InvalidRequest, Unsupported
@@ -26,10 +27,7 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._problem = "the model has no chat template: give a text prompt"
-        self._template: Template | None = None
-        if source is not None:
-            self._compile(source)
+        self._source = source
 
     def render(self, messages: Sequence[Message]) -> str:
         """
@@ -39,10 +37,9 @@ class ChatTemplate:
             Unsupported: the model has no template, or one that Jinja cannot read.
             InvalidRequest: the template does not take these messages.
         """
-        if self._template is None:
-            raise Unsupported(self._problem)
+        template = self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=messages,
                 add_generation_prompt=True,
                 tools=None,
@@ -54,13 +51,20 @@ class ChatTemplate:
                 "messages", _shown(messages), f"what the chat template takes ({error})"
             ) from error
 
-    def _compile(self, source: str) -> None:
+    @cached_property
+    def _template(self) -> Template:
+        """Compiled when the first messages come: it takes some milliseconds."""
         from jinja2 import TemplateError
 
+        if self._source is None:
+            raise Unsupported("the model has no chat template: give a text prompt")
         try:
-            self._template = _environment().from_string(source)
+            template: Template = _environment().from_string(self._source)
         except TemplateError as error:
-            self._problem = f"the model's chat template cannot be read: {error}"
+            raise Unsupported(
+                f"the model's chat template cannot be read: {error}"
+            ) from error
+        return template
 
 
 def _environment() -> Any:

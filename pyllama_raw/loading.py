@@ -26,8 +26,6 @@ async def load(
     """
     Build an engine in a worker thread; cancellation stops the loading itself.
 
-    The chat template is compiled there, too.
-
     Raises:
         PyllamaError: whatever building failed with.
     """

@@ -8,8 +8,8 @@ message cannot end its own turn.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,7 +151,7 @@ class _Quoted:
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._encoder = encoder
-        self._nonce = secrets.token_hex(8)
+        self._nonce = os.urandom(8).hex()
         self._hidden: list[str] = []
 
     def hide(self, value: Any) -> Any:

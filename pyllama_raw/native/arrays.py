@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "array[Any] | memoryview | NDArray[Any]"
 
-INT32, UINT8, UINT32, FLOAT32 = "i", "B", "I", "f"  # as the modules array and struct do
+# As the modules array and struct name them.
+INT32, INT64, UINT8, UINT32, FLOAT32 = "i", "q", "B", "I", "f"
 
 _C_NAMES = {
     INT32: "int32_t[]",
+    INT64: "int64_t[]",
     UINT8: "uint8_t[]",
     UINT32: "uint32_t[]",
     FLOAT32: "float[]",
@@ -35,7 +37,7 @@ def pointer(
     Address of the first element of *values*, which stay alive and in place meanwhile.
 
     Args:
-        code: the type of an element: INT32, UINT8, UINT32 or FLOAT32.
+        code: the type of an element: INT32, INT64, UINT8, UINT32 or FLOAT32.
 
     Raises:
         TypeError: another type, not one-dimensional, not C-contiguous, too short, or
@@ -56,8 +58,8 @@ def pointer(
 
 
 def zeros(code: str, count: int) -> array[Any]:
-    """An array of *count* zeros of four bytes each."""
-    return array(code, bytes(4 * count))
+    """An array of *count* zeros."""
+    return array(code, [0]) * count
 
 
 def new_bytes(count: int) -> memoryview:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from array import array
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import compress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
+from pyllama_raw.native.arrays import INT64, pointer, zeros
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.pieces import Pieces
 
 if TYPE_CHECKING:
     from pyllama_raw.native.model import Model
@@ -136,22 +138,22 @@ class Vocab:
         return int(n_tokens[0])
 
     @cached_property
-    def pieces(self) -> tuple[bytes, ...]:
+    def pieces(self) -> Pieces:
         """piece() of every token; outlives the model."""
         if self.kind == "none":
-            return (b"",) * self.n_tokens
+            return Pieces(b"", zeros(INT64, self.n_tokens))
         size = 16 * self.n_tokens
-        ends = ffi.new("int64_t[]", self.n_tokens)
+        ends = zeros(INT64, self.n_tokens)
+        ends_ptr = pointer(ends, INT64, writable=True)
         while True:
             buffer = ffi.new("char[]", size)
-            found = lib.plr_vocab_pieces(self.ptr, buffer, size, ends)
+            found = lib.plr_vocab_pieces(self.ptr, buffer, size, ends_ptr)
             if found < 0:
                 raise NativeError("llama_token_to_piece", found, last_error())
             if found <= size:
                 break
             size = found
-        joined = bytes(ffi.buffer(buffer, found))
-        return tuple(joined[a:b] for a, b in pairwise([0, *ends]))
+        return Pieces(bytes(ffi.buffer(buffer, found)), ends)
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """

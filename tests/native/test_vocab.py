@@ -97,7 +97,7 @@ def test_pieces_are_those_of_the_tokens(model):
     """
     vocab = model.vocab
 
-    assert vocab.pieces == tuple(vocab.piece(t) for t in range(vocab.n_tokens))
+    assert [*vocab.pieces] == [vocab.piece(t) for t in range(vocab.n_tokens)]
 
 
 def test_a_model_may_have_no_vocabulary(tmp_path):
