@@ -33,7 +33,13 @@ import json, sys, time
 
 started = time.perf_counter()
 import anyio
-from pyllama_raw import *
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 
 imported = time.perf_counter()
 model, prompt, options = json.loads(sys.argv[1])

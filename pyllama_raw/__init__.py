@@ -1,8 +1,12 @@
 """
 Text generation on libllama: continuous batching behind an async API.
 
-Importing this package needs no native library; the first model does.
+Importing this package needs no native library; the first model does. Names that no
+program needs before its model is loaded are imported when first asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine, RequestOptions
 from pyllama_raw.chat import Message
@@ -12,13 +16,6 @@ from pyllama_raw.config import (
     EngineConfig,
     ModelConfig,
     SchedulerConfig,
-)
-from pyllama_raw.core.cache_stats import CacheStats
-from pyllama_raw.core.request import (
-    CacheTier,
-    FinishReason,
-    SamplerUse,
-    TokenLogprobs,
 )
 from pyllama_raw.errors import (
     BadGrammar,
@@ -38,12 +35,21 @@ from pyllama_raw.errors import (
     RequestError,
     Unsupported,
 )
-from pyllama_raw.generation import Generation
-from pyllama_raw.profile import Profile
 from pyllama_raw.prompt import Prompt
-from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
 from pyllama_raw.sampling.params import SamplingParams
-from pyllama_raw.sync import generate, score
+
+if TYPE_CHECKING:
+    from pyllama_raw.core.cache_stats import CacheStats
+    from pyllama_raw.core.request import (
+        CacheTier,
+        FinishReason,
+        SamplerUse,
+        TokenLogprobs,
+    )
+    from pyllama_raw.generation import Generation
+    from pyllama_raw.profile import Profile
+    from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
+    from pyllama_raw.sync import generate, score
 
 __all__ = [
     "AsyncEngine",
@@ -88,3 +94,26 @@ __all__ = [
     "generate",
     "score",
 ]
+
+_LATER = {
+    "core.cache_stats": ("CacheStats",),
+    "core.request": ("CacheTier", "FinishReason", "SamplerUse", "TokenLogprobs"),
+    "generation": ("Generation",),
+    "profile": ("Profile",),
+    "results": ("Delta", "EngineStats", "Result", "Score", "Timings", "Usage"),
+    "sync": ("generate", "score"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of _LATER; from then on it is a plain global."""
+    for module, names in _LATER.items():
+        if name in names:
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

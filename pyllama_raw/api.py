@@ -26,11 +26,8 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.config import EngineConfig
-from pyllama_raw.core.cache_stats import CacheStats
-from pyllama_raw.core.request import Request
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.errors import InvalidRequest, PyllamaError
-from pyllama_raw.generation import Generation, Prepared
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.prompt import (
     LONG_PROMPT,
@@ -38,12 +35,15 @@ from pyllama_raw.prompt import (
     PromptEncoder,
     prompt_size,
 )
-from pyllama_raw.results import EngineStats, Result, Score
 from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.core.cache_stats import CacheStats
+    from pyllama_raw.core.request import Request
     from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.generation import Generation, Prepared
+    from pyllama_raw.results import EngineStats, Result, Score
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SEED = 2**32 - 2
@@ -65,7 +65,6 @@ class AsyncEngine:
         self, parts: EngineParts, encoder: PromptEncoder | None = None
     ) -> None:
         """Use open(); this is for tests and for own executors."""
-        # Not needed to import the package: it comes in while a model loads.
         from pyllama_raw.engine.loop import EngineThread
 
         self._parts = parts
@@ -141,6 +140,8 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Running, waiting, slots, KV cells and totals, as of the latest step."""
+        from pyllama_raw.results import EngineStats
+
         times = self._parts.executor.times
         return EngineStats(
             **asdict(self._thread.stats),
@@ -189,6 +190,8 @@ class AsyncEngine:
         Raises, on reading:
             QueueFull, NativeError, EngineStopped.
         """
+        from pyllama_raw.generation import Generation
+
         params = params or SamplingParams()
         prepare = partial(self._prepare, prompt, params, options)
         return Generation(self._thread, self._parts.vocab.pieces, prepare)
@@ -250,6 +253,8 @@ class AsyncEngine:
         Raises:
             InvalidRequest: the prompt is a single token: there is nothing to score.
         """
+        from pyllama_raw.results import Score
+
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_top)
         async with self.generate(prompt, params, **options) as generation:
             tokens = generation.prompt_token_ids
@@ -264,6 +269,8 @@ class AsyncEngine:
         params: SamplingParams,
         options: RequestOptions,
     ) -> Prepared:
+        from pyllama_raw.core.request import Request
+
         started = self._thread.clock()
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
@@ -324,6 +331,8 @@ def _fork(
     request: Request, params: SamplingParams, seed: int, request_ids: list[int]
 ) -> Prepared:
     """A request for each output; equal prompts of one namespace are computed once."""
+    from pyllama_raw.generation import Prepared
+
     seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(len(request_ids)))
     requests: list[Request] = []
     for request_id, own_seed in zip(request_ids, seeds, strict=True):

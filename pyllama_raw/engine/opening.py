@@ -1,8 +1,8 @@
 """
 Loading a model while Python imports what comes next.
 
-A model of some hundred megabytes is loaded by C in about the time in which numpy, jinja2
-and the rest of the engine are imported, so a thread does that.
+A model of some hundred megabytes is loaded by C in about the time in which jinja2 and
+the rest of the engine are imported, so a thread does that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from pyllama_raw.config import EngineConfig
+from pyllama_raw.native import libllama
 from pyllama_raw.native.model import Model
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.loop",
+    "pyllama_raw.generation",
     "jinja2.ext",
     "jinja2.sandbox",
 )
@@ -41,6 +43,7 @@ def build(
         ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
         Unsupported: the model does not generate text token by token.
     """
+    libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
