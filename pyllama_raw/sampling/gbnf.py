@@ -39,6 +39,7 @@ _LITERAL = re.compile('"' + _CHAR % '"' + '*"')
 _CLASS = re.compile(r"\[\^?" + _CHAR % r"\]" + r"*\]")
 _ONE_CHAR = re.compile(_CHAR % "", re.DOTALL)
 _TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>]+)>")
+_TOKEN_ID = re.compile(r"\[([0-9]{1,9})\]")
 _REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(?:(,)[ \t]*([0-9]+)?[ \t]*)?\}", re.ASCII)
 _ITEMS = {'"': (_LITERAL, "string"), "[": (_CLASS, "set"), "<": (_TOKEN, "token")}
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
@@ -140,8 +141,8 @@ class _Parser:
         self._has_item = False
         if kind == "<":
             negated, named = taken[0] == "!", taken.lstrip("!")[1:-1]
-            is_id = named.startswith("[")
-            self._add(Token(int(named[1:-1]) if is_id else named, negated, position))
+            found = _TOKEN_ID.fullmatch(named)
+            self._add(Token(int(found[1]) if found else named, negated, position))
         elif kind == '"' and len(taken) > 2:
             self._count(len(taken) - 2)
             self._add(Literal(_literal(taken[1:-1], position)))

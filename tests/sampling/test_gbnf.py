@@ -1,7 +1,7 @@
 """Grammars are refused with a place and a reason before libllama sees them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
@@ -94,6 +94,9 @@ def test_another_root_can_be_named():
 
 
 @given(st.text(alphabet='rot:=" \n()[]{}|*+?.<>!\\x0a19,-#^', max_size=60))
+@example("<[>")
+@example("<[12>")
+@example("!<[x]>")
 def test_any_text_has_an_answer(text):
     """
     Well formed or BadGrammar, with a position inside the text.
