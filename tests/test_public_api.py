@@ -81,6 +81,35 @@ def test_import_works_without_the_extension():
     assert run_without_extension(code) == "False\n"
 
 
+def test_what_only_a_running_engine_needs_comes_later():
+    """
+    Names of results are not imported with the package; all are listed and can be had.
+    """
+    code = """
+import sys, pyllama_raw
+print('pyllama_raw.results' in sys.modules, set(pyllama_raw.__all__) <= set(dir(pyllama_raw)))
+print(pyllama_raw.Result.__name__, hasattr(pyllama_raw, 'Resultat'))
+"""
+
+    assert run_without_extension(code) == "False True\nResult False\n"
+
+
+def test_no_engine_waits_for_numpy():
+    """
+    Nothing that is imported while a model loads brings numpy, which takes longer.
+    """
+    code = """
+import sys
+from importlib import import_module
+from pyllama_raw.engine import opening
+for name in opening.NEXT:
+    import_module(name)
+print('numpy' in sys.modules)
+"""
+
+    assert run_without_extension(code) == "False\n"
+
+
 def test_first_native_use_says_what_to_run():
     """
     Without the extension the first use of C names the command that builds it.

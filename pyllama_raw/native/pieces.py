@@ -32,9 +32,7 @@ class Pieces(Sequence[bytes]):
     def __getitem__(self, token: slice) -> list[bytes]: ...
 
     def __getitem__(self, token: int | slice) -> bytes | list[bytes]:
-        if isinstance(token, slice):
-            return [self[i] for i in range(*token.indices(len(self)))]
-        if token < 0:
-            token += len(self)
-        starts = self._starts
-        return self._joined[starts[token] : starts[token + 1]]
+        place = range(len(self))[token]  # from the start; IndexError if outside
+        if isinstance(place, range):
+            return [self[i] for i in place]
+        return self._joined[self._starts[place] : self._starts[place + 1]]

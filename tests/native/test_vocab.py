@@ -1,5 +1,7 @@
 """Text to tokens and back."""
 
+from array import array
+
 import gguf
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.pieces import Pieces
 
 pytestmark = pytest.mark.native
 
@@ -98,6 +101,19 @@ def test_pieces_are_those_of_the_tokens(model):
     vocab = model.vocab
 
     assert [*vocab.pieces] == [vocab.piece(t) for t in range(vocab.n_tokens)]
+
+
+def test_pieces_are_a_sequence():
+    """
+    They are counted, sliced and read from the end like a tuple, and end where it does.
+    """
+    pieces = Pieces(b"abcd", array("q", [1, 1, 4]))
+
+    assert (len(pieces), [*pieces]) == (3, [b"a", b"", b"bcd"])
+    assert (pieces[-1], pieces[1:]) == (b"bcd", [b"", b"bcd"])
+    for outside in (3, -4):
+        with pytest.raises(IndexError):
+            pieces[outside]
 
 
 def test_a_model_may_have_no_vocabulary(tmp_path):
