@@ -32,7 +32,9 @@ class Pieces(Sequence[bytes]):
     def __getitem__(self, token: slice) -> list[bytes]: ...
 
     def __getitem__(self, token: int | slice) -> bytes | list[bytes]:
-        place = range(len(self))[token]  # from the start; IndexError if outside
-        if isinstance(place, range):
-            return [self[i] for i in place]
-        return self._joined[self._starts[place] : self._starts[place + 1]]
+        if isinstance(token, slice):
+            return [self[i] for i in range(len(self))[token]]
+        if token < 0:
+            token = range(len(self))[token]
+        starts = self._starts
+        return self._joined[starts[token] : starts[token + 1]]
