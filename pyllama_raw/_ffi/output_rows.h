@@ -90,6 +90,19 @@ inline void sample_all(const Job & job) {
     }
 }
 
+// Make the next batch of this one: what was sampled, each a place after its row.
+inline void advance(const Job & job) {
+    llama_batch & batch = *job.batch;
+    for (int32_t i = 0; i < job.n_rows; ++i) {
+        const int32_t row = job.rows[i];  // never before i
+        batch.token[i]  = job.tokens[i];
+        batch.pos[i]    = batch.pos[row] + 1;
+        batch.seq_id[i] = batch.seq_id[row];
+        batch.logits[i] = 1;
+    }
+    batch.n_tokens = job.n_rows;
+}
+
 // Sample all rows; whether the batch was advanced to the next one.
 inline bool sample(const Job & job) {
     sample_all(job);
@@ -97,11 +110,10 @@ inline bool sample(const Job & job) {
         job.codes[i] = job.tokens[i] == LLAMA_TOKEN_NULL ? PLR_EXCEPTION : 0;
         job.times->n_failed += job.codes[i] != 0;
     }
-    llama_batch & batch    = *job.batch;
-    const bool    advances = job.n_rows == batch.n_tokens && job.times->n_failed == 0;
-    for (int32_t i = 0; advances && i < job.n_rows; ++i) {
-        batch.token[i] = job.tokens[i];
-        batch.pos[i] += 1;
+    const bool is_asked = job.ahead || job.n_rows == job.batch->n_tokens;
+    const bool advances = is_asked && job.n_rows > 0 && job.times->n_failed == 0;
+    if (advances) {
+        advance(job);
     }
     return advances;
 }

@@ -182,11 +182,13 @@ void         plr_runner_free(plr_runner * runner);
  *               of the last step, no other one has any
  * A row of a sequence with a lane is sampled from what the lane left of it.
  * A batch of nothing but sampled rows is advanced: it holds the sampled tokens at the next
- * positions, ready for the next step. With *ahead* its decode begins at once. Then either
+ * positions, ready for the next step. With *ahead* any batch is, unless a row has failed, its
+ * other tokens are gone, and the decode of the rest begins at once. Then either
  * the next call is a step of the same batch, or plr_drop(), before anything else touches the
  * context or the batch.
- * With run->n_steps above 1 several such steps are done before the call returns: until a row
- * ends or fails, the caller is interrupted, or a decode fails, which the next call tells.
+ * With run->n_steps above 1, only for a batch of rows, several such steps are done before the
+ * call returns: until a row ends or fails, the caller is interrupted, or a decode fails, which
+ * the next call tells.
  * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
  * Returns the decode code; nothing is sampled unless it is 0.
  */

@@ -242,7 +242,19 @@ class Scheduler:
             n_tokens = shares.get(slot, 0)
             if n_tokens:
                 chunks.append(_prefill(s, slot, n_tokens))
+        if self._completes(chunks) and not any(s.points for s in prompts):
+            return chunks, min(self._goes_on([*decodes, *prompts]), 1)
         return chunks, 0
+
+    def _completes(self, chunks: list[Chunk]) -> bool:
+        """Whether all who run have a row in *chunks*, in the order of the next plan."""
+        slots = [chunk.slot for chunk in chunks]
+        return (
+            len(chunks) == len(self._slots.running)
+            and slots == sorted(slots)
+            and all(chunk.wants_output and chunk.targets is None for chunk in chunks)
+            and not (self._roster.waiting and self._slots.has_free)
+        )
 
     def _goes_on(self, decodes: list[Sequence]) -> int:
         """See StepPlan.goes_on."""

@@ -126,7 +126,7 @@ class StepPlan(NamedTuple):
 
     operations: tuple[Operation, ...] = ()
     chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
-    # Next plans that continue just these chunks: the first likely, all of several for
+    # Next plans of just the next token of each chunk: the first likely, all of several for
     # certain, until a sampled token ends a request. Then they may be done with this one.
     goes_on: int = 0
 

@@ -41,7 +41,7 @@ from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from pyllama_raw.native.step_run import StepRun
 from pyllama_raw.sampling.params import SamplingParams
 
-RUN_S = 0.5  # a call of several steps takes that long, and one step more
+RUN_S = 1.0  # a call of several steps takes that long, and one step more
 
 
 class NativeExecutor:
@@ -161,7 +161,7 @@ class NativeExecutor:
         self._drop()
         captured, lost, restore_s = self._operations.run(plan.operations)
         if not lost:
-            result = self._decode(plan.chunks)
+            result = self._decode(plan.chunks, goes_on=plan.goes_on)
             return result._replace(captured=captured, restore_s=restore_s)
         chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
         result = self._decode(chunks)
@@ -217,7 +217,8 @@ class NativeExecutor:
         if self.context.drop():
             self._n_dropped += 1
             for chunk in advanced:
-                self.context.seq_rm(chunk.slot, chunk.pos + self._n_done, -1)
+                n_known = chunk.pos + len(chunk.tokens) - 1 + self._n_done
+                self.context.seq_rm(chunk.slot, n_known, -1)
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> None:
         batch = self._batch

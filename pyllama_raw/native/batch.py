@@ -86,8 +86,14 @@ class Batch:
 
     @property
     def is_rows_only(self) -> bool:
-        """Whether every token is sampled from; a step advances such a batch."""
+        """Whether every token is sampled from."""
         return self.n_rows == self.n_tokens
+
+    def keep_rows(self) -> None:
+        """After a step that has left the next token of each row in place of all."""
+        if not self.is_rows_only:
+            n_rows = self.n_tokens = self.n_outputs = self.n_rows
+            self.rows[:n_rows] = array("i", range(n_rows))
 
     def clear(self) -> None:
         """Forget all tokens."""

@@ -142,14 +142,15 @@ class Context(SlotMemory):
         Compute *batch* and sample its rows, in one C call without the GIL.
 
         A batch of nothing but sampled rows is advanced: it holds the sampled tokens at
-        their next positions.
+        their next positions. With *ahead* any batch is, unless a row has failed: its
+        other tokens are gone.
 
         Args:
             samplers: samplers[i] is for batch.rows[i].
             ahead: begin to compute the advanced batch at once. Either the next call is a
                 step of this batch, unchanged, or drop(), before anything else is done
                 with the context.
-            run: how many steps; several only with *ahead*. None: one.
+            run: how many steps; several only with *ahead* and of such a batch. None: one.
                 A decode that fails after the first step is told by the next call.
 
         Raises:
@@ -165,6 +166,8 @@ class Context(SlotMemory):
             raise self._refusal(batch, samplers)
         code = self._call(batch, n_rows, samplers.ptr, ahead, run or self._one_step)
         decode_ns, sample_ns, n_failed, n_steps = self._times
+        if ahead and code == 0 and n_rows and not n_failed:
+            batch.keep_rows()
         tokens = self._tokens[: n_steps * n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
         return StepOutcome(code, tokens, codes, decode_ns, sample_ns, n_steps)

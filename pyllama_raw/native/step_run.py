@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pyllama_raw.native.libllama import ffi
 
-MAX_STEPS = 16  # in one call
+MAX_STEPS = 64  # in one call
 
 
 class StepRun:

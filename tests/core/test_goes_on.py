@@ -13,9 +13,58 @@ def goes_on(scheduler, *requests, n_steps=1, now=0.0):
     scheduler.add_all(requests, now)
     for _ in range(n_steps):
         plan = scheduler.schedule(now)
-        assert plan.goes_on == 0 or n_steps > 1
+        assert plan.goes_on < 2 or n_steps > 1
         scheduler.apply(plan, answer(plan), now)
     return scheduler.schedule(now).goes_on
+
+
+def test_prompts_that_end_go_on_with_a_token_each():
+    """
+    Not before all have ended; what follows then is only likely.
+    """
+    scheduler = make_scheduler(token_budget=4)
+    scheduler.add_all([make_request(0, n_prompt=10), make_request(1, n_prompt=2)], 0.0)
+
+    found = []
+    for _ in range(3):
+        plan = scheduler.schedule(0.0)
+        scheduler.apply(plan, answer(plan), 0.0)
+        found.append((plan.goes_on, plan.n_tokens))
+
+    assert found == [(0, 4), (0, 4), (1, 4)]
+
+
+def prompt_beside_stream(*, stream_first):
+    """A stream, and a request that gets the slot before or behind it."""
+    scheduler = make_scheduler(n_slots=2)
+    scheduler.add(make_request(0, max_tokens=30 if stream_first else 1), 0.0)
+    scheduler.add(make_request(1, max_tokens=1 if stream_first else 30), 0.0)
+    for _ in range(2):
+        plan = scheduler.schedule(0.0)
+        scheduler.apply(plan, answer(plan), 0.0)
+    scheduler.add(make_request(2, max_tokens=30), 0.0)
+    return scheduler
+
+
+@pytest.mark.parametrize("stream_first", [True, False])
+def test_prompts_go_on_in_the_order_of_slots(stream_first):
+    """
+    Streams come first in a batch, but by slot in the next one.
+    """
+    plan = prompt_beside_stream(stream_first=stream_first).schedule(0.0)
+
+    assert len(plan.chunks) == 2
+    assert plan.goes_on == stream_first
+
+
+def test_a_scored_prompt_does_not_go_on():
+    """
+    Its rows are read after the step.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0, n_prompt=4, scores_prompt=True), 0.0)
+
+    assert scheduler.schedule(0.0).goes_on == 0
 
 
 def test_until_the_first_one_has_its_last_token():

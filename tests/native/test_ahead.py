@@ -36,6 +36,51 @@ def test_a_step_begun_ahead_is_the_next_one(model):
     assert found == expected
 
 
+def test_behind_prompts_their_rows_go_on(model):
+    """
+    Of a batch of a token and two prompts only what was sampled is left, a row each.
+    """
+    prompts = [make_prompt(5, seed) for seed in range(3)]
+
+    def run(ahead: bool) -> list[list[int]]:
+        with make_context(model, n_seq_max=3) as context:
+            batch, samplers = Batch(64), RowSamplers(3)
+            for row in range(3):
+                samplers.set(row, RowSampler())
+            batch.add_rows([prompts[0][0]], [0], [1])
+            batch.add(prompts[1], 0, 0, True)
+            batch.add(prompts[2], 0, 2, True)
+            found = [context.step(batch, samplers, ahead=ahead).tokens]
+            assert batch.is_rows_only == ahead
+            if not ahead:
+                batch.clear()
+                batch.add_rows(found[0], [1, 5, 5], [1, 0, 2])
+            found += [context.step(batch, samplers).tokens for _ in range(3)]
+            assert not context.drop()
+            return found
+
+    assert run(True) == run(False)
+
+
+def test_a_row_that_fails_leaves_the_batch_alone(model):
+    """
+    Nothing is begun then.
+    """
+    with make_context(model, n_seq_max=2) as context:
+        batch, samplers = Batch(64), RowSamplers(2)
+        samplers.set(0, RowSampler())
+        closed = RowSampler()
+        closed.close()
+        samplers.set(1, closed)
+        batch.add(make_prompt(5), 0, 0, True)
+        batch.add(make_prompt(4), 0, 1, True)
+        outcome = context.step(batch, samplers, ahead=True)
+
+        assert outcome.codes[0] == 0 != outcome.codes[1]
+        assert batch.n_tokens == 9
+        assert not context.drop()
+
+
 def test_what_was_begun_can_be_dropped(model):
     """
     After drop() the context is free for anything else; the token may be in memory.
@@ -93,12 +138,20 @@ def test_several_steps_are_those_one_by_one(model):
             context.step(batch, samplers, ahead=i < 11).tokens[0] for i in range(12)
         ]
     with one_stream(model) as (context, batch, samplers):
-        first = context.step(batch, samplers, ahead=True, run=run_of(MAX_STEPS // 2))
+        first = context.step(batch, samplers, ahead=True, run=run_of(8))
         rest = context.step(batch, samplers, ahead=True, run=run_of(4))
 
-        assert (first.n_steps, rest.n_steps) == (MAX_STEPS // 2, 4)
+        assert (first.n_steps, rest.n_steps) == (8, 4)
         assert first.tokens + rest.tokens == expected
         assert context.drop()
+
+
+def test_a_call_has_a_limit():
+    """
+    There is room for the tokens of so many steps.
+    """
+    assert run_of(MAX_STEPS + 1).raw.n_steps == MAX_STEPS
+    assert run_of(-1).raw.n_steps == 1
 
 
 @pytest.mark.parametrize("what", ["end", "interrupt", "time"])
