@@ -88,3 +88,13 @@ def finished(events: list[Event]) -> dict[int, Finished]:
     by_id = {end.request_id: end for end in ends}
     assert len(by_id) == len(ends)
     return by_id
+
+
+def step(scheduler, now=0.0, token=97):
+    """One plan and the events of its step."""
+    plan = scheduler.schedule(now)
+    return plan, scheduler.apply(plan, answer(plan, token), now)
+
+
+def shape(plan):
+    return [(c.slot, c.pos, len(c.tokens), c.wants_output) for c in plan.chunks]

@@ -3,13 +3,10 @@ from array import array
 import pytest
 
 from pyllama_raw.core.request import Delta, FinishReason
-from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
+from pyllama_raw.core.step import Release, Shift
 from pyllama_raw.errors import (
-    DecodeFailed,
-    NoKVSpace,
     PromptTooLong,
     QueueFull,
-    SamplingFailed,
 )
 from tests.core.support import (
     STOP_TOKEN,
@@ -18,16 +15,9 @@ from tests.core.support import (
     make_request,
     make_scheduler,
     run_until_idle,
+    shape,
+    step,
 )
-
-
-def step(scheduler, now=0.0, token=97):
-    plan = scheduler.schedule(now)
-    return plan, scheduler.apply(plan, answer(plan, token), now)
-
-
-def shape(plan):
-    return [(c.slot, c.pos, len(c.tokens), c.wants_output) for c in plan.chunks]
 
 
 def test_one_request_prefills_then_decodes():
@@ -312,111 +302,6 @@ def test_expired_ids_of_ended_requests_are_ignored():
     assert len(finished(scheduler.take_events())) == 1
 
 
-def test_lack_of_cells_preempts_the_worst_rank():
-    """
-    When streams outgrow the pool the last one leaves and is computed again later.
-    """
-    scheduler = make_scheduler(n_slots=2, n_ctx_slot=512, n_cells=200)
-    scheduler.add(make_request(0, n_prompt=10, max_tokens=120), 0.0)
-    scheduler.add(make_request(1, n_prompt=10, max_tokens=120), 0.0)
-
-    _, events = run_until_idle(scheduler)
-
-    ends = finished(events)
-    assert [ends[i].n_output for i in (0, 1)] == [120, 120]
-    assert (ends[0].n_preempted, ends[1].n_preempted) == (0, 1)
-
-
-def test_no_space_shrinks_prefill_then_preempts_then_ends():
-    """
-    NO_SPACE halves the prefill, then preempts, and ends only a request that is alone.
-    """
-    scheduler = make_scheduler(n_slots=2)
-    scheduler.add(make_request(0, n_prompt=4), 0.0)
-    scheduler.add(make_request(1, n_prompt=4), 0.0)
-    sizes = []
-
-    def refuse(plan):
-        sizes.append([len(c.tokens) for c in plan.chunks])
-        return StepResult(DecodeStatus.NO_SPACE)
-
-    _, events = run_until_idle(scheduler, refuse)
-
-    assert sizes[:4] == [[4, 4], [4], [2], [1]]
-    ends = finished(events)
-    assert all(isinstance(end.error, NoKVSpace) for end in ends.values())
-    assert scheduler.stats().preempted >= 1
-
-
-def test_an_aborted_step_goes_on_from_what_memory_holds():
-    """
-    After ABORTED the slot continues at its true position, the last token once more.
-    """
-    scheduler = make_scheduler(n_slots=3)
-    for request_id in range(3):
-        scheduler.add(make_request(request_id, n_prompt=4), 0.0)
-    plan = scheduler.schedule(0.0)
-    scheduler.cancel(2, 0.0)
-    result = StepResult(DecodeStatus.ABORTED, n_computed={0: 3, 1: 4, 2: 4})
-
-    scheduler.apply(plan, result, 1.0)
-    plan = scheduler.schedule(2.0)
-
-    assert plan.operations == (Release(2), Trim(0, 3), Trim(1, 3))
-    assert [(c.slot, c.pos) for c in plan.chunks] == [(0, 3), (1, 3)]
-
-
-def test_a_failed_step_ends_its_requests_only():
-    """
-    Requests outside the failed batch are computed again in the new context.
-    """
-    scheduler = make_scheduler(n_slots=2, token_budget=4, prefill_quantum=64)
-    scheduler.add(make_request(0, n_prompt=4), 0.0)
-    scheduler.add(make_request(1, n_prompt=12, max_tokens=1), 0.0)
-    plan = scheduler.schedule(0.0)
-    scheduler.cancel(0, 0.0)
-    error = DecodeFailed("llama_decode", -3, "injected")
-    scheduler.apply(plan, StepResult(DecodeStatus.FAILED, error=error), 1.0)
-
-    _, events = run_until_idle(scheduler)
-
-    assert finished(events)[1].reason is FinishReason.LENGTH
-
-
-def test_a_failed_step_rewinds_the_others():
-    """
-    The context is new after FAILED, so sequences outside the batch start over.
-    """
-    scheduler = make_scheduler(n_slots=2, token_budget=4, prefill_quantum=4)
-    scheduler.add(make_request(0, n_prompt=8), 0.0)
-    scheduler.add(make_request(1, n_prompt=8, max_tokens=1), 0.0)
-    step(scheduler)
-    plan = scheduler.schedule(0.0)
-    error = DecodeFailed("llama_decode", -3, "injected")
-
-    events = scheduler.apply(plan, StepResult(DecodeStatus.FAILED, error=error), 1.0)
-
-    assert [(e.request_id, e.error) for e in events] == [(1, error)]
-    assert [(c.request_id, c.pos) for c in scheduler.schedule(2.0).chunks] == [(0, 0)]
-
-
-def test_a_row_that_cannot_be_sampled_ends_its_request_only():
-    """
-    A sampler's failure has its request's name on it; the other row goes on.
-    """
-    scheduler = make_scheduler()
-    scheduler.add(make_request(0), 0.0)
-    scheduler.add(make_request(1), 0.0)
-    plan = scheduler.schedule(0.0)
-    error = SamplingFailed("llama_sampler_sample", None, "injected")
-    result = StepResult(tokens=(None, 97), row_errors={0: error})
-
-    events = scheduler.apply(plan, result, 1.0)
-
-    assert events[0].error is error
-    assert events[1] == Delta(1, (97,))
-
-
 def test_the_budget_follows_the_measured_speed():
     """
     A step with streams holds what the machine computes in target_step_s.
@@ -477,20 +362,6 @@ def test_requests_do_not_share_tokens_with_their_caller():
     assert request.tokens == array("i", [100, 101, 102, 103])
 
 
-def test_no_space_for_requests_that_ended_meanwhile():
-    """
-    NO_SPACE for a step whose requests were all cancelled has nobody to preempt.
-    """
-    scheduler = make_scheduler()
-    scheduler.add(make_request(n_prompt=1), 0.0)
-    plan = scheduler.schedule(0.0)
-    scheduler.cancel(0, 0.0)
-
-    scheduler.apply(plan, StepResult(DecodeStatus.NO_SPACE), 1.0)
-
-    assert not scheduler.has_work
-
-
 def test_split_batches_hold_streams_or_one_prompt():
     """
     Where a batch must not mix, streams and prompts take turns, a prompt at a time.
@@ -511,17 +382,3 @@ def test_split_batches_hold_streams_or_one_prompt():
         [(0, 3, 1, True)],
         [(0, 4, 1, True)],
     ]
-
-
-def test_an_aborted_chunk_leaves_two_tokens():
-    """
-    Where a single token would get other last digits.
-    """
-    scheduler = make_scheduler(mixes=False)
-    scheduler.add(make_request(0, n_prompt=10), 0.0)
-    plan = scheduler.schedule(0.0)
-
-    aborted = StepResult(DecodeStatus.ABORTED, n_computed={0: 9})
-    scheduler.apply(plan, aborted, 0.0)
-
-    assert shape(scheduler.schedule(0.0)) == [(0, 8, 2, True)]
