@@ -23,7 +23,6 @@ TOKEN_BYTES = array("i").itemsize
 MAGIC = b"PLRSTAT1"  # the last character is the version of this layout
 BODY_AT = len(MAGIC) + sha256().digest_size
 
-
 State = memoryview
 
 
