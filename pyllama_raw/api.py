@@ -1,21 +1,12 @@
-"""
-The engine as asyncio and trio programs use it.
-
-All that can be checked is checked here, in the caller's task, before the engine thread
-hears of a request; errors name the parameter.
-"""
+"""The engine as asyncio and trio programs use it."""
 
 from __future__ import annotations
 
-import math
-import os
 import warnings
-from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from itertools import count
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
@@ -23,30 +14,19 @@ from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import anyio
 from anyio import to_thread
-from anyio.lowlevel import checkpoint
 
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.loading import Progress, load
-from pyllama_raw.prompt import (
-    LONG_PROMPT,
-    Prompt,
-    PromptEncoder,
-    prompt_size,
-)
-from pyllama_raw.sampling.declared import with_declared
+from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.core.cache_stats import CacheStats
-    from pyllama_raw.core.request import Request
     from pyllama_raw.engine.parts import EngineParts
-    from pyllama_raw.generation import Generation, Prepared
+    from pyllama_raw.generation import Generation
     from pyllama_raw.results import EngineStats, Result, Score
-
-MAX_PRIORITY = 2**31 - 1
-MAX_SEED = 2**32 - 2
 
 
 class RequestOptions(TypedDict, total=False):
@@ -66,17 +46,18 @@ class AsyncEngine:
     ) -> None:
         """Use open(); this is for tests and for own executors."""
         from pyllama_raw.engine.loop import EngineThread
+        from pyllama_raw.preparation import Preparation
 
         self._parts = parts
-        self._encoder = encoder or PromptEncoder.of(parts)
-        self._request_ids = count(1)
+        encoder = encoder or PromptEncoder.of(parts)
         self._thread = EngineThread(
             parts.scheduler,
             parts.executor,
             parts.flag,
             files=parts.files,
-            release=partial(_release, self._encoder, parts),
+            release=partial(_release, encoder, parts),
         )
+        self._preparation = Preparation(parts, encoder, self._thread.clock)
         close_at_exit(self._thread)
 
     @classmethod
@@ -193,7 +174,7 @@ class AsyncEngine:
         from pyllama_raw.generation import Generation
 
         params = params or SamplingParams()
-        prepare = partial(self._prepare, prompt, params, options)
+        prepare = partial(self._preparation.prepare, prompt, params, options)
         return Generation(self._thread, self._parts.vocab.pieces, prepare)
 
     async def complete(
@@ -262,112 +243,6 @@ class AsyncEngine:
                 raise InvalidRequest("prompt", prompt, "two tokens or more")
             result = await generation.collect()
         return Score(tokens, result.prompt_logprobs)
-
-    async def _prepare(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        options: RequestOptions,
-    ) -> Prepared:
-        from pyllama_raw.core.request import Request
-
-        started = self._thread.clock()
-        deadline_s = options.get("deadline_s")
-        params = with_declared(params, self._parts.metadata)
-        self._check(params, options)
-        constraint = await self._constrain(params)
-        tokens = await self._encode(prompt)
-        stop_tokens = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_tokens |= self._parts.vocab.eog_tokens
-        seed = random_seed() if params.seed is None else params.seed
-        request_ids = [next(self._request_ids) for _ in range(params.n)]
-        request = Request(
-            request_id=request_ids[0],
-            tokens=tokens,
-            max_tokens=params.max_tokens,
-            constraint=constraint,
-            stop=tuple(stop.encode() for stop in params.stop),
-            stop_token_ids=stop_tokens,
-            priority=options.get("priority", 0),
-            deadline=None if deadline_s is None else started + deadline_s,
-            namespace=self._namespace(options.get("cache_salt"), request_ids[0]),
-            cache_points=tuple(options.get("cache_points", ())),
-        )
-        return _fork(request, params, seed, request_ids)
-
-    async def _constrain(self, params: SamplingParams) -> object:
-        if params.constraint is None and not params.dries:
-            return None
-        constrain = partial(self._parts.constrain, params)
-        return await to_thread.run_sync(self._encoder.run, constrain)
-
-    async def _encode(self, prompt: Prompt) -> array[int]:
-        if prompt_size(prompt) > LONG_PROMPT:
-            return await to_thread.run_sync(self._encoder.encode, prompt)
-        await checkpoint()
-        return self._encoder.encode(prompt)
-
-    def _namespace(self, salt: str | None, request_id: int) -> Hashable:
-        """Who shares the cache with a request; with scope "salt" nobody without one."""
-        if salt is None and self._parts.cache_scope == "salt":
-            return request_id
-        return salt
-
-    def _check(self, params: SamplingParams, options: RequestOptions) -> None:
-        priority, deadline_s = options.get("priority", 0), options.get("deadline_s")
-        check_tokens(params, self._parts.vocab.n_tokens)
-        if abs(priority) > MAX_PRIORITY:
-            allowed = f"whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-            raise InvalidRequest("priority", priority, allowed)
-        if deadline_s is not None and not 0 < deadline_s < math.inf:
-            raise InvalidRequest("deadline_s", deadline_s, "seconds above 0, or None")
-        for point in options.get("cache_points", ()):
-            if point < 1:
-                raise InvalidRequest("cache_points", point, "positions from 1")
-
-
-def _fork(
-    request: Request, params: SamplingParams, seed: int, request_ids: list[int]
-) -> Prepared:
-    """A request for each output; equal prompts of one namespace are computed once."""
-    from pyllama_raw.generation import Prepared
-
-    seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(len(request_ids)))
-    requests: list[Request] = []
-    for request_id, own_seed in zip(request_ids, seeds, strict=True):
-        changes: dict[str, object] = {"seed": own_seed}
-        if requests:  # the first one scores the prompt
-            changes["prompt_logprobs"] = None
-        sampling = params.model_copy(update=changes)
-        requests.append(
-            replace(
-                request,
-                request_id=request_id,
-                sampling=sampling,
-                scores_prompt=sampling.prompt_logprobs is not None,
-            )
-        )
-    return Prepared(tuple(requests), seeds)
-
-
-def random_seed() -> int:
-    """0 to MAX_SEED; the module `secrets` would load OpenSSL for it."""
-    return int.from_bytes(os.urandom(8)) % (MAX_SEED + 1)
-
-
-def check_tokens(params: SamplingParams, n_vocab: int) -> None:
-    """Raise InvalidRequest if *params* name a token that the model does not have."""
-    named: dict[str, Iterable[object]] = {
-        "stop_token_ids": params.stop_token_ids,
-        "suppress_tokens": params.suppress_tokens,
-        "logit_bias": params.logit_bias,
-        "grammar_triggers": params.grammar_triggers,
-    }
-    for name, tokens in named.items():
-        for token in tokens:
-            if isinstance(token, int) and token >= n_vocab:
-                raise InvalidRequest(name, token, f"token ids below {n_vocab}")
 
 
 async def _gather(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.loop",
-    "pyllama_raw.generation",
+    "pyllama_raw.preparation",
     "jinja2.ext",
     "jinja2.sandbox",
 )

@@ -1,0 +1,159 @@
+"""
+From what a caller asks for to requests of the engine.
+
+All that can be checked is checked here, in the caller's task, before the engine thread
+hears of a request; errors name the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+from anyio.lowlevel import checkpoint
+
+from pyllama_raw.core.request import Request
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.generation import Prepared
+from pyllama_raw.prompt import LONG_PROMPT, Prompt, PromptEncoder, prompt_size
+from pyllama_raw.sampling.declared import with_declared
+from pyllama_raw.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.api import RequestOptions
+    from pyllama_raw.engine.parts import EngineParts
+
+MAX_PRIORITY = 2**31 - 1
+MAX_SEED = 2**32 - 2
+
+
+class Preparation:
+    """Makes the requests of one engine."""
+
+    def __init__(
+        self, parts: EngineParts, encoder: PromptEncoder, clock: Callable[[], float]
+    ) -> None:
+        """
+        Args:
+            clock: of the engine; deadlines are moments on it.
+        """
+        self._parts = parts
+        self._encoder = encoder
+        self._clock = clock
+        self._request_ids = count(1)
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> Prepared:
+        """
+        The requests for *prompt*, one an output.
+
+        Raises:
+            InvalidRequest, PromptTooLong, Unsupported, ClosedError.
+        """
+        started = self._clock()
+        deadline_s = options.get("deadline_s")
+        params = with_declared(params, self._parts.metadata)
+        _check(self._parts.vocab.n_tokens, params, options)
+        constraint = await self._constrain(params)
+        tokens = await self._encode(prompt)
+        stop_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_tokens |= self._parts.vocab.eog_tokens
+        seed = _random_seed() if params.seed is None else params.seed
+        request_ids = [next(self._request_ids) for _ in range(params.n)]
+        request = Request(
+            request_id=request_ids[0],
+            tokens=tokens,
+            max_tokens=params.max_tokens,
+            constraint=constraint,
+            stop=tuple(stop.encode() for stop in params.stop),
+            stop_token_ids=stop_tokens,
+            priority=options.get("priority", 0),
+            deadline=None if deadline_s is None else started + deadline_s,
+            namespace=self._namespace(options.get("cache_salt"), request_ids[0]),
+            cache_points=tuple(options.get("cache_points", ())),
+        )
+        return _fork(request, params, seed, request_ids)
+
+    async def _constrain(self, params: SamplingParams) -> object:
+        if params.constraint is None and not params.dries:
+            return None
+        constrain = partial(self._parts.constrain, params)
+        return await to_thread.run_sync(self._encoder.run, constrain)
+
+    async def _encode(self, prompt: Prompt) -> array[int]:
+        if prompt_size(prompt) > LONG_PROMPT:
+            return await to_thread.run_sync(self._encoder.encode, prompt)
+        await checkpoint()
+        return self._encoder.encode(prompt)
+
+    def _namespace(self, salt: str | None, request_id: int) -> Hashable:
+        """Who shares the cache with a request; with scope "salt" nobody without one."""
+        if salt is None and self._parts.cache_scope == "salt":
+            return request_id
+        return salt
+
+
+def _check(n_vocab: int, params: SamplingParams, options: RequestOptions) -> None:
+    priority, deadline_s = options.get("priority", 0), options.get("deadline_s")
+    _check_tokens(params, n_vocab)
+    if abs(priority) > MAX_PRIORITY:
+        allowed = f"whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise InvalidRequest("priority", priority, allowed)
+    if deadline_s is not None and not 0 < deadline_s < math.inf:
+        raise InvalidRequest("deadline_s", deadline_s, "seconds above 0, or None")
+    for point in options.get("cache_points", ()):
+        if point < 1:
+            raise InvalidRequest("cache_points", point, "positions from 1")
+
+
+def _fork(
+    request: Request, params: SamplingParams, seed: int, request_ids: list[int]
+) -> Prepared:
+    """A request for each output; equal prompts of one namespace are computed once."""
+    seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(len(request_ids)))
+    requests: list[Request] = []
+    for request_id, own_seed in zip(request_ids, seeds, strict=True):
+        changes: dict[str, object] = {"seed": own_seed}
+        if requests:  # the first one scores the prompt
+            changes["prompt_logprobs"] = None
+        sampling = params.model_copy(update=changes)
+        requests.append(
+            replace(
+                request,
+                request_id=request_id,
+                sampling=sampling,
+                scores_prompt=sampling.prompt_logprobs is not None,
+            )
+        )
+    return Prepared(tuple(requests), seeds)
+
+
+def _random_seed() -> int:
+    """0 to MAX_SEED; the module `secrets` would load OpenSSL for it."""
+    return int.from_bytes(os.urandom(8)) % (MAX_SEED + 1)
+
+
+def _check_tokens(params: SamplingParams, n_vocab: int) -> None:
+    """Raise InvalidRequest if *params* name a token that the model does not have."""
+    named: dict[str, Iterable[object]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "suppress_tokens": params.suppress_tokens,
+        "logit_bias": params.logit_bias,
+        "grammar_triggers": params.grammar_triggers,
+    }
+    for name, tokens in named.items():
+        for token in tokens:
+            if isinstance(token, int) and token >= n_vocab:
+                raise InvalidRequest(name, token, f"token ids below {n_vocab}")
