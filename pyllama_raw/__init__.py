@@ -8,7 +8,7 @@ program needs before its model is loaded are imported when first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.api import AsyncEngine, RequestOptions
+from pyllama_raw.api import AsyncEngine
 from pyllama_raw.chat import Message
 from pyllama_raw.config import (
     CacheConfig,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from pyllama_raw.generation import Generation
+    from pyllama_raw.preparation import RequestOptions
     from pyllama_raw.profile import Profile
     from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
     from pyllama_raw.sync import generate, score
@@ -99,6 +100,7 @@ _LATER = {
     "core.cache_stats": ("CacheStats",),
     "core.request": ("CacheTier", "FinishReason", "SamplerUse", "TokenLogprobs"),
     "generation": ("Generation",),
+    "preparation": ("RequestOptions",),
     "profile": ("Profile",),
     "results": ("Delta", "EngineStats", "Result", "Score", "Timings", "Usage"),
     "sync": ("generate", "score"),

@@ -10,7 +10,7 @@ from functools import partial
 from operator import length_hint
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
 from anyio import to_thread
@@ -26,16 +26,8 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.core.cache_stats import CacheStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation
+    from pyllama_raw.preparation import RequestOptions
     from pyllama_raw.results import EngineStats, Result, Score
-
-
-class RequestOptions(TypedDict, total=False):
-    """How a request is served; nothing here changes its output."""
-
-    priority: int  # lower runs first; 0
-    deadline_s: float | None  # seconds from now; it then ends with what it has
-    cache_salt: str | None  # only requests with an equal salt share cached prefixes
-    cache_points: Iterable[int]  # positions of the prompt worth a snapshot
 
 
 class AsyncEngine:

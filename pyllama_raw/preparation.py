@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
@@ -27,11 +27,19 @@ from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from pyllama_raw.api import RequestOptions
     from pyllama_raw.engine.parts import EngineParts
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SEED = 2**32 - 2
+
+
+class RequestOptions(TypedDict, total=False):
+    """How a request is served; nothing here changes its output."""
+
+    priority: int  # lower runs first; 0
+    deadline_s: float | None  # seconds from now; it then ends with what it has
+    cache_salt: str | None  # only requests with an equal salt share cached prefixes
+    cache_points: Iterable[int]  # positions of the prompt worth a snapshot
 
 
 class Preparation:

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "sampling"}
 API = {
-    "api", "chat", "choice", "generation", "loading", "models", "profile", "prompt",
-    "results", "sync",
+    "api", "chat", "choice", "generation", "loading", "models", "preparation",
+    "profile", "prompt", "results", "sync",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -31,7 +31,8 @@ RULE: dict[str, set[str]] = {
     "choice": {"core", "errors", "results"},
     "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
-    "api": CONNECTION | {"chat", "generation", "loading", "prompt", "results"},
+    "preparation": CONNECTION | {"generation", "prompt"},
+    "api": CONNECTION | (API - {"api", "choice", "models", "profile", "sync"}),
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
