@@ -73,6 +73,7 @@ CMAKE_FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 TARGETS = ("llama", "mtmd")
+IN_FRONT = FFI_DIR / "huge_pages.h"  # of every C file
 HEADERS = (
     "llama.h",
     "ggml-backend.h",
@@ -154,6 +155,7 @@ def build_key() -> str:
     parts = (
         str(RECIPE),
         _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
+        IN_FRONT.read_text(),
         *CMAKE_FLAGS,
         *_user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
@@ -203,7 +205,14 @@ def _build_into(home: Path) -> None:
         toolchain.say(
             f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}"
         )
-        cmake_build(tree, work, [*CMAKE_FLAGS, *_user_flags()], TARGETS)
+        shutil.copy(IN_FRONT, folder)  # its own folder may have a space in its name
+        cmake_build(
+            tree,
+            work,
+            [*CMAKE_FLAGS, *_user_flags()],
+            TARGETS,
+            c_flags=f"-include {folder / IN_FRONT.name}",
+        )
         toolchain.run(
             toolchain.find_tool("cmake"),
             "--install",
@@ -251,14 +260,18 @@ class _DownloadLines:
 
 
 def cmake_build(
-    tree: Path, work: Path, flags: list[str], targets: tuple[str, ...]
+    tree: Path,
+    work: Path,
+    flags: list[str],
+    targets: tuple[str, ...],
+    c_flags: str = "",
 ) -> None:
     """Configure *tree* in *work* and build *targets*."""
     # Assertions of llama.cpp print file names: keep this machine's folders out of them.
     prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
     env = dict(os.environ)
-    for variable in ("CFLAGS", "CXXFLAGS"):
-        env[variable] = f"{env.get(variable, '')} {prefix_map}".strip()
+    for variable, own in ("CFLAGS", c_flags), ("CXXFLAGS", ""):
+        env[variable] = f"{env.get(variable, '')} {prefix_map} {own}".strip()
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     commit = [f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}", "-DLLAMA_BUILD_NUMBER=0"]
