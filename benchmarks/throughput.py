@@ -86,7 +86,7 @@ async def measure_host(options: Namespace, report: Report) -> None:
             for index in range(options.rounds):
                 say(f"host time, {name}, {index + 1} of {options.rounds}")
                 prompts = _prompts(options, -3 - 2 * index - (name == "streams"))
-                runs.append(await _timed(engine, work, prompts[:N_SLOTS]))
+                runs.append(await _timed(engine, work, prompts))
             report.details[f"{name}_free_cpu"] = [run._asdict() for run in runs]
             times = _times(runs)
             report.add(system=f"{name}, {n_threads} threads", **times)

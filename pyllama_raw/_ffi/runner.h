@@ -100,10 +100,12 @@ class Runner {
             if (quits_) {
                 return;
             }
+            const Job job = job_;  // what is begun ahead has the same context and batch
             do {
-                decode(lock);
+                decode(lock, job);
                 if (asked_ && job_.times->n_steps > 0 && code_ != 0) {
                     tell(lock, 0);  // of the steps before; this one is for the next call
+                    lock.lock();
                 }
                 changed_.wait(lock, [this] { return asked_ || drops_ || quits_; });
                 const bool wanted = asked_;
@@ -112,17 +114,16 @@ class Runner {
                     tell(lock, code_);  // or who drops it that it is over
                 }
             } while (is_ahead_);
+            lock.lock();
         }
     }
 
-    // The next decode may be over before step() wakes up. Who wakes up often has this CPU
-    // at once, and would wait for the lock.
+    // Leaves the lock open: the next decode begins without waiting for who wakes up.
     void tell(std::unique_lock<std::mutex> & lock, int result) {
         result_ = result;
         asked_  = false;
         lock.unlock();
         changed_.notify_all();
-        lock.lock();
     }
 
     // Whether the caller wants another step before it is told: none has ended a row.
@@ -135,9 +136,11 @@ class Runner {
                std::none_of(tokens, tokens + job_.n_rows, ends);
     }
 
-    void decode(std::unique_lock<std::mutex> & lock) {
-        const Job job = job_;
-        lock.unlock();
+    // Without the lock, which may be open before; it is held afterwards.
+    void decode(std::unique_lock<std::mutex> & lock, const Job & job) {
+        if (lock.owns_lock()) {
+            lock.unlock();
+        }
         const int64_t start_ns = now_ns();
         const int     code     = decode_(job.ctx, job.batch);
         const int64_t took_ns  = now_ns() - start_ns;

@@ -36,6 +36,7 @@ from pyllama_raw.engine.mailbox import (
     Written,
 )
 from pyllama_raw.engine.parts import FileWriter
+from pyllama_raw.engine.priority import wait_for_turn
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.wakeup import Waker, wake
 from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
@@ -74,7 +75,7 @@ class EngineThread:
         if files is not None:
             files.report = self._note_written
         self._gate = AbortGate(flag)
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(n_enough=scheduler.limits.n_slots)
         self._streams: dict[int, Stream] = {}
         self._closing = False
         self._ended = False
@@ -174,6 +175,7 @@ class EngineThread:
     # -- the engine thread ------------------------------------------------------
 
     def _run(self) -> None:
+        wait_for_turn()
         try:
             self._loop()
         except BaseException as error:  # noqa: BLE001 - readers are told why

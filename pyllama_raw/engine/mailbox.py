@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -64,9 +65,13 @@ class Mailbox:
 
     `SimpleQueue.put` may interrupt itself, so finalisers can post, whatever they
     interrupted.
+
+    Args:
+        n_enough: a burst of that many commands is not waited for any longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_enough: int) -> None:
+        self._n_enough = n_enough
         self._queue: SimpleQueue[Command] = SimpleQueue()
         self._coming = set[object]()  # one operation on a set cannot be interrupted
 
@@ -94,7 +99,7 @@ class Mailbox:
         with suppress(Empty):
             if timeout_s != 0.0:
                 commands.append(self._queue.get(timeout=timeout_s))
-                commands += self._burst()
+                commands += islice(self._burst(), self._n_enough - 1)
             while not self._queue.empty():
                 commands.append(self._queue.get_nowait())
         return commands
