@@ -192,15 +192,14 @@ class Scheduler:
         return plan
 
     def _admit(self, now: float) -> None:
-        waiting = self._roster.waiting
-        if not waiting or not self._slots.has_free:
+        if not self._could_start():
             return
         alone = not self._slots.running
         if self._prefill_cap is not None and not alone:
             return  # libllama lacks space: start nobody until a step has worked
         room = self._slots.n_unpromised
         blocked: Sequence | None = None
-        for sequence in waiting.first(ADMISSION_WINDOW):
+        for sequence in self._roster.waiting.first(ADMISSION_WINDOW):
             wanted = growth(sequence)
             if wanted > room and not alone:
                 blocked = blocked or sequence
@@ -213,6 +212,10 @@ class Scheduler:
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
             if at_limit or not self._slots.has_free:
                 return
+
+    def _could_start(self) -> bool:
+        """Whether somebody waits for a slot, and one is free."""
+        return bool(self._roster.waiting) and self._slots.has_free
 
     def _chunks(self, now: float) -> tuple[list[Chunk], int]:
         """What to compute, and how many steps go on with just that."""
@@ -253,7 +256,7 @@ class Scheduler:
             len(chunks) == len(self._slots.running)
             and slots == sorted(slots)
             and all(chunk.wants_output and chunk.targets is None for chunk in chunks)
-            and not (self._roster.waiting and self._slots.has_free)
+            and not self._could_start()
         )
 
     def _goes_on(self, decodes: list[Sequence]) -> int:
@@ -273,7 +276,7 @@ class Scheduler:
         """Whether nothing but a sampled token, or a call, can change the next plans."""
         return (
             len(decodes) == len(self._slots.running)
-            and not (self._roster.waiting and self._slots.has_free)
+            and not self._could_start()
             and self.next_deadline is None
             and not any(s.points or s.stop_finder for s in decodes)
         )

@@ -34,12 +34,10 @@ from pyllama_raw.core.step import (
     Write,
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
-from pyllama_raw.engine.state_file import HEADER_BYTES, StoredFile
+from pyllama_raw.engine.state_file import HEADER_BYTES, State, StoredFile
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.context import Context
-
-Payload = memoryview
 
 
 class Done(NamedTuple):
@@ -197,7 +195,7 @@ class SlotOperations:
             self._captured[capture.capture_id] = Captured(payload, payload.nbytes)
         self._times.capture_ns += time.perf_counter_ns() - started
 
-    def _saved(self, slot: int, max_bytes: int) -> Payload | None:
+    def _saved(self, slot: int, max_bytes: int) -> State | None:
         """All of *slot*; None if that is not possible in *max_bytes*."""
         try:
             n_bytes = self._context.state_bytes(slot)
