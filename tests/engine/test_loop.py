@@ -1,7 +1,6 @@
 """The engine thread, on a real scheduler and a fake executor."""
 
 import os
-import sys
 import threading
 from random import Random
 
@@ -321,19 +320,6 @@ def test_calls_run_in_the_engine_thread(loop, started):
     with pytest.raises(ZeroDivisionError):
         failing.result(HANG_S)
     assert thread.alive
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
-def test_engine_thread_interrupts_no_computing_thread(loop, started):
-    """
-    It waits for a CPU instead; nobody else's policy changes.
-    """
-    started(thread := make_thread())
-
-    policy = thread.call(lambda: os.sched_getscheduler(0))
-
-    assert policy.result(HANG_S) == os.SCHED_BATCH
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_a_forked_child_cannot_use_the_engine(loop, started, monkeypatch):
