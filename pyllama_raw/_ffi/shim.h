@@ -158,6 +158,7 @@ typedef struct plr_times {
     int64_t sample_ns;   /* all rows */
     int64_t n_failed;    /* rows without a token */
     int64_t n_steps;     /* that were sampled; times are of all of them */
+    int64_t goes_on;     /* not 0: the call does further steps, plr_more() follows */
 } plr_times;
 
 /* How many steps of one batch a call may do. Those after the first need *ahead*. */
@@ -166,6 +167,7 @@ typedef struct plr_run {
     int64_t         max_ns;     /* no step begins later than that after the call */
     const uint8_t * ends;       /* by token: not 0, no step follows one that samples it */
     const uint8_t * interrupt;  /* not 0: no further step; any thread may write it */
+    bool            tells;      /* return after each step, and go on */
 } plr_run;
 
 /* A thread that computes steps; one for each context, freed before it. Waits for a step. */
@@ -198,7 +200,14 @@ int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch
              const plr_run * run);
 
 /*
- * Stop what was begun ahead, wait for it, and say whether there was something: then some or
+ * Wait for further steps of a call that goes on. Their tokens, codes and times come to where
+ * plr_step() was told; *times* is that place, too. There may be none: a decode that fails is
+ * for the next plr_step().
+ */
+int plr_more(plr_runner * runner, const plr_times * times);
+
+/*
+ * Stop what was begun ahead, or goes on, wait for it, and say whether there was something: then some or
  * all of its tokens are in memory. flag: the context's, may be NULL.
  */
 bool plr_drop(plr_runner * runner, plr_flag * flag);

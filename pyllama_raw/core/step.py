@@ -129,6 +129,7 @@ class StepPlan(NamedTuple):
     # Next plans of just the next token of each chunk: the first likely, all of several for
     # certain, until a sampled token ends a request. Then they may be done with this one.
     goes_on: int = 0
+    each: bool = False  # of several steps, tell the result of each when it is there
 
     @property
     def n_tokens(self) -> int:
@@ -162,6 +163,7 @@ class StepResult(NamedTuple):
     tokens[i] belongs to the i-th chunk with wants_output; None where its sampler failed
     or its slot could not be restored. Of a plan that goes on, tokens may be those of
     several steps, one after the other; only one of the last may end or fail a request.
+    With rest(), which is to be called then, further ones are being computed.
     """
 
     status: DecodeStatus = DecodeStatus.OK
@@ -175,6 +177,8 @@ class StepResult(NamedTuple):
     # By request_id: of sampled tokens, where asked for; of the chunk's targets.
     logprobs: Mapping[int, TokenLogprobs] = NONE
     scores: Mapping[int, tuple[TokenLogprobs, ...]] = NONE
+    # Waits for the next of several steps; None: there is none after all.
+    rest: Callable[[], StepResult | None] | None = None
 
 
 class Executor(Protocol):

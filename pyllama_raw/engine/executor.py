@@ -9,12 +9,14 @@ Rules:
 3. One C call a step; the batch is filled by slices.
 4. A step that is likely to be planned next is begun ahead. If another one is planned, it
    is dropped and its tokens are cut off again, so no plan can tell.
-5. Of a plan that goes on for certain, several steps are done in one call.
+5. Of a plan that goes on for certain, several steps are done in one call, which tells of
+   each if somebody waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.snapshot_kind import SnapshotKind
@@ -157,30 +159,30 @@ class NativeExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
         if not plan.operations:
-            return self._decode(plan.chunks, goes_on=plan.goes_on)
+            return self._decode(plan.chunks, goes_on=plan.goes_on, each=plan.each)
         self._drop()
         captured, lost, restore_s = self._operations.run(plan.operations)
         if not lost:
-            result = self._decode(plan.chunks, goes_on=plan.goes_on)
+            result = self._decode(plan.chunks, goes_on=plan.goes_on, each=plan.each)
             return result._replace(captured=captured, restore_s=restore_s)
         chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
         result = self._decode(chunks)
         tokens = _with_gaps(result.tokens, plan.chunks, lost)
         return result._replace(tokens=tokens, captured=captured, not_restored=lost)
 
-    def _decode(self, chunks: tuple[Chunk, ...], *, goes_on: int = 0) -> StepResult:
+    def _decode(
+        self, chunks: tuple[Chunk, ...], *, goes_on: int = 0, each: bool = False
+    ) -> StepResult:
         if not chunks:
             return StepResult()
         try:
-            outcome = self._compute(chunks, goes_on if self._can_drop else 0)
+            outcome = self._compute(chunks, goes_on if self._can_drop else 0, each)
         except InvalidBatch as error:
             return StepResult(DecodeStatus.INVALID, error=error)
         except NativeError as error:  # lanes could not be switched
             self._rebuild()
             return StepResult(DecodeStatus.FAILED, error=error)
-        self._n_steps += max(outcome.n_steps, 1)
-        self._decode_ns += outcome.decode_ns
-        self._sample_ns += outcome.sample_ns
+        self._count(outcome, max(outcome.n_steps, 1))
         if outcome.code == 0:
             result = self._sampled(chunks, outcome)
             if self._scores:
@@ -188,7 +190,24 @@ class NativeExecutor:
             return result
         return self._failed(chunks, outcome.code)
 
-    def _compute(self, chunks: tuple[Chunk, ...], goes_on: int) -> StepOutcome:
+    def _rest(self, chunks: tuple[Chunk, ...]) -> StepResult | None:
+        """Of a call that goes on."""
+        self.on_compute()
+        outcome = self.context.more(self._batch)
+        self._count(outcome, outcome.n_steps)
+        if not outcome.n_steps:
+            return None
+        self._n_done += outcome.n_steps
+        return self._sampled(chunks, outcome)
+
+    def _count(self, outcome: StepOutcome, n_steps: int) -> None:
+        self._n_steps += n_steps
+        self._decode_ns += outcome.decode_ns
+        self._sample_ns += outcome.sample_ns
+
+    def _compute(
+        self, chunks: tuple[Chunk, ...], goes_on: int, each: bool
+    ) -> StepOutcome:
         if self._masks:
             self._prepare_masks(chunks)
         request_ids = [chunk.request_id for chunk in chunks]
@@ -197,15 +216,15 @@ class NativeExecutor:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
-        outcome = self._step(goes_on)
+        outcome = self._step(goes_on, each)
         if outcome.code == 0 and self._batch.is_rows_only:
             self._advanced, self._n_done = chunks, outcome.n_steps
         return outcome
 
-    def _step(self, goes_on: int) -> StepOutcome:
+    def _step(self, goes_on: int, each: bool) -> StepOutcome:
         """One step, or several of a plan that goes on."""
         watched = self._masks or self._scores  # after each step, by Python
-        self._run.limit(1 if watched else goes_on)
+        self._run.limit(1 if watched else goes_on, tells=each)
         self.on_compute()
         return self.context.step(
             self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run
@@ -246,7 +265,8 @@ class NativeExecutor:
 
     def _sampled(self, chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
         if not (self._masks or outcome.codes):
-            return StepResult(tokens=tuple(outcome.tokens))
+            rest = partial(self._rest, chunks) if outcome.goes_on else None
+            return StepResult(tokens=tuple(outcome.tokens), rest=rest)
         tokens: list[int | None] = [*outcome.tokens]
         errors: dict[int, PyllamaError] = {}
         outputs = [chunk for chunk in chunks if chunk.wants_output]

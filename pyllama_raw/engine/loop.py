@@ -232,24 +232,31 @@ class EngineThread:
         scheduler = self._scheduler
         plan = scheduler.schedule(self.clock())
         events = scheduler.take_events()
+        if events:
+            self._deliver(events)
         if plan:
-            events += self._execute(plan)
-        self._tell(events)
-        self._deliver(events)
-        if not plan:
+            self._execute(plan)
+        else:
             self._waker.flush()  # nothing will be computed
         return bool(plan or events)
 
-    def _execute(self, plan: StepPlan) -> list[Event]:
+    def _execute(self, plan: StepPlan) -> None:
+        """Run *plan* and deliver what it gives, step by step if somebody waits for that."""
         streams = self._streams
         if plan.goes_on > 1 and any(streams[c.request_id].eager for c in plan.chunks):
-            plan = plan._replace(goes_on=1)  # somebody waits for every token
+            plan = plan._replace(each=True)  # somebody waits for every token
         self._gate.enter(plan.chunks)
         try:
             result = self._executor.execute(plan)
+            while result.rest is not None:
+                self._deliver(self._scheduler.apply(plan, result, self.clock()))
+                following = result.rest()
+                if following is None:
+                    return
+                result = following
         finally:
             self._gate.leave()
-        return self._scheduler.apply(plan, result, self.clock())
+        self._deliver(self._scheduler.apply(plan, result, self.clock()))
 
     def _tell(self, events: list[Event]) -> None:
         """Publish statistics before anyone can read that a request has ended."""
@@ -259,6 +266,7 @@ class EngineThread:
 
     def _deliver(self, events: list[Event]) -> None:
         """One pass over the events, one wake-up for each event loop."""
+        self._tell(events)
         streams = self._streams
         woken: dict[object, list[Stream]] = {}
         for event in events:

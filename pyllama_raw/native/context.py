@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_GOES_ON = 4  # place in plr_times
+
+
 class StepOutcome(NamedTuple):
     """
     What one call gave. With a code other than 0 nothing was sampled.
@@ -48,6 +51,7 @@ class StepOutcome(NamedTuple):
     decode_ns: int
     sample_ns: int
     n_steps: int  # that were sampled
+    goes_on: bool = False  # further ones are being computed: more() follows, or drop()
 
 
 class Context(SlotMemory):
@@ -110,7 +114,7 @@ class Context(SlotMemory):
         self._codes = array("i", bytes(4 * self.n_outputs_max))
         self._tokens_ptr = ffi.from_buffer("llama_token[]", self._tokens)
         self._codes_ptr = ffi.from_buffer("int32_t[]", self._codes)
-        self._times = array("q", [0, 0, 0, 0])  # plr_times
+        self._times = array("q", [0, 0, 0, 0, 0])  # plr_times
         self._times_ptr = ffi.from_buffer("plr_times *", self._times)
         self._plr_step = lib.plr_step
         self._one_step = StepRun(self.model.n_vocab)
@@ -151,7 +155,7 @@ class Context(SlotMemory):
                 step of this batch, unchanged, or drop(), before anything else is done
                 with the context.
             run: how many steps; several only with *ahead* and of such a batch. None: one.
-                A decode that fails after the first step is told by the next call.
+                A decode that fails after the first step is told by the next step().
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
@@ -164,13 +168,29 @@ class Context(SlotMemory):
             or n_rows > samplers.capacity
         ):
             raise self._refusal(batch, samplers)
+        assert not self._times[_GOES_ON], "more() or drop() comes first"
         code = self._call(batch, n_rows, samplers.ptr, ahead, run or self._one_step)
-        decode_ns, sample_ns, n_failed, n_steps = self._times
-        if ahead and code == 0 and n_rows and not n_failed:
+        outcome = self._outcome(code, n_rows)
+        if ahead and code == 0 and n_rows and not outcome.codes:
             batch.keep_rows()
+        return outcome
+
+    def more(self, batch: Batch) -> StepOutcome:
+        """
+        Wait for the next steps of a call that goes on, *batch* being that of step().
+
+        There may be none, if a decode fails: the next step() tells.
+        """
+        code = lib.plr_more(self._runner, self._times_ptr)
+        return self._outcome(code, batch.n_rows)
+
+    def _outcome(self, code: int, n_rows: int) -> StepOutcome:
+        decode_ns, sample_ns, n_failed, n_steps, goes_on = self._times
         tokens = self._tokens[: n_steps * n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
-        return StepOutcome(code, tokens, codes, decode_ns, sample_ns, n_steps)
+        return StepOutcome(
+            code, tokens, codes, decode_ns, sample_ns, n_steps, bool(goes_on)
+        )
 
     def _call(
         self, batch: Batch, n_rows: int, samplers: Any, ahead: bool, run: StepRun
@@ -208,11 +228,13 @@ class Context(SlotMemory):
 
     def drop(self) -> bool:
         """
-        Stop what step() has begun ahead and wait for it; False if that was nothing.
+        Stop what step() has begun ahead, or goes on with, and wait for it; False if that
+        was nothing.
 
         If it was something, the slots of the batch may hold their tokens of that step.
         """
         assert self.ptr
+        self._times[_GOES_ON] = 0
         return bool(
             lib.plr_drop(self._runner, self._abort.ptr if self._abort else ffi.NULL)
         )

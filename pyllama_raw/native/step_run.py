@@ -12,7 +12,7 @@ MAX_STEPS = 64  # in one call
 
 class StepRun:
     """
-    How many steps of one batch a call may do before it returns, and what ends it early.
+    How many steps of one batch a call may do, and what ends it early.
 
     Args:
         n_vocab: of the model; tokens are below it.
@@ -35,9 +35,15 @@ class StepRun:
         self.limit(1)
         self.raw.max_ns = int(max_s * 1e9)
 
-    def limit(self, n_steps: int) -> None:
-        """At most so many steps a call, from 1; more than MAX_STEPS are cut to that."""
+    def limit(self, n_steps: int, *, tells: bool = False) -> None:
+        """
+        At most so many steps a call, from 1; more than MAX_STEPS are cut to that.
+
+        Args:
+            tells: the call returns after each step, and goes on.
+        """
         self.raw.n_steps = max(min(n_steps, MAX_STEPS), 1)
+        self.raw.tells = tells
 
     def add_ends(self, tokens: Iterable[int]) -> None:
         """No step follows one that samples one of *tokens*."""

@@ -24,6 +24,10 @@ def several_at_once(plan: StepPlan, n_quiet: int) -> StepPlan:
     return plan._replace(goes_on=min(plan.goes_on, n_quiet))
 
 
+def each_of_several(plan: StepPlan, n_quiet: int) -> StepPlan:
+    return several_at_once(plan, n_quiet)._replace(each=True)
+
+
 def one_ahead(plan: StepPlan, n_quiet: int) -> StepPlan:
     return plan._replace(goes_on=min(plan.goes_on, 1))
 
@@ -78,7 +82,10 @@ def play(name: str, seed: int, deterministic: bool, changed) -> tuple[dict, obje
             if plan:
                 plan = changed(plan, visits.n_quiet(step))
                 n_before = scheduler.stats().steps
-                events += scheduler.apply(plan, executor.execute(plan), 0.0)
+                result = executor.execute(plan)
+                while result is not None:
+                    events += scheduler.apply(plan, result, 0.0)
+                    result = result.rest and result.rest()
                 step += scheduler.stats().steps - n_before - 1
             for event in events:
                 if isinstance(event, Finished):
@@ -101,9 +108,11 @@ def test_no_output_depends_on_it(name, deterministic, seed):
     """
     ahead, times = play(name, seed, deterministic, one_ahead)
     several, _ = play(name, seed, deterministic, several_at_once)
+    each, _ = play(name, seed, deterministic, each_of_several)
     plain, plain_times = play(name, seed, deterministic, none_ahead)
 
     assert ahead == plain
     assert several == plain
+    assert each == plain
     assert plain_times.n_dropped == 0
     assert (times.n_dropped > 0) == (name == "llama")  # others cannot cut a token off

@@ -113,9 +113,9 @@ def test_a_context_may_be_closed_over_it(model):
     assert context.closed
 
 
-def run_of(n_steps: int, max_s: float = 60.0) -> StepRun:
+def run_of(n_steps: int, max_s: float = 60.0, *, tells: bool = False) -> StepRun:
     run = StepRun(N_VOCAB, max_s)
-    run.limit(n_steps)
+    run.limit(n_steps, tells=tells)
     return run
 
 
@@ -206,3 +206,81 @@ def test_a_decode_that_fails_later_is_told_by_the_next_call(model):
         assert (outcome.code, outcome.n_steps, len(outcome.tokens)) == (0, 4, 4)
         failed = context.step(batch, samplers)
         assert (failed.code, failed.tokens, failed.n_steps) == (1, [], 0)
+
+
+def to_the_end(context, batch, outcome) -> list:
+    """All outcomes of a call."""
+    outcomes = [outcome]
+    while outcomes[-1].goes_on:
+        outcomes.append(context.more(batch))
+    return outcomes
+
+
+def test_a_call_tells_of_each_step(model):
+    """
+    In order, each once, with the time it took; the next call goes on behind them.
+    """
+    with one_stream(model) as (context, batch, samplers):
+        expected = context.step(batch, samplers, ahead=True, run=run_of(20)).tokens
+        context.drop()
+    with one_stream(model) as (context, batch, samplers):
+        run = run_of(8, tells=True)
+        first = context.step(batch, samplers, ahead=True, run=run)
+        told = to_the_end(context, batch, first)
+        rest = context.step(batch, samplers, ahead=True, run=run_of(12))
+        context.drop()
+
+    assert first.n_steps == 1
+    assert all(outcome.decode_ns > 0 for outcome in told)
+    assert sum(outcome.n_steps for outcome in told) == 8
+    assert [t for outcome in [*told, rest] for t in outcome.tokens] == expected
+
+
+def test_a_call_that_goes_on_may_be_dropped(model):
+    """
+    What it did in between is forgotten; the memory is told how far it got.
+    """
+    with one_stream(model) as (context, batch, samplers):
+        run = run_of(MAX_STEPS, tells=True)
+        assert context.step(batch, samplers, ahead=True, run=run).goes_on
+        assert context.drop()
+        assert not context.drop()
+        context.clear()
+        batch.clear()
+        batch.add_rows([make_prompt(1)[0]], [0], [0])
+        again = context.step(batch, samplers, ahead=True, run=run_of(4))
+        context.drop()
+
+        assert again.n_steps == 4
+
+
+def test_a_context_may_be_closed_over_a_call_that_goes_on(model):
+    """
+    close() ends it.
+    """
+    with one_stream(model) as (context, batch, samplers):
+        run = run_of(MAX_STEPS, tells=True)
+        assert context.step(batch, samplers, ahead=True, run=run).goes_on
+
+    assert context.closed
+
+
+def test_a_telling_call_leaves_a_failure_to_the_next_one(model):
+    """
+    Here for want of cells: there was no further step after all.
+    """
+    with make_context(model, n_ctx=256, n_seq_max=1) as context:
+        batch, samplers = Batch(256), RowSamplers(1)
+        samplers.set(0, RowSampler())
+        batch.add(make_prompt(252), 0, 0, False)
+        context.decode(batch)
+        batch.clear()
+        batch.add_rows([100], [252], [0])
+        run = run_of(8, tells=True)
+        told = to_the_end(
+            context, batch, context.step(batch, samplers, ahead=True, run=run)
+        )
+
+        assert sum(outcome.n_steps for outcome in told) == 4
+        assert all(outcome.code == 0 for outcome in told)
+        assert context.step(batch, samplers).code == 1
