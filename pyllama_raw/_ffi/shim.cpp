@@ -12,6 +12,7 @@
 #include "row_sampling.h"
 #include "runner.h"
 #include "top_p.h"
+#include "zeroed.h"
 
 #include <algorithm>
 #include <atomic>
