@@ -10,13 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.chat import Message
-from pyllama_raw.config import (
-    CacheConfig,
-    ContextConfig,
-    EngineConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
 from pyllama_raw.errors import (
     BadGrammar,
     BadSchema,
@@ -36,9 +29,15 @@ from pyllama_raw.errors import (
     Unsupported,
 )
 from pyllama_raw.prompt import Prompt
-from pyllama_raw.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from pyllama_raw.config import (
+        CacheConfig,
+        ContextConfig,
+        EngineConfig,
+        ModelConfig,
+        SchedulerConfig,
+    )
     from pyllama_raw.core.cache_stats import CacheStats
     from pyllama_raw.core.request import (
         CacheTier,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from pyllama_raw.preparation import RequestOptions
     from pyllama_raw.profile import Profile
     from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
+    from pyllama_raw.sampling.params import SamplingParams
     from pyllama_raw.sync import generate, score
 
 __all__ = [
@@ -97,12 +97,20 @@ __all__ = [
 ]
 
 _LATER = {
+    "config": (
+        "CacheConfig",
+        "ContextConfig",
+        "EngineConfig",
+        "ModelConfig",
+        "SchedulerConfig",
+    ),
     "core.cache_stats": ("CacheStats",),
     "core.request": ("CacheTier", "FinishReason", "SamplerUse", "TokenLogprobs"),
     "generation": ("Generation",),
     "preparation": ("RequestOptions",),
     "profile": ("Profile",),
     "results": ("Delta", "EngineStats", "Result", "Score", "Timings", "Usage"),
+    "sampling.params": ("SamplingParams",),
     "sync": ("generate", "score"),
 }
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Self, Unpack
 import anyio
 from anyio import to_thread
 
-from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.prompt import Prompt, PromptEncoder
-from pyllama_raw.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.config import EngineConfig
     from pyllama_raw.core.cache_stats import CacheStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation
     from pyllama_raw.preparation import RequestOptions
     from pyllama_raw.results import EngineStats, Result, Score
+    from pyllama_raw.sampling.params import SamplingParams
 
 
 class AsyncEngine:
@@ -71,7 +71,7 @@ class AsyncEngine:
         Raises:
             ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported.
         """
-        parts, encoder = await load(model, config or EngineConfig(), progress)
+        parts, encoder = await load(model, config, progress)
         async with cls(parts, encoder) as engine:
             yield engine
 
@@ -164,6 +164,7 @@ class AsyncEngine:
             QueueFull, NativeError, EngineStopped.
         """
         from pyllama_raw.generation import Generation
+        from pyllama_raw.sampling.params import SamplingParams
 
         params = params or SamplingParams()
         prepare = partial(self._preparation.prepare, prompt, params, options)
@@ -227,6 +228,7 @@ class AsyncEngine:
             InvalidRequest: the prompt is a single token: there is nothing to score.
         """
         from pyllama_raw.results import Score
+        from pyllama_raw.sampling.params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_top)
         async with self.generate(prompt, params, **options) as generation:

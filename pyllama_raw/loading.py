@@ -11,17 +11,17 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw.config import EngineConfig
 from pyllama_raw.prompt import PromptEncoder
 
 if TYPE_CHECKING:
+    from pyllama_raw.config import EngineConfig
     from pyllama_raw.engine.parts import EngineParts
 
 Progress = Callable[[float], object]
 
 
 async def load(
-    model: str | Path | None, config: EngineConfig, progress: Progress | None
+    model: str | Path | None, config: EngineConfig | None, progress: Progress | None
 ) -> tuple[EngineParts, PromptEncoder]:
     """
     Build an engine in a worker thread; cancellation stops the loading itself.
@@ -44,7 +44,10 @@ async def load(
 
 class _Loading:
     def __init__(
-        self, model: str | Path | None, config: EngineConfig, progress: Progress | None
+        self,
+        model: str | Path | None,
+        config: EngineConfig | None,
+        progress: Progress | None,
     ) -> None:
         self._model = model
         self._config = config

@@ -94,6 +94,20 @@ print(pyllama_raw.Result.__name__, hasattr(pyllama_raw, 'Resultat'))
     assert run_without_extension(code) == "False True\nResult False\n"
 
 
+def test_a_model_with_default_options_need_not_wait_for_pydantic():
+    """
+    Nothing that is imported before C loads a model checks options.
+    """
+    code = """
+import sys
+from pyllama_raw import AsyncEngine
+from pyllama_raw.engine import opening
+print('pydantic' in sys.modules)
+"""
+
+    assert run_without_extension(code) == "False\n"
+
+
 def test_no_engine_waits_for_numpy():
     """
     Nothing that is imported while a model loads brings numpy, which takes longer.

@@ -14,11 +14,11 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from pyllama_raw.config import EngineConfig
 from pyllama_raw.native import libllama
 from pyllama_raw.native.model import Model
 
 if TYPE_CHECKING:
+    from pyllama_raw.config import EngineConfig
     from pyllama_raw.engine.parts import EngineParts
 
 NEXT = (
@@ -31,12 +31,15 @@ NEXT = (
 
 
 def build(
-    path: Path, config: EngineConfig, progress: Callable[[float], bool] | None = None
+    path: Path,
+    config: EngineConfig | None,
+    progress: Callable[[float], bool] | None = None,
 ) -> EngineParts:
     """
     Load the model and make its context; blocks for as long as that takes.
 
     Args:
+        config: None are the defaults; the model need not wait for pydantic then.
         progress: gets the loaded fraction; returning False cancels the load.
 
     Raises:
@@ -47,11 +50,13 @@ def build(
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        model = Model.load(path, progress=progress, **config.model.model_dump())
+        fields = {} if config is None else config.model.model_dump()
+        model = Model.load(path, progress=progress, **fields)
         try:
+            from pyllama_raw.config import EngineConfig
             from pyllama_raw.engine.build import assemble
 
-            return assemble(model, config)
+            return assemble(model, config or EngineConfig())
         except BaseException:
             model.close()
             raise
