@@ -158,25 +158,24 @@ class NativeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
+        self._run.tell_each(plan.each)
         if not plan.operations:
-            return self._decode(plan.chunks, goes_on=plan.goes_on, each=plan.each)
+            return self._decode(plan.chunks, goes_on=plan.goes_on)
         self._drop()
         captured, lost, restore_s = self._operations.run(plan.operations)
         if not lost:
-            result = self._decode(plan.chunks, goes_on=plan.goes_on, each=plan.each)
+            result = self._decode(plan.chunks, goes_on=plan.goes_on)
             return result._replace(captured=captured, restore_s=restore_s)
         chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
         result = self._decode(chunks)
         tokens = _with_gaps(result.tokens, plan.chunks, lost)
         return result._replace(tokens=tokens, captured=captured, not_restored=lost)
 
-    def _decode(
-        self, chunks: tuple[Chunk, ...], *, goes_on: int = 0, each: bool = False
-    ) -> StepResult:
+    def _decode(self, chunks: tuple[Chunk, ...], *, goes_on: int = 0) -> StepResult:
         if not chunks:
             return StepResult()
         try:
-            outcome = self._compute(chunks, goes_on if self._can_drop else 0, each)
+            outcome = self._compute(chunks, goes_on if self._can_drop else 0)
         except InvalidBatch as error:
             return StepResult(DecodeStatus.INVALID, error=error)
         except NativeError as error:  # lanes could not be switched
@@ -205,9 +204,7 @@ class NativeExecutor:
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
 
-    def _compute(
-        self, chunks: tuple[Chunk, ...], goes_on: int, each: bool
-    ) -> StepOutcome:
+    def _compute(self, chunks: tuple[Chunk, ...], goes_on: int) -> StepOutcome:
         if self._masks:
             self._prepare_masks(chunks)
         request_ids = [chunk.request_id for chunk in chunks]
@@ -216,15 +213,15 @@ class NativeExecutor:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
-        outcome = self._step(goes_on, each)
+        outcome = self._step(goes_on)
         if outcome.code == 0 and self._batch.is_rows_only:
             self._advanced, self._n_done = chunks, outcome.n_steps
         return outcome
 
-    def _step(self, goes_on: int, each: bool) -> StepOutcome:
+    def _step(self, goes_on: int) -> StepOutcome:
         """One step, or several of a plan that goes on."""
         watched = self._masks or self._scores  # after each step, by Python
-        self._run.limit(1 if watched else goes_on, tells=each)
+        self._run.limit(1 if watched else goes_on)
         self.on_compute()
         return self.context.step(
             self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run

@@ -35,15 +35,13 @@ class StepRun:
         self.limit(1)
         self.raw.max_ns = int(max_s * 1e9)
 
-    def limit(self, n_steps: int, *, tells: bool = False) -> None:
-        """
-        At most so many steps a call, from 1; more than MAX_STEPS are cut to that.
-
-        Args:
-            tells: the call returns after each step, and goes on.
-        """
+    def limit(self, n_steps: int) -> None:
+        """At most so many steps a call, from 1; more than MAX_STEPS are cut to that."""
         self.raw.n_steps = max(min(n_steps, MAX_STEPS), 1)
-        self.raw.tells = tells
+
+    def tell_each(self, wanted: bool) -> None:
+        """Whether a call returns after each step, and goes on, or when it is over."""
+        self.raw.tells = wanted
 
     def add_ends(self, tokens: Iterable[int]) -> None:
         """No step follows one that samples one of *tokens*."""

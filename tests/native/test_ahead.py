@@ -115,7 +115,8 @@ def test_a_context_may_be_closed_over_it(model):
 
 def run_of(n_steps: int, max_s: float = 60.0, *, tells: bool = False) -> StepRun:
     run = StepRun(N_VOCAB, max_s)
-    run.limit(n_steps, tells=tells)
+    run.limit(n_steps)
+    run.tell_each(tells)
     return run
 
 
