@@ -191,10 +191,9 @@ def test_an_interrupt_is_taken_back(model):
         context.drop()
 
 
-def test_a_decode_that_fails_later_is_told_by_the_next_call(model):
-    """
-    Here for want of cells: what was sampled before is not lost.
-    """
+@contextmanager
+def room_for_four(model):
+    """A context with cells for four steps of slot 0, and the first batch of them."""
     with make_context(model, n_ctx=256, n_seq_max=1) as context:
         batch, samplers = Batch(256), RowSamplers(1)
         samplers.set(0, RowSampler())
@@ -202,6 +201,14 @@ def test_a_decode_that_fails_later_is_told_by_the_next_call(model):
         context.decode(batch)
         batch.clear()
         batch.add_rows([100], [252], [0])
+        yield context, batch, samplers
+
+
+def test_a_decode_that_fails_later_is_told_by_the_next_call(model):
+    """
+    Here for want of cells: what was sampled before is not lost.
+    """
+    with room_for_four(model) as (context, batch, samplers):
         outcome = context.step(batch, samplers, ahead=True, run=run_of(8))
 
         assert (outcome.code, outcome.n_steps, len(outcome.tokens)) == (0, 4, 4)
@@ -270,13 +277,7 @@ def test_a_telling_call_leaves_a_failure_to_the_next_one(model):
     """
     Here for want of cells: there was no further step after all.
     """
-    with make_context(model, n_ctx=256, n_seq_max=1) as context:
-        batch, samplers = Batch(256), RowSamplers(1)
-        samplers.set(0, RowSampler())
-        batch.add(make_prompt(252), 0, 0, False)
-        context.decode(batch)
-        batch.clear()
-        batch.add_rows([100], [252], [0])
+    with room_for_four(model) as (context, batch, samplers):
         run = run_of(8, tells=True)
         told = to_the_end(
             context, batch, context.step(batch, samplers, ahead=True, run=run)
