@@ -36,7 +36,6 @@ from pyllama_raw.engine.mailbox import (
     Written,
 )
 from pyllama_raw.engine.parts import FileWriter
-from pyllama_raw.engine.priority import wait_for_turn
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.wakeup import Waker, wake
 from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
@@ -175,7 +174,6 @@ class EngineThread:
     # -- the engine thread ------------------------------------------------------
 
     def _run(self) -> None:
-        wait_for_turn()
         try:
             self._loop()
         except BaseException as error:  # noqa: BLE001 - readers are told why

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from pyllama_raw.engine.priority import wait_for_turn
 from pyllama_raw.engine.stream import Stream
 
 
@@ -50,7 +49,6 @@ class Waker:
         self._thread.join()
 
     def _run(self) -> None:
-        wait_for_turn()
         while (item := self._queue.get()) is not None:
             loop, streams = item
             if not wake(loop, streams):
