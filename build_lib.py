@@ -72,6 +72,9 @@ CMAKE_FLAGS = (
     ),
     "-DLLAMA_OPENSSL=OFF",
 )
+# libllama's AMX code ends the process where GCC before 14 compiled it: that leaves out what
+# the code stores for ldtilecfg, which declares that it reads 8 bytes of 64.
+NO_AMX = "-U__AMX_INT8__"
 TARGETS = ("llama", "mtmd")
 IN_FRONT = FFI_DIR / "huge_pages.h"  # of every C file
 HEADERS = (
@@ -156,6 +159,7 @@ def build_key() -> str:
         str(RECIPE),
         _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
         IN_FRONT.read_text(),
+        NO_AMX,
         *CMAKE_FLAGS,
         *_user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
@@ -271,7 +275,8 @@ def cmake_build(
     prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
     env = dict(os.environ)
     for variable, own in ("CFLAGS", c_flags), ("CXXFLAGS", ""):
-        env[variable] = f"{env.get(variable, '')} {prefix_map} {own}".strip()
+        given = env.get(variable, "")
+        env[variable] = f"{given} {prefix_map} {NO_AMX} {own}".strip()
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     commit = [f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}", "-DLLAMA_BUILD_NUMBER=0"]

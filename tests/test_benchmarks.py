@@ -13,6 +13,7 @@ import pytest
 from benchmarks.fakes import engine_host_s
 from benchmarks.load.measure import Claim, Report, median_ratio, percentile
 from benchmarks.load.workloads import Chat, generator, texts, turns
+from benchmarks.peers.openers import PEERS
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +143,16 @@ def test_host_time_is_taken_of_each_step():
 
     assert len(times) == 5
     assert min(times) > 0
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
+    """
+    Not before: --no-peers does without them, and to build them takes minutes.
+    """
+    monkeypatch.setattr("benchmarks.peers._installed", lambda: pytest.fail("built"))
+
+    PEERS[name].start(Path("model.gguf"), n_slots=1, n_ctx=64, threads=1)
 
 
 @pytest.mark.native

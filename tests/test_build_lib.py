@@ -231,3 +231,16 @@ def test_long_build_says_how_far_it_is(capsys):
 
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"build_lib: compiled {n} of 100" for n in range(10, 101, 10)]
+
+
+@pytest.mark.native
+@pytest.mark.skipif(
+    "PYLLAMA_RAW_PREFIX" in os.environ, reason="that libllama was built by others"
+)
+def test_library_has_no_amx():
+    """
+    Its code ends the process where GCC before 14 compiled it; most CPUs have none.
+    """
+    from pyllama_raw.native.libllama import system_info
+
+    assert "AMX" not in system_info()

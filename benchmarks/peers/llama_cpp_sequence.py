@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 
+@contextmanager
 def llama_cpp_sequence(
     model: Path, *, n_slots: int, n_ctx: int, threads: int
-) -> AbstractContextManager[Any]:
+) -> Iterator[Any]:
     """Start it; a single context of n_ctx / n_slots cells serves all slots in turn."""
     from . import HOST, find, free_port, serving
     from .llama_cpp_server import environment
@@ -37,7 +39,8 @@ def llama_cpp_sequence(
         },
     }
     command = [find("llama_cpp_python"), __file__, json.dumps(options)]
-    return serving(command, port, env=environment())
+    with serving(command, port, env=environment()) as url:
+        yield url
 
 
 class Server(HTTPServer):

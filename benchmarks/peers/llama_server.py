@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import HOST, Url, find, free_port, serving
 
 
+@contextmanager
 def llama_server(
     model: Path,
     *,
@@ -16,7 +18,7 @@ def llama_server(
     threads: int,
     flags: tuple[str, ...] = (),
     poll_s: float = 0.1,
-) -> AbstractContextManager[Url]:
+) -> Iterator[Url]:
     """
     Start it with one pool of cells for all slots, as our engine has it.
 
@@ -35,4 +37,5 @@ def llama_server(
         *("--kv-unified", "--no-ui", "--offline", "--fit", "off"),
         *flags,
     ]
-    return serving(command, port, poll_s=poll_s)
+    with serving(command, port, poll_s=poll_s) as url:
+        yield url

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
+@contextmanager
 def xllamacpp_server(
     model: Path, *, n_slots: int, n_ctx: int, threads: int
-) -> AbstractContextManager[Any]:
+) -> Iterator[Any]:
     """Start it with one pool of cells for all slots, as our engine has it."""
     from . import HOST, find, free_port, serving
 
@@ -29,7 +31,9 @@ def xllamacpp_server(
         "n_ctx": n_ctx,
         "threads": threads,
     }
-    return serving([find("xllamacpp_python"), __file__, json.dumps(options)], port)
+    command = [find("xllamacpp_python"), __file__, json.dumps(options)]
+    with serving(command, port) as url:
+        yield url
 
 
 def main(options: dict[str, Any]) -> None:

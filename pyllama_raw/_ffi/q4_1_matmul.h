@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 
+#include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "node_state.h"
@@ -27,7 +28,7 @@ class Q4_1Matmul {
         }
         const ggml_tensor * rows    = node->src[0];
         const ggml_tensor * columns = node->src[1];
-        return node->op_params[1] == GGML_HINT_NONE && ggml_n_dims(rows) <= 2 &&
+        return is_plain(*rows) && node->op_params[1] == GGML_HINT_NONE && ggml_n_dims(rows) <= 2 &&
                ggml_n_dims(columns) <= 2 && columns->ne[1] > 1 &&  // one is as fast there
                rows->ne[0] <= q4_1::kMaxBlocks * q4_1::kBlock &&
                columns->type == GGML_TYPE_F32 && columns->nb[0] == sizeof(float) &&
@@ -54,6 +55,11 @@ class Q4_1Matmul {
     }
 
   private:
+    // Not in a buffer that keeps rows in an order of its own: AMX, repacked weights.
+    static bool is_plain(const ggml_tensor & rows) {
+        return rows.buffer != nullptr && ggml_backend_buffer_is_host(rows.buffer);
+    }
+
     static constexpr int kChunk       = 16;  // rows that a thread takes at a time
     static constexpr int kColumnsOnce = 96;  // columns that stay in the cache of a core
 
