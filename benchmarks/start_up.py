@@ -1,11 +1,16 @@
 """
 From the start of a process to its first token, against llama-server.
 
-Ours: start Python, import, open the engine, stream. llama-server: start, wait until
-/health says that it is ready (asked every 5 ms), stream. Both get the same 16 tokens,
-8 slots and 4,096 cells. The model file is in the page cache, and our bytecode on disk as
-after an installation: a first round, which brings them there, does not count.
-llama-server runs the model once, empty, before it is ready; --no-warmup leaves that out.
+Ours: start Python, import, open the engine as it is by default, stream. llama-server:
+start, wait until /health says that it is ready (asked every 5 ms), stream. Both get the
+same 16 tokens, slots, cells and threads. "With options" names those same sizes in an
+EngineConfig, which is checked before the model loads; by default that is done meanwhile.
+
+The model file is in the page cache, and our bytecode on disk as after an installation: a
+first round, which brings them there, does not count. Python is that of a venv that has
+what this one has but for its start-up files, those of an editable installation and of
+tools for tests. llama-server runs the model once, empty, before it is ready; --no-warmup
+leaves that out.
 """
 
 from __future__ import annotations
@@ -14,8 +19,14 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import urllib.request
+import venv
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -23,35 +34,38 @@ from load.measure import Report, arguments, median_ratio, parse, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
 
-N_SLOTS, N_CTX, N_PROMPT = 8, 4096, 16
+import pyllama_raw
+
+N_SLOTS, N_CTX, N_PROMPT = 8, 16384, 16  # ours by default
 POLL_S = 0.005
 # A checkout has no bytecode where this is set; each start would compile all sources.
 KEEPS_BYTECODE = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-OURS, PEER, PEER_COLD = "ours", "llama-server", "llama-server --no-warmup"
+OURS, CONFIGURED = "ours", "ours, with options"
+PEER, PEER_COLD = "llama-server", "llama-server --no-warmup"
 OURS_CODE = """
 import json, sys, time
 
 started = time.perf_counter()
 import anyio
-from pyllama_raw import (
-    AsyncEngine,
-    ContextConfig,
-    EngineConfig,
-    SamplingParams,
-    SchedulerConfig,
-)
+from pyllama_raw import AsyncEngine
 
+model, prompt, sizes = json.loads(sys.argv[1])
+config = None
+if sizes:
+    from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
+
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=sizes["n_ctx"], n_threads=sizes["threads"]),
+        scheduler=SchedulerConfig(n_slots=sizes["n_slots"]),
+    )
 imported = time.perf_counter()
-model, prompt, options = json.loads(sys.argv[1])
-config = EngineConfig(
-    context=ContextConfig(n_ctx=options["n_ctx"], n_threads=options["threads"]),
-    scheduler=SchedulerConfig(n_slots=options["n_slots"]),
-)
 
 
 async def main():
     async with AsyncEngine.open(model, config) as engine:
         opened = time.perf_counter()
+        from pyllama_raw import SamplingParams
+
         params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
         async with engine.generate(prompt, params) as generation:
             await anext(generation)
@@ -63,12 +77,25 @@ anyio.run(main)
 """
 
 
-def ours(options: Namespace, prompt: list[int]) -> tuple[float, list[float]]:
+@contextmanager
+def installed_python() -> Iterator[Path]:
+    """A Python that finds what this one does, and runs no other start-up file."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, symlinks=True)
+        packages = sysconfig.get_path("purelib", vars={"base": folder})
+        folders = (Path(pyllama_raw.__file__).parents[1], sysconfig.get_path("purelib"))
+        lines = "\n".join(map(str, folders))
+        Path(packages, "installed.pth").write_text(lines + "\n")
+        yield Path(folder, "bin", "python")
+
+
+def ours(
+    python: Path, options: Namespace, prompt: list[int], sizes: dict[str, int]
+) -> tuple[float, list[float]]:
     """Seconds until the first token, and of import, open and first step."""
-    sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
     given = json.dumps([str(options.model), prompt, sizes])
     started = perf_counter()
-    command = [sys.executable, "-c", OURS_CODE, given]
+    command = [str(python), "-c", OURS_CODE, given]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=KEEPS_BYTECODE
     ) as process:
@@ -81,10 +108,11 @@ def ours(options: Namespace, prompt: list[int]) -> tuple[float, list[float]]:
     return wall_s, [float(part) for part in line.split()]
 
 
-def theirs(options: Namespace, prompt: list[int], *flags: str) -> float:
+def theirs(
+    options: Namespace, prompt: list[int], sizes: dict[str, int], *flags: str
+) -> float:
     """Seconds until llama-server's first token."""
     body = {"prompt": prompt, "n_predict": 2, "temperature": 0, "stream": True}
-    sizes = {"n_slots": N_SLOTS, "n_ctx": N_CTX, "threads": options.threads}
     started = perf_counter()
     with llama_server(options.model, **sizes, flags=flags, poll_s=POLL_S) as url:
         request = urllib.request.Request(  # noqa: S310
@@ -98,37 +126,43 @@ def theirs(options: Namespace, prompt: list[int], *flags: str) -> float:
             return perf_counter() - started
 
 
-def measure(options: Namespace, report: Report) -> None:
+def measure(options: Namespace, report: Report, python: Path) -> None:
     """Interleaved rounds."""
+    sizes = {"n_slots": N_SLOTS, "n_ctx": options.n_ctx, "threads": options.threads}
     walls: dict[str, list[float]] = {}
-    parts: list[list[float]] = []
+    parts: dict[str, list[list[float]]] = {OURS: [], CONFIGURED: []}
     for index in range(-1, options.rounds):
         say(f"round {index + 1} of {options.rounds}")
         (prompt,) = token_prompts(options.model, index, [N_PROMPT])
-        own_s, own_parts = ours(options, prompt)
-        found = {OURS: own_s}
+        found = {}
+        for name, named in ((OURS, {}), (CONFIGURED, sizes)):
+            found[name], own = ours(python, options, prompt, named)
+            if index >= 0:
+                parts[name].append(own)
         if not options.no_peers:
-            found[PEER] = theirs(options, prompt)
-            found[PEER_COLD] = theirs(options, prompt, "--no-warmup")
+            found[PEER] = theirs(options, prompt, sizes)
+            found[PEER_COLD] = theirs(options, prompt, sizes, "--no-warmup")
         if index >= 0:
-            parts.append(own_parts)
             for name, wall_s in found.items():
                 walls.setdefault(name, []).append(wall_s)
     conclude(report, walls, parts)
 
 
 def conclude(
-    report: Report, walls: dict[str, list[float]], parts: list[list[float]]
+    report: Report,
+    walls: dict[str, list[float]],
+    parts: dict[str, list[list[float]]],
 ) -> None:
     """Parts are of ours; what is missing to the whole is the start of Python."""
     names = ("import_s", "open_s", "first_token_s")
-    medians = [median(column) for column in zip(*parts, strict=True)]
     for name, values in walls.items():
         row: dict[str, object] = {"until_first_token_s": median(values)}
-        if name == OURS:
-            row |= dict(zip(names, medians, strict=True))
+        if name in parts:
+            columns = zip(*parts[name], strict=True)
+            row |= dict(zip(names, map(median, columns), strict=True))
         else:
             row["ours_to_it"] = median_ratio(walls[OURS], values)
+            row["with_options"] = median_ratio(walls[CONFIGURED], values)
         report.add(system=name, **row)
     report.details |= {"walls": walls, "parts": parts}
     if PEER in walls:
@@ -138,9 +172,13 @@ def conclude(
 
 def main() -> int:
     """Run the script."""
-    options = parse(arguments(__doc__))
+    parser = arguments(__doc__)
+    text = "cells of llama-server and of ours with options"
+    parser.add_argument("--n-ctx", type=int, default=N_CTX, help=f"{text} ({N_CTX})")
+    options = parse(parser)
     report = Report("start_up", options)
-    measure(options, report)
+    with installed_python() as python:
+        measure(options, report, python)
     return report.finish()
 
 

@@ -51,9 +51,13 @@ class ChatTemplate:
                 "messages", _shown(messages), f"what the chat template takes ({error})"
             ) from error
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether render() need not import Jinja and compile first, for some 50 ms."""
+        return "_template" in self.__dict__
+
     @cached_property
     def _template(self) -> Template:
-        """Compiled when the first messages come: it takes some milliseconds."""
         from jinja2 import TemplateError
 
         if self._source is None:

@@ -22,7 +22,7 @@ from anyio.lowlevel import checkpoint
 from pyllama_raw.core.request import Request
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.generation import Prepared
-from pyllama_raw.prompt import LONG_PROMPT, Prompt, PromptEncoder, prompt_size
+from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -101,7 +101,7 @@ class Preparation:
         return await to_thread.run_sync(self._encoder.run, constrain)
 
     async def _encode(self, prompt: Prompt) -> array[int]:
-        if prompt_size(prompt) > LONG_PROMPT:
+        if self._encoder.takes_long(prompt):
             return await to_thread.run_sync(self._encoder.encode, prompt)
         await checkpoint()
         return self._encoder.encode(prompt)

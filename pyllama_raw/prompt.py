@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
-LONG_PROMPT = 4096  # characters; more are tokenized off the event loop
+LONG_PROMPT = 4096  # characters; more take long
 
 
 class PromptEncoder:
@@ -52,6 +52,13 @@ class PromptEncoder:
         """The encoder for the model of *parts*."""
         limits = parts.scheduler.limits
         return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot)
+
+    def takes_long(self, prompt: Prompt) -> bool:
+        """Whether encode() is not for an event loop; the first chat imports Jinja."""
+        if _is_chat(prompt):
+            n_characters = sum(len(str(message)) for message in prompt)
+            return n_characters > LONG_PROMPT or not self._chat.is_compiled
+        return isinstance(prompt, str) and len(prompt) > LONG_PROMPT
 
     def encode(self, prompt: Prompt) -> array[int]:
         """
@@ -184,15 +191,6 @@ class _Quoted:
     def _mark(self, match: re.Match[str]) -> str:
         self._hidden.append(match[0])
         return f"\ue000{self._nonce}{len(self._hidden) - 1}\ue001"
-
-
-def prompt_size(prompt: Prompt) -> int:
-    """Characters that have to be tokenized."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    if _is_chat(prompt):
-        return sum(len(str(message)) for message in prompt)
-    return 0
 
 
 def _check_text(text: str) -> None:

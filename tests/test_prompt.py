@@ -4,7 +4,7 @@ import pytest
 
 from pyllama_raw import InvalidRequest, PromptTooLong, Unsupported
 from pyllama_raw.chat import ChatTemplate
-from pyllama_raw.prompt import PromptEncoder, prompt_size
+from pyllama_raw.prompt import PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
 
 TEMPLATE = """
@@ -184,10 +184,17 @@ def test_too_long_names_the_limit():
     assert (caught.value.n_prompt, caught.value.n_ctx_slot) == (64, 64)
 
 
-def test_size_counts_what_has_to_be_tokenized():
+def test_long_text_and_the_first_chat_take_long():
     """
-    Text and chats have a size; token ids cost nothing.
+    The first chat compiles the template; token ids are only looked at.
     """
-    assert prompt_size("abc") == 3
-    assert prompt_size([1] * 100) == 0
-    assert prompt_size([{"role": "user", "content": "a" * 500}]) >= 500
+    encoder = make_encoder()
+    chat = [{"role": "user", "content": "a"}]
+
+    assert not encoder.takes_long("a" * 4096)
+    assert encoder.takes_long("a" * 4097)
+    assert not encoder.takes_long([1] * 5000)
+    assert encoder.takes_long(chat)
+    encoder.encode(chat)
+    assert not encoder.takes_long(chat)
+    assert encoder.takes_long([{"role": "user", "content": "a" * 4096}])

@@ -15,8 +15,6 @@ from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.sampling import gbnf
-from pyllama_raw.sampling.grammar_program import compile_rules
 from pyllama_raw.sampling.params import SamplingParams
 
 
@@ -58,6 +56,9 @@ class GrammarConstraint:
     """GBNF: the sampler checks each token it drew."""
 
     def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
+        from pyllama_raw.sampling import gbnf  # most engines never see a grammar
+        from pyllama_raw.sampling.grammar_program import compile_rules
+
         if vocab.kind == "none":
             raise BadGrammar("the model has no vocabulary", None)
         self._vocab = vocab

@@ -1,8 +1,8 @@
 """
 Loading a model while Python imports what comes next.
 
-A model of some hundred megabytes is loaded by C in about the time in which jinja2 and
-the rest of the engine are imported, so a thread does that.
+A model of some hundred megabytes is loaded by C in about the time in which the rest of
+the engine is imported, so a thread does that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.loop",
     "pyllama_raw.preparation",
-    "jinja2.ext",
-    "jinja2.sandbox",
 )
 
 
