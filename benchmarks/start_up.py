@@ -3,8 +3,9 @@ From the start of a process to its first token, against llama-server.
 
 Ours: start Python, import, open the engine as it is by default, stream. llama-server:
 start, wait until /health says that it is ready (asked every 5 ms), stream. Both get the
-same 16 tokens, slots, cells and threads. "With options" names those same sizes in an
-EngineConfig, which is checked before the model loads; by default that is done meanwhile.
+same 16 tokens, slots, cells and threads; "with options" names these in an EngineConfig,
+which imports more before the model loads. --n-ctx and --threads say what that one and
+llama-server get, not what is the default.
 
 The model file is in the page cache, and our bytecode on disk as after an installation: a
 first round, which brings them there, does not count. Python is that of a venv that has
@@ -47,7 +48,7 @@ import json, sys, time
 
 started = time.perf_counter()
 import anyio
-from pyllama_raw import AsyncEngine
+from pyllama_raw import AsyncEngine, SamplingParams
 
 model, prompt, sizes = json.loads(sys.argv[1])
 config = None
@@ -64,8 +65,6 @@ imported = time.perf_counter()
 async def main():
     async with AsyncEngine.open(model, config) as engine:
         opened = time.perf_counter()
-        from pyllama_raw import SamplingParams
-
         params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
         async with engine.generate(prompt, params) as generation:
             await anext(generation)

@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import httpx
-from httpx_aiohttp import HttpxAiohttpClient
+from httpx_aiohttp import AiohttpTransport
 
 from pyllama_raw.bench.call import CallFailed, Record, Target
 
@@ -155,6 +156,13 @@ async def first_model(client: httpx.AsyncClient) -> str:
         return "default"  # if it is not there at all, the calls will tell
 
 
+def _session() -> aiohttp.ClientSession:
+    """Any number of connections, none used twice."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True)
+    )
+
+
 @asynccontextmanager
 async def http_target(
     url: str, protocol: str = "llama-server", forbidden: Iterable[int] = ()
@@ -166,12 +174,12 @@ async def http_target(
         protocol: "openai" or "llama-server".
         forbidden: see OpenAITarget.
     """
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     timeout = httpx.Timeout(TIMEOUT_S)
     key = os.environ.get(API_KEY)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with HttpxAiohttpClient(
-        base_url=url, timeout=timeout, limits=limits, headers=headers
+    transport = AiohttpTransport(client=_session)
+    async with httpx.AsyncClient(
+        base_url=url, timeout=timeout, transport=transport, headers=headers
     ) as client:
         if protocol == "openai":
             model = await first_model(client)

@@ -1,7 +1,9 @@
 """Both protocols, spoken by a server that is a function."""
 
+import asyncio
 import json
 
+import anyio
 import httpx
 import pytest
 
@@ -10,6 +12,7 @@ from pyllama_raw.bench.http_target import (
     LlamaServerTarget,
     OpenAITarget,
     first_model,
+    http_target,
 )
 
 pytestmark = pytest.mark.anyio
@@ -152,3 +155,47 @@ async def test_the_first_model_of_a_server_is_asked_for(body, status, name):
     )
     async with http:
         assert await first_model(http) == name
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_each_call_has_a_connection_of_its_own():
+    """
+    However many run at once, and though the server would keep them.
+    """
+    n_calls, n_connections, n_asked = 150, 0, 0
+    all_asked = anyio.Event()
+    event = {"tokens": [1], "content": "a", "stop": True}
+    body = sse(event | {"timings": {"cache_n": 0, "prompt_n": 2}}).encode()
+
+    async def answer(reader, writer):
+        nonlocal n_connections, n_asked
+        n_connections += 1
+        while line := await reader.readline():  # until the client leaves
+            if line.lower().startswith(b"content-length: "):
+                size = int(line.split()[1])
+            if line != b"\r\n":
+                continue
+            await reader.readexactly(size)
+            n_asked += 1
+            if n_asked == n_calls:
+                all_asked.set()
+            await all_asked.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+            writer.write(body)
+        writer.close()
+
+    async def call():
+        record = await attempt(target, Call([1, 2], 1))
+        assert record.error is None
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with http_target(f"http://{host}:{port}") as target:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                for _ in range(n_calls):
+                    group.start_soon(call)
+            await call()
+    server.close()
+
+    assert n_connections == n_asked == n_calls + 1
