@@ -1,11 +1,10 @@
 """
 From the start of a process to its first token, against llama-server.
 
-Ours: start Python, import, open the engine as it is by default, stream. llama-server:
-start, wait until /health says that it is ready (asked every 5 ms), stream. Both get the
-same 16 tokens, slots, cells and threads; "with options" names these in an EngineConfig,
-which imports more before the model loads. --n-ctx and --threads say what that one and
-llama-server get, not what is the default.
+Ours: start Python, import, open the engine, stream. llama-server: start, wait until
+/health says that it is ready (asked every 5 ms), stream. Both get the same 16 tokens,
+slots, cells and threads, by default those of our engine. llama-server writes to all cells
+before it is ready, so with fewer of them (--n-ctx) it is ready sooner.
 
 The model file is in the page cache, and our bytecode on disk as after an installation: a
 first round, which brings them there, does not count. Python is that of a venv that has
@@ -37,28 +36,29 @@ from peers.llama_server import llama_server
 
 import pyllama_raw
 
-N_SLOTS, N_CTX, N_PROMPT = 8, 16384, 16  # ours by default
+N_SLOTS, N_CTX, N_PROMPT = 8, 16384, 16  # slots and cells as ours has by default
 POLL_S = 0.005
 # A checkout has no bytecode where this is set; each start would compile all sources.
 KEEPS_BYTECODE = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-OURS, CONFIGURED = "ours", "ours, with options"
-PEER, PEER_COLD = "llama-server", "llama-server --no-warmup"
+OURS, PEER, PEER_COLD = "ours", "llama-server", "llama-server --no-warmup"
 OURS_CODE = """
 import json, sys, time
 
 started = time.perf_counter()
 import anyio
-from pyllama_raw import AsyncEngine, SamplingParams
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 
 model, prompt, sizes = json.loads(sys.argv[1])
-config = None
-if sizes:
-    from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-
-    config = EngineConfig(
-        context=ContextConfig(n_ctx=sizes["n_ctx"], n_threads=sizes["threads"]),
-        scheduler=SchedulerConfig(n_slots=sizes["n_slots"]),
-    )
+config = EngineConfig(
+    context=ContextConfig(n_ctx=sizes["n_ctx"], n_threads=sizes["threads"]),
+    scheduler=SchedulerConfig(n_slots=sizes["n_slots"]),
+)
 imported = time.perf_counter()
 
 
@@ -129,39 +129,34 @@ def measure(options: Namespace, report: Report, python: Path) -> None:
     """Interleaved rounds."""
     sizes = {"n_slots": N_SLOTS, "n_ctx": options.n_ctx, "threads": options.threads}
     walls: dict[str, list[float]] = {}
-    parts: dict[str, list[list[float]]] = {OURS: [], CONFIGURED: []}
+    parts: list[list[float]] = []
     for index in range(-1, options.rounds):
         say(f"round {index + 1} of {options.rounds}")
         (prompt,) = token_prompts(options.model, index, [N_PROMPT])
-        found = {}
-        for name, named in ((OURS, {}), (CONFIGURED, sizes)):
-            found[name], own = ours(python, options, prompt, named)
-            if index >= 0:
-                parts[name].append(own)
+        own_s, own_parts = ours(python, options, prompt, sizes)
+        found = {OURS: own_s}
         if not options.no_peers:
             found[PEER] = theirs(options, prompt, sizes)
             found[PEER_COLD] = theirs(options, prompt, sizes, "--no-warmup")
         if index >= 0:
+            parts.append(own_parts)
             for name, wall_s in found.items():
                 walls.setdefault(name, []).append(wall_s)
     conclude(report, walls, parts)
 
 
 def conclude(
-    report: Report,
-    walls: dict[str, list[float]],
-    parts: dict[str, list[list[float]]],
+    report: Report, walls: dict[str, list[float]], parts: list[list[float]]
 ) -> None:
     """Parts are of ours; what is missing to the whole is the start of Python."""
     names = ("import_s", "open_s", "first_token_s")
+    medians = [median(column) for column in zip(*parts, strict=True)]
     for name, values in walls.items():
         row: dict[str, object] = {"until_first_token_s": median(values)}
-        if name in parts:
-            columns = zip(*parts[name], strict=True)
-            row |= dict(zip(names, map(median, columns), strict=True))
+        if name == OURS:
+            row |= dict(zip(names, medians, strict=True))
         else:
             row["ours_to_it"] = median_ratio(walls[OURS], values)
-            row["with_options"] = median_ratio(walls[CONFIGURED], values)
         report.add(system=name, **row)
     report.details |= {"walls": walls, "parts": parts}
     if PEER in walls:
@@ -172,8 +167,7 @@ def conclude(
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
-    text = "cells of llama-server and of ours with options"
-    parser.add_argument("--n-ctx", type=int, default=N_CTX, help=f"{text} ({N_CTX})")
+    parser.add_argument("--n-ctx", type=int, default=N_CTX, help=f"cells ({N_CTX})")
     options = parse(parser)
     report = Report("start_up", options)
     with installed_python() as python:
