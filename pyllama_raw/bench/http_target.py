@@ -137,7 +137,7 @@ class LlamaServerTarget(HttpTarget):
 async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """JSON objects of a stream of server-sent events."""
     rest = b""
-    async for part in answer.aiter_raw():
+    async for part in answer.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
