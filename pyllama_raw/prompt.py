@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
-LONG_PROMPT = 4096  # characters; more take long
+LONG_PROMPT = 4096  # characters that an event loop may wait for
 
 
 class PromptEncoder:
