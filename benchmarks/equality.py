@@ -17,15 +17,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 from load.measure import Report, arguments, parse, say
 from load.workloads import generator, token_prompts
-from peers.llama_server import llama_server
+from peers.llama_server import completed, llama_server
 
 N_CTX_SLOT = 1024
 MAX_TOKENS = 32
-TIMEOUT_S = 600.0
 EDGES = (1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257, 511, 512, 513, 899, 900)
 
 Outputs = list[list[int]]
@@ -75,21 +73,14 @@ def theirs(options: Namespace, prompts: Outputs) -> Outputs:
         threads=options.threads,
         flags=(*flags, "--no-cache-prompt"),
     )
-    with server as url, httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
-        return [_complete(client, prompt) for prompt in prompts]
-
-
-def _complete(client: httpx.Client, prompt: list[int]) -> list[int]:
     body = {
-        "prompt": prompt,
         "n_predict": MAX_TOKENS,
         "temperature": 0,
         "cache_prompt": False,
         "return_tokens": True,
     }
-    answer = client.post("/completion", json=body).raise_for_status()
-    tokens: list[int] = answer.json()["tokens"]
-    return tokens
+    with server as url:
+        return [completed(url, body | {"prompt": prompt}) for prompt in prompts]
 
 
 def differences(mine: Outputs, other: Outputs) -> list[Difference]:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 from equality import differences
 from load.measure import Report, arguments, parse, say
 from load.workloads import token_prompts
-from peers.llama_server import llama_server
+from peers.llama_server import completed, llama_server
 
 from pyllama_raw import (
     AsyncEngine,
@@ -34,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.grammars import JSON
 
 N_CTX = 1024
-TIMEOUT_S = 600.0
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 # Our names where llama-server has others.
@@ -135,15 +133,12 @@ def theirs(options: Namespace, prompts: Outputs) -> list[Outputs]:
         options.model, n_slots=1, n_ctx=N_CTX, threads=options.threads, flags=flags
     )
     found = []
-    with server as url, httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+    with server as url:
         for case in CASES:
             outputs = []
             for seed, prompt in enumerate(prompts):
                 body = body_of(case, seed, options.max_tokens) | {"prompt": prompt}
-                answer = client.post("/completion", json=body)
-                if answer.is_error:
-                    raise RuntimeError(f"{case.name}: {answer.text}")
-                outputs.append(answer.json()["tokens"])
+                outputs.append(completed(url, body))
             found.append(outputs)
             say(f"llama-server: {case.name}")
     return found

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from . import HOST, Url, find, free_port, serving
+
+TIMEOUT_S = 600.0  # of one completion
 
 
 @contextmanager
@@ -39,3 +44,14 @@ def llama_server(
     ]
     with serving(command, port, poll_s=poll_s) as url:
         yield url
+
+
+def completed(url: str, body: Mapping[str, Any]) -> list[int]:
+    """The tokens that /completion of the server at *url* answers with."""
+    kind = {"Content-Type": "application/json"}
+    request = urllib.request.Request(  # noqa: S310
+        f"{url}/completion", json.dumps(body).encode(), kind
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        tokens: list[int] = json.load(answer)["tokens"]
+    return tokens

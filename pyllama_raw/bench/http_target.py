@@ -1,9 +1,9 @@
 """
 Servers, by streaming HTTP: OpenAI's completions, and llama-server's own protocol.
 
-Each call has a connection of its own, since servers drop idle ones. Its transport is
-aiohttp's, which needs half of the CPU time of httpx's own for each event: what the client
-takes, a server on the same machine lacks. So this is for asyncio.
+Each call has a connection of its own, since servers drop idle ones. The client is
+aiohttp's, which needs little CPU time for each event: what the client takes, a server on
+the same machine lacks. So this is for asyncio.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from pyllama_raw.bench.call import CallFailed, Record, Target
 
@@ -30,8 +28,9 @@ class HttpTarget(ABC):
 
     path: str
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: aiohttp.ClientSession, url: str) -> None:
         self._client = client
+        self._url = url + self.path
 
     @abstractmethod
     def body(self, record: Record) -> dict[str, Any]:
@@ -45,16 +44,16 @@ class HttpTarget(ABC):
         body = self.body(record)
         failed = None
         try:
-            async with self._client.stream("POST", self.path, json=body) as answer:
-                if answer.is_error:
-                    text = (await answer.aread()).decode(errors="replace")
-                    raise CallFailed(f"status {answer.status_code}: {text[:200]}")
+            async with self._client.post(self._url, json=body) as answer:
+                if not answer.ok:
+                    text = (await answer.read()).decode(errors="replace")
+                    raise CallFailed(f"status {answer.status}: {text[:200]}")
                 async for event in _events(answer):
                     if "error" in event:
                         failed = str(event["error"])  # the last event of its stream
                     else:
                         self.take(record, event)
-        except httpx.HTTPError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise CallFailed(f"{type(error).__name__}: {error}") from error
         if failed is not None:
             raise CallFailed(failed)
@@ -71,7 +70,8 @@ class OpenAITarget(HttpTarget):
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        client: aiohttp.ClientSession,
+        url: str,
         model: str = "default",  # most servers have one, and take any name
         forbidden: Iterable[int] = (),
     ) -> None:
@@ -80,7 +80,7 @@ class OpenAITarget(HttpTarget):
             forbidden: tokens that end the generation, for servers that do not know
                 ignore_eos.
         """
-        super().__init__(client)
+        super().__init__(client, url)
         self._model = model
         self._bias = {str(token): -100 for token in forbidden}
 
@@ -134,10 +134,10 @@ class LlamaServerTarget(HttpTarget):
             record.n_prompt = timings["cache_n"] + timings["prompt_n"]
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """JSON objects of a stream of server-sent events."""
     rest = b""
-    async for part in answer.aiter_bytes():
+    async for part in answer.content.iter_any():
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
@@ -146,21 +146,14 @@ async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
                 yield {"error": line.decode(errors="replace")}
 
 
-async def first_model(client: httpx.AsyncClient) -> str:
+async def first_model(client: aiohttp.ClientSession, url: str) -> str:
     """What the server calls its first model; "default" if it does not list any."""
     try:
-        answer = await client.get("/v1/models")
-        models = answer.json()["data"] if answer.is_success else []
+        async with client.get(url + "/v1/models") as answer:
+            models = json.loads(await answer.read())["data"] if answer.ok else []
         return str(models[0]["id"]) if models else "default"
-    except (httpx.HTTPError, KeyError, TypeError, ValueError):
+    except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
         return "default"  # if it is not there at all, the calls will tell
-
-
-def _session() -> aiohttp.ClientSession:
-    """Any number of connections, none used twice."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True)
-    )
 
 
 @asynccontextmanager
@@ -171,18 +164,18 @@ async def http_target(
     A client of the server at *url*; $OPENAI_API_KEY is sent to it if it is set.
 
     Args:
+        url: without a slash at its end.
         protocol: "openai" or "llama-server".
         forbidden: see OpenAITarget.
     """
-    timeout = httpx.Timeout(TIMEOUT_S)
     key = os.environ.get(API_KEY)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    transport = AiohttpTransport(client=_session)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=timeout, transport=transport, headers=headers
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=aiohttp.ClientTimeout(sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S),
     ) as client:
         if protocol == "openai":
-            model = await first_model(client)
-            yield OpenAITarget(client, model, forbidden)
+            model = await first_model(client, url)
+            yield OpenAITarget(client, url, model, forbidden)
         else:
-            yield LlamaServerTarget(client)
+            yield LlamaServerTarget(client, url)

@@ -1,25 +1,38 @@
 """The adapter of the benchmarks, spoken to by the target that measures it."""
 
+from contextlib import asynccontextmanager
+
 import anyio
-import httpx
 import pytest
+import uvicorn
 
 from benchmarks.completions_server import app
+from benchmarks.peers import free_port
 from pyllama_raw import ContextConfig, EngineConfig
 from pyllama_raw.bench.call import Call
 from pyllama_raw.bench.drive import Run, closed_loop
-from pyllama_raw.bench.http_target import OpenAITarget
+from pyllama_raw.bench.http_target import http_target
 from tests.tiny import tiny_model
 
 
-async def measure(calls: list[Call]) -> Run:
+@asynccontextmanager
+async def serving():
+    """Its address, once it listens."""
     served = app(tiny_model("llama"), EngineConfig(context=ContextConfig(n_ctx=256)))
-    transport = httpx.ASGITransport(served)
-    async with (
-        served.router.lifespan_context(served),
-        httpx.AsyncClient(transport=transport, base_url="http://server") as client,
-    ):
-        return await closed_loop(OpenAITarget(client), calls, 1)
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(served, port=port, log_level="warning"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.serve)
+        with anyio.fail_after(30):
+            while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                await anyio.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+
+
+async def measure(calls: list[Call]) -> Run:
+    async with serving() as url, http_target(url, "openai") as target:
+        return await closed_loop(target, calls, 1)
 
 
 @pytest.mark.native
