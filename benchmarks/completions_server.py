@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -34,7 +35,7 @@ from pyllama_raw.generation import Generation
 
 def event(value: object) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
+    return b"data: %b\n\n" % to_json(value)
 
 
 async def stream(generation: Generation, max_tokens: int) -> AsyncIterator[bytes]:

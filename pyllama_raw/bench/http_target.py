@@ -8,7 +8,6 @@ the same machine lacks. So this is for asyncio.
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
@@ -16,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json
 
 from pyllama_raw.bench.call import CallFailed, Record, Target
 
@@ -141,7 +141,7 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
+                yield from_json(line[6:])
             elif line.startswith(b"error:"):
                 yield {"error": line.decode(errors="replace")}
 
@@ -150,7 +150,7 @@ async def first_model(client: aiohttp.ClientSession, url: str) -> str:
     """What the server calls its first model; "default" if it does not list any."""
     try:
         async with client.get(url + "/v1/models") as answer:
-            models = json.loads(await answer.read())["data"] if answer.ok else []
+            models = from_json(await answer.read())["data"] if answer.ok else []
         return str(models[0]["id"]) if models else "default"
     except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
         return "default"  # if it is not there at all, the calls will tell
