@@ -1,10 +1,13 @@
 """
 What HTTP costs: our engine behind one uvicorn worker against our engine in process.
 
-Requests of 128 tokens in and 64 out over 8 slots, all sent at once, by the same client.
-The server is benchmarks/completions_server.py in a process of its own, where its engine
-and its HTTP share the machine with the client, as they do in process. Server and client
-run on uvloop, and so does the engine in process.
+Batches of requests of 128 tokens in and 64 out over 8 slots, sent all at once, by the same
+client. The server is benchmarks/completions_server.py in a process of its own, where its
+engine and its HTTP share the machine with the client, as they do in process. Server and
+client run on uvloop, and so does the engine in process.
+
+What is to be seen is smaller than what a neighbour does to a run of ten seconds. So both
+are open at the same time and take turns, a few seconds each; who waits takes no CPU time.
 """
 
 from __future__ import annotations
@@ -13,21 +16,22 @@ import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import anyio
-from load.measure import Report, arguments, median_ratio, parse
-from load.rounds import results
+from load.measure import Report, arguments, median_ratio, parse, percentile, say
+from load.workloads import token_prompts
 from peers import free_port, serving
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.rounds import Opened, Opener, Point
+from pyllama_raw.bench.call import Call, Target
+from pyllama_raw.bench.drive import Run, closed_loop
+from pyllama_raw.bench.rounds import Opened
 from pyllama_raw.bench.targets import open_engine, open_server
 
 N_SLOTS, N_CTX, N_BATCH = 8, 4096, 2048
+N_PROMPT, N_OUTPUT = 128, 64
 IN_PROCESS, HTTP = "in process", "over HTTP"
 
 
@@ -49,31 +53,57 @@ async def served(model: Path, config: EngineConfig) -> AsyncIterator[Opened]:
 
 
 async def measure(options: Namespace, report: Report) -> None:
-    """Interleaved rounds; each opening begins with calls that do not count."""
+    """Every round opens both anew."""
     config = EngineConfig(
         context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
         scheduler=SchedulerConfig(
             n_slots=N_SLOTS, token_budget=N_BATCH, prefill_quantum=N_BATCH
         ),
     )
-    openers: dict[str, Opener] = {
-        IN_PROCESS: partial(open_engine, options.model, config),
-        HTTP: partial(served, options.model, config),
-    }
-    point = Point(clients=options.requests)
-    conclude(report, await results("offline", openers, point, options))
+    rounds: list[dict[str, list[Run]]] = []
+    for index in range(options.rounds):
+        say(f"round {index + 1} of {options.rounds}")
+        async with (
+            open_engine(options.model, config) as ours,
+            served(options.model, config) as server,
+        ):
+            targets = {IN_PROCESS: ours.target, HTTP: server.target}
+            rounds.append(await take_turns(options, index, targets))
+    conclude(report, rounds)
 
 
-def conclude(report: Report, runs: dict[str, list[Result]]) -> None:
+async def take_turns(
+    options: Namespace, index: int, targets: dict[str, Target]
+) -> dict[str, list[Run]]:
+    """Batches by target; the first of each, which does not count, is left out."""
+    found: dict[str, list[Run]] = {name: [] for name in targets}
+    for turn in range(options.turns + 1):
+        names = list(targets) if turn % 2 else list(targets)[::-1]
+        seed = index * (options.turns + 1) + turn
+        prompts = token_prompts(options.model, seed, [N_PROMPT] * options.requests)
+        calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
+        for name in names:
+            run = await closed_loop(targets[name], calls, len(calls))
+            if turn:
+                found[name].append(run.checked())
+    return found
+
+
+def conclude(report: Report, rounds: list[dict[str, list[Run]]]) -> None:
     """The ratio is over HTTP to in process, by round."""
-    for name, found in runs.items():
-        speeds = [result["output_throughput"] for result in found]
+    for name in (IN_PROCESS, HTTP):
+        speeds = []
+        for found in rounds:
+            n_output = sum(run.n_output for run in found[name])
+            speeds.append(n_output / sum(run.wall_s for run in found[name]))
+        runs = [run for found in rounds for run in found[name]]
+        itls = [gap for run in runs for r in run.records for gap in r.itl_s]
         report.add(
             system=name,
             output_tok_per_s=median(speeds),
-            ttft_p50_s=median(r["median_ttft_ms"] for r in found) / 1e3,
-            itl_p50_ms=median(r["median_itl_ms"] for r in found),
-            itl_p99_ms=median(r["p99_itl_ms"] for r in found),
+            ttft_p50_s=median(run.ttft_s(50) for run in runs),
+            itl_p50_ms=percentile(itls, 50) * 1e3,
+            itl_p99_ms=percentile(itls, 99) * 1e3,
         )
         report.details[name] = speeds
     ratio = median_ratio(report.details[HTTP], report.details[IN_PROCESS])
@@ -83,7 +113,8 @@ def conclude(report: Report, runs: dict[str, list[Result]]) -> None:
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=16, help="in a batch")
+    parser.add_argument("--turns", type=int, default=6, help="of each, in a round")
     options = parse(parser)
     report = Report("over_http", options)
     anyio.run(measure, options, report, backend_options={"use_uvloop": True})

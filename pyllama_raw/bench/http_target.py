@@ -1,10 +1,4 @@
-"""
-Servers, by streaming HTTP: OpenAI's completions, and llama-server's own protocol.
-
-Each call has a connection of its own, since servers drop idle ones. The client is
-aiohttp's, which needs little CPU time for each event: what the client takes, a server on
-the same machine lacks. So this is for asyncio.
-"""
+"""Servers, by streaming HTTP: OpenAI's completions, and llama-server's own protocol."""
 
 from __future__ import annotations
 
@@ -14,12 +8,11 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 from pydantic_core import from_json
 
 from pyllama_raw.bench.call import CallFailed, Record, Target
+from pyllama_raw.bench.http_client import HttpClient, HttpFailed
 
-TIMEOUT_S = 600.0  # without a byte
 API_KEY = "OPENAI_API_KEY"
 
 
@@ -28,9 +21,8 @@ class HttpTarget(ABC):
 
     path: str
 
-    def __init__(self, client: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, client: HttpClient) -> None:
         self._client = client
-        self._url = url + self.path
 
     @abstractmethod
     def body(self, record: Record) -> dict[str, Any]:
@@ -41,19 +33,23 @@ class HttpTarget(ABC):
         """Write what *event* brings into *record*."""
 
     async def send(self, record: Record) -> None:
-        body = self.body(record)
         failed = None
+
+        def hear(line: bytes) -> None:
+            nonlocal failed
+            if line.startswith(b"error:"):
+                failed = line.decode(errors="replace")
+            if not line.startswith(b"data: {"):
+                return
+            event = from_json(line[6:])
+            if "error" in event:
+                failed = str(event["error"])  # the last event of its stream
+            else:
+                self.take(record, event)
+
         try:
-            async with self._client.post(self._url, json=body) as answer:
-                if not answer.ok:
-                    text = (await answer.read()).decode(errors="replace")
-                    raise CallFailed(f"status {answer.status}: {text[:200]}")
-                async for event in _events(answer):
-                    if "error" in event:
-                        failed = str(event["error"])  # the last event of its stream
-                    else:
-                        self.take(record, event)
-        except (aiohttp.ClientError, TimeoutError) as error:
+            await self._client.post(self.path, self.body(record), hear)
+        except (HttpFailed, OSError) as error:
             raise CallFailed(f"{type(error).__name__}: {error}") from error
         if failed is not None:
             raise CallFailed(failed)
@@ -70,8 +66,7 @@ class OpenAITarget(HttpTarget):
 
     def __init__(
         self,
-        client: aiohttp.ClientSession,
-        url: str,
+        client: HttpClient,
         model: str = "default",  # most servers have one, and take any name
         forbidden: Iterable[int] = (),
     ) -> None:
@@ -80,7 +75,7 @@ class OpenAITarget(HttpTarget):
             forbidden: tokens that end the generation, for servers that do not know
                 ignore_eos.
         """
-        super().__init__(client, url)
+        super().__init__(client)
         self._model = model
         self._bias = {str(token): -100 for token in forbidden}
 
@@ -134,25 +129,14 @@ class LlamaServerTarget(HttpTarget):
             record.n_prompt = timings["cache_n"] + timings["prompt_n"]
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """JSON objects of a stream of server-sent events."""
-    rest = b""
-    async for part in answer.content.iter_any():
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data: {"):
-                yield from_json(line[6:])
-            elif line.startswith(b"error:"):
-                yield {"error": line.decode(errors="replace")}
-
-
-async def first_model(client: aiohttp.ClientSession, url: str) -> str:
+async def first_model(client: HttpClient) -> str:
     """What the server calls its first model; "default" if it does not list any."""
+    lines: list[bytes] = []
     try:
-        async with client.get(url + "/v1/models") as answer:
-            models = from_json(await answer.read())["data"] if answer.ok else []
+        await client.get("/v1/models", lines.append)
+        models = from_json(b"\n".join(lines))["data"]
         return str(models[0]["id"]) if models else "default"
-    except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
+    except (HttpFailed, OSError, KeyError, TypeError, ValueError):
         return "default"  # if it is not there at all, the calls will tell
 
 
@@ -164,18 +148,12 @@ async def http_target(
     A client of the server at *url*; $OPENAI_API_KEY is sent to it if it is set.
 
     Args:
-        url: without a slash at its end.
         protocol: "openai" or "llama-server".
         forbidden: see OpenAITarget.
     """
     key = os.environ.get(API_KEY)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=aiohttp.ClientTimeout(sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S),
-    ) as client:
-        if protocol == "openai":
-            model = await first_model(client, url)
-            yield OpenAITarget(client, url, model, forbidden)
-        else:
-            yield LlamaServerTarget(client, url)
+    client = HttpClient(url, {"Authorization": f"Bearer {key}"} if key else {})
+    if protocol == "openai":
+        yield OpenAITarget(client, await first_model(client), forbidden)
+    else:
+        yield LlamaServerTarget(client)

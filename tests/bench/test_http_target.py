@@ -1,17 +1,13 @@
 """Both protocols, spoken by a server that answers with what a test gives it."""
 
-import asyncio
 import json
-from contextlib import asynccontextmanager
 
-import aiohttp
-import anyio
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer as Server
 
 from pyllama_raw.bench.call import Call, attempt
-from pyllama_raw.bench.http_target import first_model, http_target
+from pyllama_raw.bench.http_client import HttpClient
+from pyllama_raw.bench.http_target import API_KEY, first_model, http_target
+from tests.bench.raw_server import chunked, serving, sized
 
 pytestmark = [
     pytest.mark.anyio,
@@ -27,57 +23,34 @@ def sse(*events):
     )
 
 
-@asynccontextmanager
-async def serving(body, status=200, seen=None, packed=False):
-    """A server that says the same to all; its bodies are cut anywhere."""
-
-    async def answer(request):
-        if seen is not None:
-            seen.append((request.path, await request.read()))
-        response = web.StreamResponse(status=status)
-        if packed:
-            response.enable_compression(web.ContentCoding.gzip)
-        await response.prepare(request)
-        raw = body.encode()
-        for start in range(0, len(raw), 7):
-            await response.write(raw[start : start + 7])
-        return response
-
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    async with Server(application) as server:
-        yield str(server.make_url("")).rstrip("/")
-
-
-async def ask(call, *server, protocol="openai", forbidden=(), **options):
-    """The record of *call*."""
+async def ask(call, answer, protocol="openai", forbidden=()):
+    """The record of *call*, and the server that gave *answer*."""
     async with (
-        serving(*server, **options) as url,
-        http_target(url, protocol, forbidden) as target,
+        serving(answer) as server,
+        http_target(server.url, protocol, forbidden) as target,
     ):
-        return await attempt(target, call)
+        return await attempt(target, call), server
 
 
 def chunk(text, **more):
     return {"choices": [{"index": 0, "text": text, **more}]}
 
 
-async def test_openai_counts_what_the_usage_says():
+async def test_openai_counts_what_the_usage_says(monkeypatch):
     """
     A chunk may hold two tokens; the last one may hold none. Usage brings the counts.
     """
-    seen = []
+    monkeypatch.setenv(API_KEY, "key")
     details = {"prompt_tokens_details": {"cached_tokens": 4}}
     last = chunk("", finish_reason="length") | {"usage": USAGE | details}
     body = sse(chunk("a"), chunk("b c"), last | {"queue_s": 0.5})
-    record = await ask(Call([1, 2], 3), body, seen=seen, forbidden=[2])
+    record, server = await ask(Call([1, 2], 3), chunked(body), forbidden=[2])
 
     assert record.error is None
     assert (record.text, len(record.times), record.n_output) == ("ab c", 2, 3)
     assert (record.n_prompt, record.n_cached, record.queue_s) == (9, 4, 0.5)
-    path, asked = seen[-1]
-    asked = json.loads(asked)
-    assert path == "/v1/completions"
+    path, headers, asked = server.asked[-1]
+    assert (path, headers["authorization"]) == ("/v1/completions", "bearer key")
     assert asked["prompt"] == [1, 2]
     assert (asked["max_tokens"], asked["ignore_eos"]) == (3, True)
     assert asked["logit_bias"] == {"2": -100}
@@ -88,7 +61,7 @@ async def test_openai_without_usage_counts_chunks():
     As of servers that know no stream_options; cached tokens stay unknown.
     """
     body = sse(chunk("a"), chunk(""), chunk("", finish_reason="length"))
-    record = await ask(Call("x", 2), body)
+    record, _ = await ask(Call("x", 2), chunked(body))
 
     assert (record.error, record.n_output, record.n_cached) == (None, 2, None)
 
@@ -103,10 +76,12 @@ async def test_llama_server_names_its_tokens():
         {"tokens": [6, 7], "content": "bc", "stop": False},
         {"tokens": [], "content": "", "stop": True, "timings": timings},
     )
-    record = await ask(Call("x", 3), body, protocol="llama-server")
+    record, server = await ask(Call("x", 3), chunked(body), "llama-server")
 
     assert (record.error, record.tokens, record.text) == (None, [5, 6, 7], "abc")
     assert (record.n_cached, record.n_prompt) == (2, 5)
+    (asked,) = server.asked
+    assert (asked.path, asked.body["n_predict"]) == ("/completion", 3)
 
 
 @pytest.mark.parametrize(
@@ -122,32 +97,30 @@ async def test_refusals_and_short_answers_are_failures(body, status, message):
     """
     An answer of another length than was asked for did other work.
     """
-    record = await ask(Call("x", 2), body, status)
+    record, _ = await ask(Call("x", 2), sized(body, status))
 
     assert record.error is not None
     assert message in record.error
-
-
-async def test_a_compressed_stream_is_read():
-    """
-    Proxies do that, since the client allows it.
-    """
-    record = await ask(Call("x", 1), sse(chunk("a")), packed=True)
-
-    assert (record.error, record.text) == (None, "a")
 
 
 async def test_a_lost_connection_is_a_failure():
     """
     It does not end the run.
     """
-    async with serving("") as url:
-        pass
-    async with http_target(url) as target:
-        record = await attempt(target, Call("x", 2))
+    record, _ = await ask(Call("x", 2), chunked(sse(chunk("a")))[:-9])
 
     assert record.error is not None
-    assert record.error.startswith("CallFailed: ClientConnectorError")
+    assert record.error.startswith("CallFailed: ConnectionError: closed before")
+
+
+async def test_who_has_enough_leaves():
+    """
+    While the server still sends.
+    """
+    body = sse(chunk("a"), chunk("b"), chunk("c"))
+    record, _ = await ask(Call("x", 3, leave_after=2), chunked(body))
+
+    assert (record.error, record.left, record.text) == (None, True, "ab")
 
 
 @pytest.mark.parametrize(
@@ -164,50 +137,7 @@ async def test_the_first_model_of_a_server_is_asked_for(body, status, name):
     """
     Some servers refuse names they do not know; others list none.
     """
-    seen = []
-    async with serving(body, status, seen) as url, aiohttp.ClientSession() as client:
-        assert await first_model(client, url) == name
-    assert seen == [("/v1/models", b"")]
+    async with serving(sized(body, status)) as server:
+        assert await first_model(HttpClient(server.url, {})) == name
 
-
-async def test_each_call_has_a_connection_of_its_own():
-    """
-    However many run at once, and though the server would keep them.
-    """
-    n_calls, n_connections, n_asked = 150, 0, 0
-    all_asked = anyio.Event()
-    event = {"tokens": [1], "content": "a", "stop": True}
-    body = sse(event | {"timings": {"cache_n": 0, "prompt_n": 2}}).encode()
-
-    async def answer(reader, writer):
-        nonlocal n_connections, n_asked
-        n_connections += 1
-        while line := await reader.readline():  # until the client leaves
-            if line.lower().startswith(b"content-length: "):
-                size = int(line.split()[1])
-            if line != b"\r\n":
-                continue
-            await reader.readexactly(size)
-            n_asked += 1
-            if n_asked == n_calls:
-                all_asked.set()
-            await all_asked.wait()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
-            writer.write(body)
-        writer.close()
-
-    async def call():
-        record = await attempt(target, Call([1, 2], 1))
-        assert record.error is None
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with http_target(f"http://{host}:{port}") as target:
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as group:
-                for _ in range(n_calls):
-                    group.start_soon(call)
-            await call()
-    server.close()
-
-    assert n_connections == n_asked == n_calls + 1
+    assert [asked.path for asked in server.asked] == ["/v1/models"]

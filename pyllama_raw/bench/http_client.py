@@ -1,0 +1,160 @@
+"""
+Lines of HTTP/1.1 answers as they come, for little CPU time.
+
+What a client takes for each event, a server on the same machine lacks. Clients for all
+purposes wake a task for every part of an answer, which costs more than everything else
+that is done with it; here the parser, httptools, calls back. For that there are no
+redirects and no compressed bodies. Each request has a connection of its own, since servers
+drop idle ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httptools
+from pydantic_core import to_json
+
+TIMEOUT_S = 600.0  # without a byte
+
+OnLine = Callable[[bytes], object]
+
+
+class HttpFailed(Exception):
+    """The server said no, or something that is not HTTP."""
+
+
+class HttpClient:
+    """Requests to one server. Thread: the event loop's, which is asyncio's."""
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        """
+        Args:
+            url: of the server, http or https; paths are added to its own.
+        """
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self._base = parts.path.rstrip("/")
+        given = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close"}
+        lines = [f"{name}: {value}\r\n" for name, value in (given | headers).items()]
+        self._headers = "".join(lines)
+
+    async def get(self, path: str, on_line: OnLine) -> None:
+        """Like post(), without a body."""
+        await self._exchange(f"GET {self._base}{path} HTTP/1.1\r\n", b"", on_line)
+
+    async def post(self, path: str, body: object, on_line: OnLine) -> None:
+        """
+        Send *body* as JSON, and wait for the end of the answer.
+
+        Args:
+            on_line: called with each line, without its end, when it has come.
+
+        Raises:
+            HttpFailed: the status is not 2xx, or the answer is not HTTP.
+            OSError: there is no connection, or no longer.
+            Exception: what *on_line* raised.
+        """
+        content = to_json(body)
+        head = (
+            f"POST {self._base}{path} HTTP/1.1\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        )
+        await self._exchange(head, content, on_line)
+
+    async def _exchange(self, head: str, content: bytes, on_line: OnLine) -> None:
+        request = f"{head}{self._headers}\r\n".encode() + content
+        loop = asyncio.get_running_loop()
+        transport, exchange = await loop.create_connection(
+            lambda: _Exchange(loop, on_line), self._host, self._port, ssl=self._tls
+        )
+        try:
+            transport.write(request)
+            while (left_s := exchange.heard + TIMEOUT_S - loop.time()) > 0:
+                await asyncio.wait([exchange.ended], timeout=left_s)
+                if exchange.ended.done():
+                    return exchange.ended.result()
+            raise TimeoutError(f"nothing came for {TIMEOUT_S:g} s")
+        finally:
+            exchange.ended.cancel()
+            transport.abort()
+
+
+class _Exchange(asyncio.Protocol):
+    """One request and its answer; httptools calls the methods called on_."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_line: OnLine) -> None:
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.heard = loop.time()  # the last time
+        self._loop = loop
+        self._on_line = on_line
+        self._parser = httptools.HttpResponseParser(self)
+        self._has_size = False
+        self._until_closed = False  # nothing else says where the body ends
+        self._is_whole = False
+        self._rest = b""  # of the body, after the last line
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = self._loop.time()
+        if self.ended.done():
+            return
+        try:
+            self._parser.feed_data(data)
+            self._take_lines()
+        except httptools.HttpParserError as error:
+            self._end(HttpFailed(f"no HTTP: {error}"))
+        except Exception as error:  # noqa: BLE001 - raised by who waits
+            self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is None and self._until_closed:
+            self._end_body()
+        else:
+            self._end(error or ConnectionError("closed before the end of the answer"))
+
+    def on_header(self, name: bytes, _: bytes) -> None:
+        self._has_size |= name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self._until_closed = not self._has_size
+
+    def on_body(self, part: bytes) -> None:
+        self._rest += part
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+
+    @property
+    def _is_error(self) -> bool:
+        return not 200 <= self._parser.get_status_code() < 300
+
+    def _take_lines(self) -> None:
+        if not self._is_error:
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                self._on_line(line)
+        if self._is_whole:
+            self._end_body()
+
+    def _end_body(self) -> None:
+        if self._is_error:
+            text = self._rest.decode(errors="replace")
+            status = self._parser.get_status_code()
+            self._end(HttpFailed(f"status {status}: {text[:200]}"))
+            return
+        if self._rest:
+            self._on_line(self._rest)
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
