@@ -101,21 +101,18 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard = self._loop.time()
-        if self.ended.done():
-            return
         try:
             self._parser.feed_data(data)
-            self._take_lines()
         except httptools.HttpParserError as error:
             self._end(HttpFailed(f"no HTTP: {error}"))
-        except Exception as error:  # noqa: BLE001 - raised by who waits
-            self._end(error)
+        else:
+            self._tell()
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is None and self._until_closed:
-            self._end_body()
-        else:
-            self._end(error or ConnectionError("closed before the end of the answer"))
+            self._is_whole = True
+            self._tell()
+        self._end(error or ConnectionError("closed before the end of the answer"))
 
     def on_header(self, name: bytes, _: bytes) -> None:
         self._has_size |= name.lower() in (b"content-length", b"transfer-encoding")
@@ -129,27 +126,27 @@ class _Exchange(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self._is_whole = True
 
-    @property
-    def _is_error(self) -> bool:
-        return not 200 <= self._parser.get_status_code() < 300
+    def _tell(self) -> None:
+        if self.ended.done():
+            return
+        try:
+            status = self._parser.get_status_code()
+            if 200 <= status < 300:
+                self._take_lines()
+            elif self._is_whole:
+                text = self._rest.decode(errors="replace")
+                raise HttpFailed(f"status {status}: {text[:200]}")
+            if self._is_whole:
+                self._end(None)
+        except Exception as error:  # noqa: BLE001 - raised by who waits
+            self._end(error)
 
     def _take_lines(self) -> None:
-        if not self._is_error:
-            *lines, self._rest = self._rest.split(b"\n")
-            for line in lines:
-                self._on_line(line)
-        if self._is_whole:
-            self._end_body()
-
-    def _end_body(self) -> None:
-        if self._is_error:
-            text = self._rest.decode(errors="replace")
-            status = self._parser.get_status_code()
-            self._end(HttpFailed(f"status {status}: {text[:200]}"))
-            return
-        if self._rest:
-            self._on_line(self._rest)
-        self._end(None)
+        *lines, self._rest = self._rest.split(b"\n")
+        if self._is_whole and self._rest:
+            lines.append(self._rest)
+        for line in lines:
+            self._on_line(line)
 
     def _end(self, error: Exception | None) -> None:
         if self.ended.done():

@@ -39,7 +39,7 @@ class HttpTarget(ABC):
             nonlocal failed
             if line.startswith(b"error:"):
                 failed = line.decode(errors="replace")
-            if not line.startswith(b"data: {"):
+            if record.left or not line.startswith(b"data: {"):
                 return
             event = from_json(line[6:])
             if "error" in event:

@@ -130,15 +130,16 @@ async def test_who_leaves_closes_the_connection():
                 await anyio.sleep(0.01)
 
 
-async def test_an_error_of_the_listener_is_raised():
+@pytest.mark.parametrize("answer", [sized("a\nb\n"), b"HTTP/1.1 200 OK\r\n\r\na"])
+async def test_an_error_of_the_listener_is_raised(answer):
     """
-    As it is, once.
+    As it is, also if the connection has closed by then.
     """
 
     def hear(_):
         raise KeyError("tokens")
 
-    async with serving(sized("a\nb\n")) as server:
+    async with serving(answer) as server:
         with pytest.raises(KeyError, match="tokens"):
             await HttpClient(server.url, {}).post("/x", {}, hear)
 
