@@ -125,7 +125,7 @@ class Q4_1Matmul {
             value = float(state >> 8) / float(1 << 24) - 0.4f;
         }
         ggml_quantize_chunk(GGML_TYPE_Q4_1, values, weights, 0, n_rows, n_values, nullptr);
-        alignas(64) char memory[n_columns * 2 * sizeof(quantised[0])];
+        alignas(64) char memory[n_columns * q4_1::Columns::bytes(n_blocks)];
         const q4_1::Columns columns{memory, n_blocks};
         for (int c = 0; c < n_columns; ++c) {
             quantise(values + c * n_values, quantised[c], n_values);

@@ -1,8 +1,9 @@
 // Dot products of Q4_1 weights with Q8_1 columns, four rows by up to six columns at once.
 //
 // libllama takes one row and one column at a time and unpacks the row again for each. Here
-// a row is unpacked once for many columns and sums stay in registers, but every sum adds
-// the same numbers in the same order as ggml_vec_dot_q4_1_q8_1 with AVX2: the same bits.
+// a row is unpacked once for many columns, sums stay in registers, and two rows share a
+// vector, but every sum adds the same numbers in the same order as ggml_vec_dot_q4_1_q8_1
+// with AVX2: the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 namespace q4_1 {
 
 constexpr int kBlock = 32, kRows = 4, kMaxColumns = 6, kMaxBlocks = 256;
+constexpr int kPairs = kRows / 2;
 
 // ggml-common.h: block_q4_1 and block_q8_1; d, m and s are half floats.
 struct WeightBlock {
@@ -24,22 +26,26 @@ struct ColumnBlock {
     int8_t   q[kBlock];
 };
 
-// Four rows, a byte a weight: weight = d * q + m.
+// Four rows, a byte a weight: weight = d * q + m. Of two rows that follow each other, four
+// bytes of one and four of the other take turns, so that both fit into one vector.
 struct Rows {
-    alignas(64) uint8_t q[kMaxBlocks][kRows][kBlock];
+    alignas(64) uint8_t q[kMaxBlocks][kPairs][2 * kBlock];
     struct Scales {
         alignas(32) float d[kRows];
         float m[kRows];
     } scales[kMaxBlocks];
 };
 
-// One column after another in memory: n_blocks of d, as many of s = d * sum(q), then q.
+// One column after another in memory: n_blocks of d, as many of s = d * sum(q), then q, of
+// which every four bytes are there twice: once for each row of a pair.
 struct Columns {
     char * data;
     int    n_blocks;
 
-    static size_t bytes(int n_blocks) { return q_offset(n_blocks) + size_t(n_blocks) * kBlock; }
-    static size_t q_offset(int n_blocks) { return (size_t(n_blocks) * 8 + 31) / 32 * 32; }
+    static constexpr size_t bytes(int n_blocks) {
+        return q_offset(n_blocks) + size_t(n_blocks) * 2 * kBlock;
+    }
+    static constexpr size_t q_offset(int n_blocks) { return (size_t(n_blocks) * 8 + 63) / 64 * 64; }
 
     char *   at(int column) const { return data + column * bytes(n_blocks); }
     float *  d(int column) const { return reinterpret_cast<float *>(at(column)); }
@@ -48,6 +54,12 @@ struct Columns {
         return reinterpret_cast<int8_t *>(at(column) + q_offset(n_blocks));
     }
 };
+
+// Four bytes of *a* and four of *b* in turn, in the order in which it takes two instructions.
+PLR_AVX512 inline __m512i in_turn(__m256i a, __m256i b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi32(a, b)),
+                              _mm256_unpackhi_epi32(a, b), 1);
+}
 
 // Spread blocks first to first + n of a quantised column.
 PLR_KERNEL inline void pack(const Columns & to, int column, int first, int n,
@@ -59,7 +71,7 @@ PLR_KERNEL inline void pack(const Columns & to, int column, int first, int n,
         d[i] = _cvtsh_ss(from->d);
         s[i] = _cvtsh_ss(from->s);
         const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from->q));
-        _mm256_store_si256(reinterpret_cast<__m256i *>(q + kBlock * i), bytes);
+        _mm512_store_si512(q + 2 * kBlock * i, in_turn(bytes, bytes));
     }
 }
 
@@ -85,8 +97,11 @@ PLR_KERNEL inline void unpack(Rows & to, const char * from, size_t stride, int n
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             std::memcpy(&halves[r], &rows[r][i].d, sizeof(halves[r]));
-            _mm256_store_si256(reinterpret_cast<__m256i *>(to.q[i][r]),
-                               low_and_high_halves(rows[r][i].q));
+        }
+#pragma GCC unroll 8
+        for (int p = 0; p < kPairs; ++p) {
+            _mm512_store_si512(to.q[i][p], in_turn(low_and_high_halves(rows[2 * p][i].q),
+                                                   low_and_high_halves(rows[2 * p + 1][i].q)));
         }
         const __m256 scales =
             _mm256_cvtph_ps(_mm_setr_epi32(halves[0], halves[1], halves[2], halves[3]));
@@ -101,12 +116,18 @@ PLR_AVX512 inline float sum_of_lanes(__m256 x) {
     return _mm_cvtss_f32(sum);
 }
 
+// The first row's lanes in the low half, the second's in the high one, each in order.
+PLR_AVX512 inline __m512 one_by_one(__m512 pair) {
+    return _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14, 1, 3, 9, 11, 5, 7, 13, 15), pair);
+}
+
 // out[c * stride + r] of the first n_rows rows and C columns from *first*. Loops over
 // constants are unrolled, so that arrays of vectors are registers.
 template <int C>
 PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int first,
                             float * out, size_t stride, int n_rows) {
-    __m256 acc[C][kRows];
+    __m512 acc[C][kPairs];
     __m128 sums[C];  // of m * s, a row a lane
     const float *  d[C];
     const float *  s[C];
@@ -118,16 +139,16 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
         q[c]    = columns.q(first + c);
         sums[c] = _mm_setzero_ps();
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            acc[c][r] = _mm256_setzero_ps();
+        for (int p = 0; p < kPairs; ++p) {
+            acc[c][p] = _mm512_setzero_ps();
         }
     }
     for (int i = 0; i < columns.n_blocks; ++i) {
-        __m256i      weights[kRows];
+        __m512i      weights[kPairs];
         const __m128 row_d = _mm_load_ps(rows.scales[i].d);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            weights[r] = _mm256_load_si256(reinterpret_cast<const __m256i *>(rows.q[i][r]));
+        for (int p = 0; p < kPairs; ++p) {
+            weights[p] = _mm512_load_si512(rows.q[i][p]);
         }
         // By way of memory: broadcasting loads cost nothing, shuffles would.
         alignas(16) float scale[C][kRows];
@@ -138,13 +159,16 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
         asm volatile("" ::: "memory");
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            const __m256i values =
-                _mm256_load_si256(reinterpret_cast<const __m256i *>(q[c] + kBlock * i));
+            __m512i values = _mm512_load_si512(q[c] + 2 * kBlock * i);
+            asm("" : "+v"(values));  // loaded once, not by each product
 #pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-                const __m256 products = _mm256_cvtepi32_ps(
-                    _mm256_dpbusd_epi32(_mm256_setzero_si256(), weights[r], values));
-                acc[c][r] = _mm256_fmadd_ps(_mm256_set1_ps(scale[c][r]), products, acc[c][r]);
+            for (int p = 0; p < kPairs; ++p) {
+                const __m512 products = _mm512_cvtepi32_ps(
+                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[p], values));
+                double both;  // scales of the pair
+                std::memcpy(&both, &scale[c][2 * p], sizeof(both));
+                acc[c][p] = _mm512_fmadd_ps(_mm512_castpd_ps(_mm512_set1_pd(both)), products,
+                                            acc[c][p]);
             }
         }
     }
@@ -160,11 +184,12 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
         alignas(16) float sum[kRows];
         _mm_store_ps(sum, sums[c]);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            if (r < n_rows) {
-                out[c * stride + r] = sum_of_lanes(acc[c][r]) + sum[r];
-            }
+        for (int p = 0; p < kPairs; ++p) {
+            const __m512 lanes = one_by_one(acc[c][p]);
+            sum[2 * p] = sum_of_lanes(_mm512_castps512_ps256(lanes)) + sum[2 * p];
+            sum[2 * p + 1] = sum_of_lanes(_mm512_extractf32x8_ps(lanes, 1)) + sum[2 * p + 1];
         }
+        std::memcpy(out + c * stride, sum, n_rows * sizeof(float));
     }
 }
 
