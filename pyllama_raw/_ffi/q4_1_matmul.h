@@ -102,7 +102,7 @@ class Q4_1Matmul {
             for (int row = first; row < last; row += q4_1::kRows) {
                 const int    n    = std::min(q4_1::kRows, last - row);
                 const char * data = static_cast<const char *>(weights.data) + row * weights.nb[1];
-                q4_1::unpack(rows, data, weights.nb[1], n, columns.n_blocks);
+                q4_1::unpack(rows, data, weights.nb[1], n, columns.n_blocks, column == 0);
                 q4_1::tiles(rows, columns, column, end, out + row, stride, n);
             }
         }
@@ -134,7 +134,8 @@ class Q4_1Matmul {
         const size_t row_bytes = sizeof(q4_1::WeightBlock) * n_blocks;
         q4_1::Rows   rows;
         float        ours[n_columns * n_rows], theirs[n_columns * n_rows];
-        q4_1::unpack(rows, reinterpret_cast<const char *>(weights), row_bytes, n_rows, n_blocks);
+        q4_1::unpack(rows, reinterpret_cast<const char *>(weights), row_bytes, n_rows, n_blocks,
+                     false);
         q4_1::tiles(rows, columns, 0, n_columns, ours, n_rows, n_rows);
         for (int i = 0; i < n_columns * n_rows; ++i) {
             traits->vec_dot(n_values, theirs + i, 0, weights + i % n_rows * n_blocks, 0,

@@ -1,4 +1,4 @@
-// Dot products of Q4_1 weights with Q8_1 columns, four rows by up to six columns at once.
+// Dot products of Q4_1 weights with Q8_1 columns, eight rows by up to four columns at once.
 //
 // libllama takes one row and one column at a time and unpacks the row again for each. Here
 // a row is unpacked once for many columns, sums stay in registers, and two rows share a
@@ -13,8 +13,8 @@
 
 namespace q4_1 {
 
-constexpr int kBlock = 32, kRows = 4, kMaxColumns = 6, kMaxBlocks = 256;
-constexpr int kPairs = kRows / 2;
+constexpr int kBlock = 32, kRows = 8, kMaxColumns = 4, kMaxBlocks = 256;
+constexpr int kPairs = kRows / 2, kLine = 64;
 
 // ggml-common.h: block_q4_1 and block_q8_1; d, m and s are half floats.
 struct WeightBlock {
@@ -26,12 +26,12 @@ struct ColumnBlock {
     int8_t   q[kBlock];
 };
 
-// Four rows, a byte a weight: weight = d * q + m. Of two rows that follow each other, four
+// Eight rows, a byte a weight: weight = d * q + m. Of two rows that follow each other, four
 // bytes of one and four of the other take turns, so that both fit into one vector.
 struct Rows {
     alignas(64) uint8_t q[kMaxBlocks][kPairs][2 * kBlock];
     struct Scales {
-        alignas(32) float d[kRows];
+        alignas(64) float d[kRows];
         float m[kRows];
     } scales[kMaxBlocks];
 };
@@ -82,18 +82,21 @@ PLR_AVX512 inline __m256i low_and_high_halves(const uint8_t * q) {
     return _mm256_and_si256(both, _mm256_set1_epi8(15));
 }
 
-// Rows that are not there repeat the first.
+// Rows that are not there repeat the first. *ahead*: load into the cache what the next call
+// will read, if rows follow each other.
 PLR_KERNEL inline void unpack(Rows & to, const char * from, size_t stride, int n_rows,
-                              int n_blocks) {
-    const __m256i d_then_m = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+                              int n_blocks, bool ahead) {
+    const __m512i d_then_m =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     const WeightBlock * rows[kRows];
     for (int r = 0; r < kRows; ++r) {
         rows[r] = reinterpret_cast<const WeightBlock *>(from + stride * (r < n_rows ? r : 0));
     }
     for (int i = 0; i < n_blocks; ++i) {
-        // What the next call will read, if rows follow each other.
-        _mm_prefetch(from + kRows * (stride + i * sizeof(WeightBlock)), _MM_HINT_T0);
-        int32_t halves[kRows];  // d and m of each row
+        for (size_t at = 0; ahead && at < kRows * sizeof(WeightBlock); at += kLine) {
+            _mm_prefetch(from + kRows * (stride + i * sizeof(WeightBlock)) + at, _MM_HINT_T0);
+        }
+        alignas(32) int32_t halves[kRows];  // d and m of each row
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             std::memcpy(&halves[r], &rows[r][i].d, sizeof(halves[r]));
@@ -103,9 +106,9 @@ PLR_KERNEL inline void unpack(Rows & to, const char * from, size_t stride, int n
             _mm512_store_si512(to.q[i][p], in_turn(low_and_high_halves(rows[2 * p][i].q),
                                                    low_and_high_halves(rows[2 * p + 1][i].q)));
         }
-        const __m256 scales =
-            _mm256_cvtph_ps(_mm_setr_epi32(halves[0], halves[1], halves[2], halves[3]));
-        _mm256_store_ps(to.scales[i].d, _mm256_permutexvar_ps(d_then_m, scales));
+        const __m512 scales =
+            _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(halves)));
+        _mm512_store_ps(&to.scales[i], _mm512_permutexvar_ps(d_then_m, scales));
     }
 }
 
@@ -128,7 +131,7 @@ template <int C>
 PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int first,
                             float * out, size_t stride, int n_rows) {
     __m512 acc[C][kPairs];
-    __m128 sums[C];  // of m * s, a row a lane
+    __m256 sums[C];  // of m * s, a row a lane
     const float *  d[C];
     const float *  s[C];
     const int8_t * q[C];
@@ -137,7 +140,7 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
         d[c]    = columns.d(first + c);
         s[c]    = columns.s(first + c);
         q[c]    = columns.q(first + c);
-        sums[c] = _mm_setzero_ps();
+        sums[c] = _mm256_setzero_ps();
 #pragma GCC unroll 8
         for (int p = 0; p < kPairs; ++p) {
             acc[c][p] = _mm512_setzero_ps();
@@ -145,16 +148,16 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
     }
     for (int i = 0; i < columns.n_blocks; ++i) {
         __m512i      weights[kPairs];
-        const __m128 row_d = _mm_load_ps(rows.scales[i].d);
+        const __m256 row_d = _mm256_load_ps(rows.scales[i].d);
 #pragma GCC unroll 8
         for (int p = 0; p < kPairs; ++p) {
             weights[p] = _mm512_load_si512(rows.q[i][p]);
         }
         // By way of memory: broadcasting loads cost nothing, shuffles would.
-        alignas(16) float scale[C][kRows];
+        alignas(32) float scale[C][kRows];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            _mm_store_ps(scale[c], _mm_mul_ps(row_d, _mm_set1_ps(d[c][i])));
+            _mm256_store_ps(scale[c], _mm256_mul_ps(row_d, _mm256_set1_ps(d[c][i])));
         }
         asm volatile("" ::: "memory");
 #pragma GCC unroll 8
@@ -173,16 +176,16 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
         }
     }
     for (int i = 0; i < columns.n_blocks; ++i) {
-        const __m128 row_m = _mm_load_ps(rows.scales[i].m);
+        const __m256 row_m = _mm256_load_ps(rows.scales[i].m);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            sums[c] = _mm_fmadd_ps(row_m, _mm_set1_ps(s[c][i]), sums[c]);
+            sums[c] = _mm256_fmadd_ps(row_m, _mm256_set1_ps(s[c][i]), sums[c]);
         }
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-        alignas(16) float sum[kRows];
-        _mm_store_ps(sum, sums[c]);
+        alignas(32) float sum[kRows];
+        _mm256_store_ps(sum, sums[c]);
 #pragma GCC unroll 8
         for (int p = 0; p < kPairs; ++p) {
             const __m512 lanes = one_by_one(acc[c][p]);
@@ -195,7 +198,7 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
 
 using Tile = void (*)(const Rows &, const Columns &, int, float *, size_t, int);
 
-constexpr Tile kTiles[kMaxColumns] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+constexpr Tile kTiles[kMaxColumns] = {tile<1>, tile<2>, tile<3>, tile<4>};
 
 // Columns first to last of *n_rows* rows, in tiles of nearly equal width.
 inline void tiles(const Rows & rows, const Columns & columns, int first, int last, float * out,

@@ -135,7 +135,7 @@ class _Exchange(asyncio.Protocol):
                 self._take_lines()
             elif self._is_whole:
                 text = self._rest.decode(errors="replace")
-                raise HttpFailed(f"status {status}: {text[:200]}")
+                self._end(HttpFailed(f"status {status}: {text[:200]}"))
             if self._is_whole:
                 self._end(None)
         except Exception as error:  # noqa: BLE001 - raised by who waits
