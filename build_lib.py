@@ -161,7 +161,7 @@ def build_key() -> str:
         IN_FRONT.read_text(),
         NO_AMX,
         *CMAKE_FLAGS,
-        *_user_flags(),
+        *user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
         toolchain.compiler("CC", "cc"),
         toolchain.compiler("CXX", "c++"),
@@ -171,7 +171,7 @@ def build_key() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _user_flags() -> list[str]:
+def user_flags() -> list[str]:
     """What the user adds for cmake; a GPU toolkit then stays findable at run time."""
     flags = shlex.split(os.environ.get("PYLLAMA_RAW_CMAKE_ARGS", ""))
     return ["-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON", *flags] if flags else []
@@ -213,7 +213,7 @@ def _build_into(home: Path) -> None:
         cmake_build(
             tree,
             work,
-            [*CMAKE_FLAGS, *_user_flags()],
+            [*CMAKE_FLAGS, *user_flags()],
             TARGETS,
             c_flags=f"-include {folder / IN_FRONT.name}",
         )

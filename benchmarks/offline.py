@@ -36,6 +36,7 @@ N_PROMPT, N_OUTPUT, CELLS = 128, 64, 256
 N_BATCH = 2048
 CACHE_BYTES = 64 * 2**20  # full soon, and evicts, as in a server that has run a while
 CEILING = "llama-batched-bench"
+MAX_SEQUENCES = 256  # of libllama; snapshots need one beside the slots
 MAX_CACHED = 16  # tokens a call: prompts may begin with the same words
 
 # By slots: ours to the ceiling, ours to the best peer, at least.
@@ -64,7 +65,9 @@ def _openers(options: Namespace, n_slots: int) -> dict[str, Opener]:
         scheduler=SchedulerConfig(
             n_slots=n_slots, token_budget=N_BATCH, prefill_quantum=N_BATCH
         ),
-        cache=CacheConfig(max_bytes=CACHE_BYTES),
+        cache=CacheConfig(max_bytes=CACHE_BYTES)
+        if n_slots < MAX_SEQUENCES
+        else CacheConfig(mode="live"),
     )
     found: dict[str, Opener] = {"ours": partial(open_engine, options.model, config)}
     sizes = {"n_slots": n_slots, "n_ctx": n_ctx, "threads": options.threads}

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from pyllama_raw.errors import LibraryNotBuilt
+
 PACKAGE = Path(__file__).resolve().parent
 LOOK_S = 0.1  # between two looks at the memory of a process
 MAX_OTHERS = 0.1  # CPUs other processes may use while times are taken
@@ -109,6 +111,7 @@ def machine() -> dict[str, object]:
     return {
         "cpu": _cpu(),
         "n_cpus": os.cpu_count(),
+        "devices": _devices(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
         "commit": _commit(),
@@ -121,6 +124,16 @@ def _cpu() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if "model name" in line)
     return next(names, platform.processor())
+
+
+def _devices() -> list[str]:
+    """What libllama found beside the CPU, if it is there to ask."""
+    try:
+        from pyllama_raw.native.libllama import devices
+
+        return [found.description for found in devices() if found.kind != "cpu"]
+    except LibraryNotBuilt:
+        return []
 
 
 def _commit() -> str | None:

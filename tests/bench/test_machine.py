@@ -59,4 +59,4 @@ def test_the_machine_is_named():
     """
     Results say where they come from.
     """
-    assert {"cpu", "n_cpus", "commit", "date"} <= set(machine())
+    assert {"cpu", "n_cpus", "devices", "commit", "date"} <= set(machine())
