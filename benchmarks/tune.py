@@ -63,7 +63,8 @@ def measure(options: Namespace, report: Report, scratch: Path) -> None:
         options.model, work, keep=kept, progress=lambda what: say(f"tune: {what}")
     ).profile
     assert profile.path is not None
-    report.details["profile"] = profile.model_dump(mode="json")
+    named = {"path": profile.path.name}  # it lies in a folder that will be gone
+    report.details["profile"] = profile.model_dump(mode="json") | named
     settings: dict[str, Setting] = {
         "defaults": (options.model, Settings()),
         "tune": (profile.path, profile.settings),
