@@ -7,7 +7,7 @@ engine and its HTTP share the machine with the client, as they do in process. Se
 client run on uvloop, and so does the engine in process.
 
 What is to be seen is smaller than what a neighbour does to a run of ten seconds. So both
-are open at the same time and take turns, a few seconds each; who waits takes no CPU time.
+are open at the same time and take turns, a few seconds each; who waits has no requests.
 """
 
 from __future__ import annotations
