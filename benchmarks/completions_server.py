@@ -2,7 +2,9 @@
 A minimal /v1/completions over an AsyncEngine, to measure what HTTP costs.
 
 One uvicorn worker, streams only. It is no server for users: nothing is checked but what
-the engine checks, and a usage comes always.
+the engine checks, a usage comes always, and every other path answers 200. It speaks ASGI
+itself: on a machine whose CPUs all compute, the layers of a framework, run through for
+every token, could be measured.
 
     python benchmarks/completions_server.py --model FILE --port 8000
 """
@@ -12,25 +14,20 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import uvicorn
-from pydantic_core import to_json
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from pydantic_core import from_json, to_json
 
-from pyllama_raw import (
-    AsyncEngine,
-    EngineConfig,
-    PyllamaError,
-    SamplingParams,
-)
+from pyllama_raw import AsyncEngine, EngineConfig, PyllamaError, SamplingParams
 from pyllama_raw.generation import Generation
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def event(value: object) -> bytes:
@@ -60,39 +57,65 @@ async def stream(generation: Generation, max_tokens: int) -> AsyncIterator[bytes
     yield b"data: [DONE]\n\n"
 
 
-async def complete(request: Request) -> Response:
-    """POST /v1/completions."""
-    body: dict[str, Any] = await request.json()
-    params = SamplingParams(
-        max_tokens=body["max_tokens"],
-        temperature=body["temperature"],
-        ignore_eos=body.get("ignore_eos", False),
-    )
-    generation = request.app.state.engine.generate(body["prompt"], params)
-    return StreamingResponse(
-        stream(generation, params.max_tokens), media_type="text/event-stream"
-    )
+async def body_of(receive: Receive) -> bytes:
+    """The whole body of a request."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
 
 
-async def health(_: Request) -> Response:
-    """GET /health: it listens only once the engine is open."""
-    return JSONResponse({})
+async def cancel_if_left(receive: Receive, generation: Generation) -> None:
+    """Wait for the client to go."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.cancel()
 
 
-def app(model: Path, config: EngineConfig) -> Starlette:
+class App:
     """The application; it owns the engine."""
 
-    @asynccontextmanager
-    async def lifespan(application: Starlette) -> AsyncIterator[None]:
-        async with AsyncEngine.open(model, config) as engine:
-            application.state.engine = engine
-            yield
+    def __init__(self, model: Path, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._engine: AsyncEngine | None = None
 
-    routes = [
-        Route("/v1/completions", complete, methods=["POST"]),
-        Route("/health", health),
-    ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        start = {"type": "http.response.start", "status": 200}
+        if scope["path"] == "/v1/completions":
+            await send(start | {"headers": [(b"content-type", b"text/event-stream")]})
+            await self._complete(receive, send)
+        else:
+            await send(start)
+        await send({"type": "http.response.body"})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()  # that it begins
+        async with AsyncEngine.open(self._model, self._config) as self._engine:
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # that it ends
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _complete(self, receive: Receive, send: Send) -> None:
+        assert self._engine is not None
+        wanted = from_json(await body_of(receive))
+        params = SamplingParams(
+            max_tokens=wanted["max_tokens"],
+            temperature=wanted["temperature"],
+            ignore_eos=wanted.get("ignore_eos", False),
+        )
+        generation = self._engine.generate(wanted["prompt"], params)
+        async with anyio.create_task_group() as group:
+            group.start_soon(cancel_if_left, receive, generation)
+            async for part in stream(generation, params.max_tokens):
+                message = {"type": "http.response.body", "body": part}
+                await send(message | {"more_body": True})
+            group.cancel_scope.cancel()
 
 
 def main() -> int:
@@ -103,9 +126,10 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--config", default="{}", help="an EngineConfig as JSON")
     options = parser.parse_args()
-    config = EngineConfig(**json.loads(options.config))
-    served = app(options.model, config)
-    uvicorn.run(served, host=options.host, port=options.port, log_level="warning")
+    app = App(options.model, EngineConfig(**json.loads(options.config)))
+    uvicorn.run(
+        app, host=options.host, port=options.port, log_level="warning", lifespan="on"
+    )
     return 0
 
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 import uvicorn
 
-from benchmarks.completions_server import app
+from benchmarks.completions_server import App
 from benchmarks.peers import free_port
 from pyllama_raw import ContextConfig, EngineConfig
 from pyllama_raw.bench.call import Call
@@ -18,7 +18,7 @@ from tests.tiny import tiny_model
 @asynccontextmanager
 async def serving():
     """Its address, once it listens."""
-    served = app(tiny_model("llama"), EngineConfig(context=ContextConfig(n_ctx=256)))
+    served = App(tiny_model("llama"), EngineConfig(context=ContextConfig(n_ctx=256)))
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(served, port=port, log_level="warning"))
     async with anyio.create_task_group() as group:
