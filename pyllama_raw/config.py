@@ -79,7 +79,7 @@ class ContextConfig(Frozen):
     swa_full: bool = True
     offload_kqv: bool = True
     op_offload: bool = True
-    fast_kernels: bool = True  # our own for Q4_1 weights and attention, where they run
+    fast_kernels: bool = True  # our own: Q4_1, Q8_0, attention, where they run
     rope_scaling: Literal["model", "none", "linear", "yarn", "longrope"] = "model"
     rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0  # 0: from the model
     rope_freq_scale: Annotated[Finite, Field(ge=0)] = 0.0  # 0: from the model

@@ -1,7 +1,8 @@
 // Flash attention that looks only at cells that somebody sees.
 //
-// With one pool of cells, those of a sequence lie among those of all others. libllama's
-// looks at every cell for every row; this one skips 16 cells at a time.
+// With one pool of cells, those of a sequence lie among those of all others: streams that
+// decode side by side take cells in turn. libllama's looks at every cell for every row; this
+// one lists those that a token sees, and reads no other.
 #pragma once
 
 #include <algorithm>
@@ -53,6 +54,8 @@ class Attention {
     }
 
   private:
+    static constexpr int kSpan = 2048;  // cells that stay in the cache of a core
+
     static float parameter(const ggml_tensor * node, int index) {
         float value;
         std::memcpy(&value, node->op_params + index, sizeof(value));
@@ -83,30 +86,13 @@ class Attention {
         const int           n_heads = heads_per_key(node), n_tokens = last - first;
         const int           n_key = int(k->ne[0]), n_value = int(v->ne[0]);
         attention::Rows     rows;
-        attention::Cells    cells;
         for (int row = 0; row < n_tokens * n_heads; ++row) {
             const char * data = at(q, first + row / n_heads, key * n_heads + row % n_heads, stream);
             attention::begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key);
         }
-        for (int64_t cell = 0; cell < k->ne[1]; cell += attention::kCells) {
-            const uint16_t * masks[attention::kMaxRows];
-            uint32_t         seen[attention::kMaxRows], any = 0;
+        for (int64_t begin = 0; begin < k->ne[1]; begin += kSpan) {
             for (int i = 0; i < n_tokens; ++i) {
-                const char * data = at(mask, first + i, 0, stream % mask->ne[3]);
-                masks[i]          = reinterpret_cast<const uint16_t *>(data) + cell;
-                seen[i]           = attention::visible(masks[i]);
-                any |= seen[i];
-            }
-            if (any == 0) {
-                continue;
-            }
-            attention::load_keys(cells, at(k, cell, key, stream), k->nb[1], n_key);
-            attention::load_values(cells, at(v, cell, key, stream), v->nb[1], n_value);
-            for (int row = 0; row < n_tokens * n_heads; ++row) {
-                const int token = row / n_heads;
-                if (seen[token] != 0) {
-                    attention::attend(rows, row, cells, masks[token], seen[token], n_key, n_value);
-                }
+                look(node, rows, i, first + i, key, stream, begin);
             }
         }
         for (int row = 0; row < n_tokens * n_heads; ++row) {
@@ -114,6 +100,29 @@ class Attention {
                           (key * n_heads + row % n_heads) * node->nb[1] +
                           (first + row / n_heads) * node->nb[2] + stream * node->nb[3];
             attention::finish(rows, row, reinterpret_cast<float *>(data), n_value);
+        }
+    }
+
+    // Let the heads of one token, rows from i * n_heads, look at the cells of a span.
+    static void look(const ggml_tensor * node, attention::Rows & rows, int i, int token,
+                     int key, int stream, int64_t begin) {
+        const ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
+        const int  n_heads = heads_per_key(node);
+        const int  n_cells = int(std::min<int64_t>(kSpan, k->ne[1] - begin));
+        const auto masks =
+            reinterpret_cast<const uint16_t *>(at(mask, token, 0, stream % mask->ne[3])) + begin;
+        int32_t   cells[kSpan + attention::kCells];
+        const int n = attention::visible(cells, masks, n_cells);
+        for (int first = 0; first < n; first += attention::kCells) {
+            attention::Tile tile;
+            for (int c = 0; c < attention::kCells; ++c) {
+                const int cell = cells[first + c];
+                tile.k[c]      = at(k, begin + cell, key, stream);
+                tile.v[c]      = at(v, begin + cell, key, stream);
+                tile.mask[c]   = masks[cell];
+            }
+            tile.used = (1u << std::min(n - first, attention::kCells)) - 1;
+            attention::attend(rows, i * n_heads, n_heads, tile, int(k->ne[0]), int(v->ne[0]));
         }
     }
 };

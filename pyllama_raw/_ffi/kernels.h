@@ -1,4 +1,4 @@
-// Operations that we compute instead of libllama: products (q4_1_matmul.h), attention.
+// Operations that we compute instead of libllama: products (product.h), attention.
 //
 // libllama shows every node of a graph to its evaluation callback before it computes the
 // graph. There we make custom operations of those that we take, so the threads of libllama
@@ -15,18 +15,21 @@
 
 #include "attention.h"
 #include "ggml-backend.h"
-#include "q4_1_matmul.h"
+#include "product.h"
 
 class Kernels {
   public:
     static bool usable() {
-        static const bool is_usable = has_avx512() && has_only_cpus() && Q4_1Matmul::is_equal();
+        static const bool is_usable = has_avx512() && has_only_cpus() &&
+                                      Product<product::Q4_1>::is_equal() &&
+                                      Product<product::Q8_0>::is_equal();
         return is_usable;
     }
 
     Kernels()
-        : product_(custom(Q4_1Matmul::compute, &matmul_)),
-          attention_(custom(Attention::compute, nullptr)) {}
+        : q4_1_node_(custom(Product<product::Q4_1>::compute, &q4_1_)),
+          q8_0_node_(custom(Product<product::Q8_0>::compute, &q8_0_)),
+          attention_node_(custom(Attention::compute, nullptr)) {}
 
     // Operations of all graphs so far that were taken.
     int64_t n_products = 0, n_attentions = 0;
@@ -40,14 +43,17 @@ class Kernels {
     static bool on_node(ggml_tensor * node, bool, void * data) {
         auto & self = *static_cast<Kernels *>(data);
         if (node->op == GGML_OP_CUSTOM) {
-            if (is_same(node, self.product_) || is_same(node, self.attention_)) {
+            if (self.is_ours(node)) {
                 NodeState::of(node).reset();
             }
-        } else if (self.matmul_.takes(node)) {
-            replace(node, self.product_, 0);
+        } else if (self.q4_1_.takes(node)) {
+            replace(node, self.q4_1_node_, 0);
+            ++self.n_products;
+        } else if (self.q8_0_.takes(node)) {
+            replace(node, self.q8_0_node_, 0);
             ++self.n_products;
         } else if (Attention::takes(node)) {
-            replace(node, self.attention_, Attention::scale(node));
+            replace(node, self.attention_node_, Attention::scale(node));
             ++self.n_attentions;
         }
         return false;  // we do not want to see its result
@@ -67,8 +73,14 @@ class Kernels {
         return made;
     }
 
-    static bool is_same(const ggml_tensor * node, const ggml_tensor & custom) {
-        return std::memcmp(node->op_params, custom.op_params, NodeState::kOffset) == 0;
+    // Of the same function with the same data.
+    bool is_ours(const ggml_tensor * node) const {
+        for (const ggml_tensor * ours : {&q4_1_node_, &q8_0_node_, &attention_node_}) {
+            if (std::memcmp(node->op_params, ours->op_params, NodeState::kOffset) == 0) {
+                return true;
+            }
+        }
+        return false;
     }
 
     static void replace(ggml_tensor * node, const ggml_tensor & custom, float scale) {
@@ -86,8 +98,9 @@ class Kernels {
         return true;
     }
 
-    Q4_1Matmul        matmul_;
-    const ggml_tensor product_, attention_;
+    Product<product::Q4_1> q4_1_;
+    Product<product::Q8_0> q8_0_;
+    const ggml_tensor      q4_1_node_, q8_0_node_, attention_node_;
 };
 
 #else

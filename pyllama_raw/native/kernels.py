@@ -19,9 +19,9 @@ class Kernels(Handle):
     """
     Computes some operations of one context, which keeps it alive.
 
-    Products with Q4_1 weights have the bits of libllama's, several times sooner: that one
-    unpacks the weights anew for every token. Flash attention has other last digits; it
-    skips cells that nobody sees, of which one pool for all slots has many.
+    Products with Q4_1 and Q8_0 weights have the bits of libllama's, some times sooner.
+    Flash attention has other last digits; it reads only the cells that a token sees, while
+    one pool for all slots has many others.
 
     Thread:
         That of the context.

@@ -46,13 +46,18 @@ def test_anywhere_they_are_used_unless_asked_not_to(model):
 
 def test_they_take_what_they_are_for(model):
     """
-    Every attention, and all products with Q4_1 weights that have several columns: behind
-    the last attention only the row with output is left.
+    Every attention, and all products with Q4_1 and Q8_0 weights that have several columns:
+    behind the last attention only rows with output are left.
     """
     with make_context(model) as context:
         last_logits(context, make_prompt(10))
-
         assert taken(context) == (7 * model.n_layer - 3, model.n_layer)
+
+        batch = Batch(context.n_batch)
+        batch.add_rows([100] * 2, [10, 0], [0, 1])
+        context.decode(batch)
+        n_more = 7 * model.n_layer + 1  # the last is the output, in Q8_0
+        assert taken(context).products == 7 * model.n_layer - 3 + n_more
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 6, 7, 13, 96, 97, 200])
@@ -114,13 +119,14 @@ def test_the_number_of_threads_changes_nothing(model, n_threads, fields):
         assert same_bits(last_logits(context, prompt), expected)
 
 
+@pytest.mark.parametrize("kind", ["q4_1", "q8_0"])
 @pytest.mark.parametrize("name", ["llama", "jamba", "qwen3moe"])
-def test_small_models_have_the_same_logits(name, tmp_path):
+def test_small_models_have_the_same_logits(name, kind, tmp_path):
     """
     Other shapes: few rows, experts that libllama computes, recurrent layers.
     """
-    path = tmp_path / "q4_1.gguf"
-    quantize(tiny_model(name), path, "q4_1")
+    path = tmp_path / "quantised.gguf"
+    quantize(tiny_model(name), path, kind)
     with (
         Model.load(path) as model,
         make_context(model, **PLAIN) as fast,
@@ -173,6 +179,31 @@ def test_attention_has_the_digits_of_the_plain_one(name, kv_unified):
         ):
             np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * np.abs(b).max())
         assert (taken(fast).attentions > 0) == (name != "gpt-oss")  # it has sinks
+
+
+def _in_turn(context: Context, n_vocab: int) -> np.ndarray:
+    """Logits of the last of three sequences that took cells in turn, 1,500 each."""
+    rng = np.random.default_rng(2)
+    for pos in range(0, 1500, 50):
+        for slot in range(3):
+            tokens = array("i", rng.integers(1, n_vocab, 50).tolist())
+            logits = last_logits(context, tokens, slot=slot, pos=pos)
+    return logits
+
+
+def test_attention_reaches_over_many_cells():
+    """
+    More than are listed at a time, of which a token sees every third.
+    """
+    with (
+        Model.load(tiny_model("llama")) as model,
+        make_context(model, flash_attn="on", n_ctx=8192) as fast,
+        make_context(model, fast_kernels=False, n_ctx=8192, **PLAIN) as plain,
+    ):
+        ours, expected = (_in_turn(c, model.n_vocab) for c in (fast, plain))
+        np.testing.assert_allclose(
+            ours, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max()
+        )
 
 
 @pytest.mark.parametrize("kv_type", ["bf16", "q8_0"])

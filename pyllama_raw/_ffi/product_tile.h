@@ -1,33 +1,24 @@
-// Dot products of Q4_1 weights with Q8_1 columns, eight rows by up to four columns at once.
+// Dot products of rows of weights with quantised columns, eight rows by up to four columns
+// at once.
 //
-// libllama takes one row and one column at a time and unpacks the row again for each. Here
-// a row is unpacked once for many columns, sums stay in registers, and two rows share a
-// vector, but every sum adds the same numbers in the same order as ggml_vec_dot_q4_1_q8_1
-// with AVX2: the same bits.
+// libllama takes one row and one column of Q4_1 at a time and unpacks the row again for each,
+// four rows by four columns of Q8_0 in vectors of half the width. Here a row is unpacked once
+// for many columns, sums stay in registers, and two rows share a vector, but every sum adds
+// the same numbers in the same order as ggml_vec_dot_..._q8_... with AVX2: the same bits.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "avx512.h"
+#include "weights.h"
 
-namespace q4_1 {
+namespace product {
 
-constexpr int kBlock = 32, kRows = 8, kMaxColumns = 4, kMaxBlocks = 256;
+constexpr int kRows = 8, kMaxColumns = 4, kMaxBlocks = 256;
 constexpr int kPairs = kRows / 2, kLine = 64;
 
-// ggml-common.h: block_q4_1 and block_q8_1; d, m and s are half floats.
-struct WeightBlock {
-    uint16_t d, m;
-    uint8_t  q[kBlock / 2];
-};
-struct ColumnBlock {
-    uint16_t d, s;
-    int8_t   q[kBlock];
-};
-
-// Eight rows, a byte a weight: weight = d * q + m. Of two rows that follow each other, four
-// bytes of one and four of the other take turns, so that both fit into one vector.
+// Eight rows, a byte a weight: weight = d * (q - kZero) + m. Of two rows that follow each
+// other, four bytes of one and four of the other take turns, so that both fit into one vector.
 struct Rows {
     alignas(64) uint8_t q[kMaxBlocks][kPairs][2 * kBlock];
     struct Scales {
@@ -36,14 +27,18 @@ struct Rows {
     } scales[kMaxBlocks];
 };
 
-// One column after another in memory: n_blocks of d, as many of s = d * sum(q), then q, of
-// which every four bytes are there twice: once for each row of a pair.
+// One column after another in memory: of each block d, then s, then q, of which every four
+// bytes are there twice: once for each row of a pair; then, if kZero is not 0, what it takes
+// from the product of each four bytes, as 32-bit integers.
+template <class W>
 struct Columns {
     char * data;
     int    n_blocks;
 
+    static constexpr int kLines = W::kZero == 0 ? 1 : 2;  // of each block
+
     static constexpr size_t bytes(int n_blocks) {
-        return q_offset(n_blocks) + size_t(n_blocks) * 2 * kBlock;
+        return q_offset(n_blocks) + size_t(n_blocks) * kLines * kLine;
     }
     static constexpr size_t q_offset(int n_blocks) { return (size_t(n_blocks) * 8 + 63) / 64 * 64; }
 
@@ -62,49 +57,52 @@ PLR_AVX512 inline __m512i in_turn(__m256i a, __m256i b) {
 }
 
 // Spread blocks first to first + n of a quantised column.
-PLR_KERNEL inline void pack(const Columns & to, int column, int first, int n,
-                            const ColumnBlock * from) {
+template <class W>
+PLR_KERNEL inline void pack(const Columns<W> & to, int column, int first, int n,
+                            const typename W::ColumnBlock * from) {
     float *  d = to.d(column);
     float *  s = to.s(column);
-    int8_t * q = to.q(column);
-    for (int i = first; i < first + n; ++i, ++from) {
+    int8_t * q = to.q(column) + first * to.kLines * kLine;
+    for (int i = first; i < first + n; ++i, ++from, q += to.kLines * kLine) {
         d[i] = _cvtsh_ss(from->d);
-        s[i] = _cvtsh_ss(from->s);
-        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from->q));
-        _mm512_store_si512(q + 2 * kBlock * i, in_turn(bytes, bytes));
+        s[i] = W::sum(*from);
+        const __m256i bytes  = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from->q));
+        const __m512i values = in_turn(bytes, bytes);
+        _mm512_store_si512(q, values);
+        if constexpr (W::kZero != 0) {
+            const __m512i zero = _mm512_setzero_si512();
+            const __m512i sums =
+                _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(char(W::kZero)), values);
+            _mm512_store_si512(q + kLine, _mm512_sub_epi32(zero, sums));
+        }
     }
-}
-
-PLR_AVX512 inline __m256i low_and_high_halves(const uint8_t * q) {
-    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i *>(q));
-    const __m256i both  = _mm256_inserti128_si256(_mm256_castsi128_si256(pairs),
-                                                  _mm_srli_epi16(pairs, 4), 1);
-    return _mm256_and_si256(both, _mm256_set1_epi8(15));
 }
 
 // Rows that are not there repeat the first. *ahead*: load into the cache what the next call
 // will read, if rows follow each other.
+template <class W>
 PLR_KERNEL inline void unpack(Rows & to, const char * from, size_t stride, int n_rows,
                               int n_blocks, bool ahead) {
     const __m512i d_then_m =
         _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    const WeightBlock * rows[kRows];
+    using Block = typename W::Block;
+    const Block * rows[kRows];
     for (int r = 0; r < kRows; ++r) {
-        rows[r] = reinterpret_cast<const WeightBlock *>(from + stride * (r < n_rows ? r : 0));
+        rows[r] = reinterpret_cast<const Block *>(from + stride * (r < n_rows ? r : 0));
     }
     for (int i = 0; i < n_blocks; ++i) {
-        for (size_t at = 0; ahead && at < kRows * sizeof(WeightBlock); at += kLine) {
-            _mm_prefetch(from + kRows * (stride + i * sizeof(WeightBlock)) + at, _MM_HINT_T0);
+        for (size_t at = 0; ahead && at < kRows * sizeof(Block); at += kLine) {
+            _mm_prefetch(from + kRows * (stride + i * sizeof(Block)) + at, _MM_HINT_T0);
         }
-        alignas(32) int32_t halves[kRows];  // d and m of each row
+        alignas(32) uint32_t halves[kRows];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-            std::memcpy(&halves[r], &rows[r][i].d, sizeof(halves[r]));
+            halves[r] = W::d_and_m(rows[r][i]);
         }
 #pragma GCC unroll 8
         for (int p = 0; p < kPairs; ++p) {
-            _mm512_store_si512(to.q[i][p], in_turn(low_and_high_halves(rows[2 * p][i].q),
-                                                   low_and_high_halves(rows[2 * p + 1][i].q)));
+            _mm512_store_si512(to.q[i][p], in_turn(W::bytes(rows[2 * p][i]),
+                                                   W::bytes(rows[2 * p + 1][i])));
         }
         const __m512 scales =
             _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(halves)));
@@ -127,8 +125,8 @@ PLR_AVX512 inline __m512 one_by_one(__m512 pair) {
 
 // out[c * stride + r] of the first n_rows rows and C columns from *first*. Loops over
 // constants are unrolled, so that arrays of vectors are registers.
-template <int C>
-PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int first,
+template <class W, int C>
+PLR_KERNEL inline void tile(const Rows & rows, const Columns<W> & columns, int first,
                             float * out, size_t stride, int n_rows) {
     __m512 acc[C][kPairs];
     __m256 sums[C];  // of m * s, a row a lane
@@ -162,12 +160,17 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
         asm volatile("" ::: "memory");
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            __m512i values = _mm512_load_si512(q[c] + 2 * kBlock * i);
-            asm("" : "+v"(values));  // loaded once, not by each product
+            const int8_t * at     = q[c] + columns.kLines * kLine * i;
+            __m512i        values = _mm512_load_si512(at);
+            __m512i        begin  = _mm512_setzero_si512();
+            if constexpr (W::kZero != 0) {
+                begin = _mm512_load_si512(at + kLine);
+            }
+            asm("" : "+v"(values), "+v"(begin));  // loaded once, not by each product
 #pragma GCC unroll 8
             for (int p = 0; p < kPairs; ++p) {
                 const __m512 products = _mm512_cvtepi32_ps(
-                    _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[p], values));
+                    _mm512_dpbusd_epi32(begin, weights[p], values));
                 double both;  // scales of the pair
                 std::memcpy(&both, &scale[c][2 * p], sizeof(both));
                 acc[c][p] = _mm512_fmadd_ps(_mm512_castpd_ps(_mm512_set1_pd(both)), products,
@@ -175,7 +178,7 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
             }
         }
     }
-    for (int i = 0; i < columns.n_blocks; ++i) {
+    for (int i = 0; W::kHasMinimum && i < columns.n_blocks; ++i) {
         const __m256 row_m = _mm256_load_ps(rows.scales[i].m);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
@@ -189,20 +192,21 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns & columns, int firs
 #pragma GCC unroll 8
         for (int p = 0; p < kPairs; ++p) {
             const __m512 lanes = one_by_one(acc[c][p]);
-            sum[2 * p] = sum_of_lanes(_mm512_castps512_ps256(lanes)) + sum[2 * p];
-            sum[2 * p + 1] = sum_of_lanes(_mm512_extractf32x8_ps(lanes, 1)) + sum[2 * p + 1];
+            const float  even  = sum_of_lanes(_mm512_castps512_ps256(lanes));
+            const float  odd   = sum_of_lanes(_mm512_extractf32x8_ps(lanes, 1));
+            sum[2 * p]     = W::kHasMinimum ? even + sum[2 * p] : even;
+            sum[2 * p + 1] = W::kHasMinimum ? odd + sum[2 * p + 1] : odd;
         }
         std::memcpy(out + c * stride, sum, n_rows * sizeof(float));
     }
 }
 
-using Tile = void (*)(const Rows &, const Columns &, int, float *, size_t, int);
-
-constexpr Tile kTiles[kMaxColumns] = {tile<1>, tile<2>, tile<3>, tile<4>};
-
 // Columns first to last of *n_rows* rows, in tiles of nearly equal width.
-inline void tiles(const Rows & rows, const Columns & columns, int first, int last, float * out,
-                  size_t stride, int n_rows) {
+template <class W>
+inline void tiles(const Rows & rows, const Columns<W> & columns, int first, int last,
+                  float * out, size_t stride, int n_rows) {
+    using Tile = void (*)(const Rows &, const Columns<W> &, int, float *, size_t, int);
+    constexpr Tile kTiles[kMaxColumns] = {tile<W, 1>, tile<W, 2>, tile<W, 3>, tile<W, 4>};
     for (int n_tiles = (last - first + kMaxColumns - 1) / kMaxColumns; n_tiles > 0; --n_tiles) {
         const int width = (last - first + n_tiles - 1) / n_tiles;
         kTiles[width - 1](rows, columns, first, out + first * stride, stride, n_rows);
@@ -210,4 +214,4 @@ inline void tiles(const Rows & rows, const Columns & columns, int first, int las
     }
 }
 
-}  // namespace q4_1
+}  // namespace product

@@ -1,4 +1,5 @@
-// Products with Q4_1 weights by a kernel of our own (q4_1_tile.h) instead of libllama's.
+// Products with weights of one type (weights.h) by a kernel of our own (product_tile.h) instead
+// of libllama's.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +11,12 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "node_state.h"
-#include "q4_1_tile.h"
+#include "product_tile.h"
 
 #pragma weak ggml_get_type_traits_cpu  // not there if the CPU backend is a plug-in
 
-class Q4_1Matmul {
+template <class W>
+class Product {
   public:
     // Whether libllama's kernel gives the same bits. Other builds may add in another order.
     static bool is_equal() {
@@ -23,24 +25,24 @@ class Q4_1Matmul {
 
     // Whether we compute *node*; makes room for its columns.
     bool takes(const ggml_tensor * node) {
-        if (node->op != GGML_OP_MUL_MAT || node->src[0]->type != GGML_TYPE_Q4_1) {
+        if (node->op != GGML_OP_MUL_MAT || node->src[0]->type != W::kType) {
             return false;
         }
         const ggml_tensor * rows    = node->src[0];
         const ggml_tensor * columns = node->src[1];
         return is_plain(*rows) && node->op_params[1] == GGML_HINT_NONE && ggml_n_dims(rows) <= 2 &&
                ggml_n_dims(columns) <= 2 && columns->ne[1] > 1 &&  // one is as fast there
-               rows->ne[0] <= q4_1::kMaxBlocks * q4_1::kBlock &&
+               rows->ne[0] <= product::kMaxBlocks * product::kBlock &&
                columns->type == GGML_TYPE_F32 && columns->nb[0] == sizeof(float) &&
                reserve(node);
     }
 
     // Every thread of libllama calls this for every product, *ith* of *n_threads*.
     static void compute(ggml_tensor * node, int ith, int n_threads, void * data) {
-        const auto &        self     = *static_cast<const Q4_1Matmul *>(data);
+        const auto &        self     = *static_cast<const Product *>(data);
         const int           n_rows   = int(node->ne[0]);
-        const int           n_blocks = int(node->src[0]->ne[0] / q4_1::kBlock);
-        const q4_1::Columns columns{self.packed_.get(), n_blocks};
+        const int           n_blocks = int(node->src[0]->ne[0] / product::kBlock);
+        const Columns    columns{self.packed_.get(), n_blocks};
         NodeState &         state = NodeState::of(node);
         pack(*node->src[1], columns, n_blocks * ith / n_threads,
              n_blocks * (ith + 1) / n_threads);
@@ -55,6 +57,8 @@ class Q4_1Matmul {
     }
 
   private:
+    using Columns = product::Columns<W>;
+
     // Not in a buffer that keeps rows in an order of its own: AMX, repacked weights.
     static bool is_plain(const ggml_tensor & rows) {
         return rows.buffer != nullptr && ggml_backend_buffer_is_host(rows.buffer);
@@ -69,8 +73,8 @@ class Q4_1Matmul {
 
     // Room for the columns; false if there is none, then libllama computes.
     bool reserve(const ggml_tensor * node) {
-        const int    n_blocks = int(node->src[0]->ne[0] / q4_1::kBlock);
-        const size_t n_bytes  = node->ne[1] * q4_1::Columns::bytes(n_blocks);
+        const int    n_blocks = int(node->src[0]->ne[0] / product::kBlock);
+        const size_t n_bytes  = node->ne[1] * Columns::bytes(n_blocks);
         if (n_bytes > n_bytes_) {
             const size_t padded = (n_bytes + 63) / 64 * 64;
             packed_.reset(static_cast<char *>(std::aligned_alloc(64, padded)));
@@ -80,63 +84,63 @@ class Q4_1Matmul {
     }
 
     // Quantise blocks first to last of each column, as libllama does.
-    static void pack(const ggml_tensor & from, const q4_1::Columns & to, int first, int last) {
-        static const auto quantise = ggml_get_type_traits_cpu(GGML_TYPE_Q8_1)->from_float;
-        q4_1::ColumnBlock blocks[q4_1::kMaxBlocks];
+    static void pack(const ggml_tensor & from, const Columns & to, int first, int last) {
+        static const auto quantise = ggml_get_type_traits_cpu(W::kColumnType)->from_float;
+        typename W::ColumnBlock blocks[product::kMaxBlocks];
         for (int column = 0; first < last && column < from.ne[1]; ++column) {
             const char * data = static_cast<const char *>(from.data) + column * from.nb[1];
-            quantise(reinterpret_cast<const float *>(data) + first * q4_1::kBlock, blocks,
-                     int64_t(last - first) * q4_1::kBlock);
-            q4_1::pack(to, column, first, last - first, blocks);
+            quantise(reinterpret_cast<const float *>(data) + first * product::kBlock, blocks,
+                     int64_t(last - first) * product::kBlock);
+            product::pack(to, column, first, last - first, blocks);
         }
     }
 
-    static void multiply(ggml_tensor * node, const q4_1::Columns & columns, int first, int last) {
+    static void multiply(ggml_tensor * node, const Columns & columns, int first, int last) {
         const ggml_tensor & weights   = *node->src[0];
         const int           n_columns = int(node->ne[1]);
         const size_t        stride    = node->nb[1] / sizeof(float);
         auto *              out       = static_cast<float *>(node->data);
-        q4_1::Rows          rows;
+        product::Rows          rows;
         for (int column = 0; column < n_columns; column += kColumnsOnce) {
             const int end = std::min(column + kColumnsOnce, n_columns);
-            for (int row = first; row < last; row += q4_1::kRows) {
-                const int    n    = std::min(q4_1::kRows, last - row);
+            for (int row = first; row < last; row += product::kRows) {
+                const int    n    = std::min(product::kRows, last - row);
                 const char * data = static_cast<const char *>(weights.data) + row * weights.nb[1];
-                q4_1::unpack(rows, data, weights.nb[1], n, columns.n_blocks, column == 0);
-                q4_1::tiles(rows, columns, column, end, out + row, stride, n);
+                product::unpack<W>(rows, data, weights.nb[1], n, columns.n_blocks, column == 0);
+                product::tiles(rows, columns, column, end, out + row, stride, n);
             }
         }
     }
 
     static bool gives_same_bits() {
-        constexpr int n_blocks = 5, n_values = n_blocks * q4_1::kBlock;
+        constexpr int n_blocks = 5, n_values = n_blocks * product::kBlock;
         constexpr int n_rows = 3, n_columns = 8;  // an uneven panel, more than one tile
-        const auto * traits   = ggml_get_type_traits_cpu(GGML_TYPE_Q4_1);
-        const auto   quantise = ggml_get_type_traits_cpu(GGML_TYPE_Q8_1)->from_float;
-        if (traits->vec_dot == nullptr || traits->vec_dot_type != GGML_TYPE_Q8_1) {
+        const auto * traits   = ggml_get_type_traits_cpu(W::kType);
+        const auto   quantise = ggml_get_type_traits_cpu(W::kColumnType)->from_float;
+        if (traits->vec_dot == nullptr || traits->vec_dot_type != W::kColumnType) {
             return false;
         }
         float             values[n_columns * n_values];
-        q4_1::WeightBlock weights[n_rows * n_blocks];
-        q4_1::ColumnBlock quantised[n_columns][n_blocks];
+        typename W::Block weights[n_rows * n_blocks];
+        typename W::ColumnBlock quantised[n_columns][n_blocks];
         uint32_t          state = 1;
         for (float & value : values) {
             state = state * 1664525u + 1013904223u;
             value = float(state >> 8) / float(1 << 24) - 0.4f;
         }
-        ggml_quantize_chunk(GGML_TYPE_Q4_1, values, weights, 0, n_rows, n_values, nullptr);
-        alignas(64) char memory[n_columns * q4_1::Columns::bytes(n_blocks)];
-        const q4_1::Columns columns{memory, n_blocks};
+        ggml_quantize_chunk(W::kType, values, weights, 0, n_rows, n_values, nullptr);
+        alignas(64) char memory[n_columns * Columns::bytes(n_blocks)];
+        const Columns    columns{memory, n_blocks};
         for (int c = 0; c < n_columns; ++c) {
             quantise(values + c * n_values, quantised[c], n_values);
-            q4_1::pack(columns, c, 0, n_blocks, quantised[c]);
+            product::pack(columns, c, 0, n_blocks, quantised[c]);
         }
-        const size_t row_bytes = sizeof(q4_1::WeightBlock) * n_blocks;
-        q4_1::Rows   rows;
+        const size_t row_bytes = sizeof(typename W::Block) * n_blocks;
+        product::Rows   rows;
         float        ours[n_columns * n_rows], theirs[n_columns * n_rows];
-        q4_1::unpack(rows, reinterpret_cast<const char *>(weights), row_bytes, n_rows, n_blocks,
+        product::unpack<W>(rows, reinterpret_cast<const char *>(weights), row_bytes, n_rows, n_blocks,
                      false);
-        q4_1::tiles(rows, columns, 0, n_columns, ours, n_rows, n_rows);
+        product::tiles(rows, columns, 0, n_columns, ours, n_rows, n_rows);
         for (int i = 0; i < n_columns * n_rows; ++i) {
             traits->vec_dot(n_values, theirs + i, 0, weights + i % n_rows * n_blocks, 0,
                             quantised[i / n_rows], 0, 1);
