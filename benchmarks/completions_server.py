@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,20 @@ def event(value: object) -> bytes:
     return b"data: %b\n\n" % to_json(value)
 
 
-async def stream(generation: Generation, max_tokens: int) -> AsyncIterator[bytes]:
-    """Chunks of text, then the usage. Leaving ends the request."""
+async def answer(generation: Generation, max_tokens: int, send: Send) -> None:
+    """Send chunks of text, then the usage."""
+
+    async def write(part: bytes) -> None:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+
     try:
         async with generation:
             async for delta in generation:
-                yield event({"choices": [{"index": 0, "text": delta.text}]})
+                await write(event({"choices": [{"index": 0, "text": delta.text}]}))
         result = generation.result
     except PyllamaError as error:
-        yield event({"error": {"message": str(error), "type": type(error).__name__}})
+        message = {"message": str(error), "type": type(error).__name__}
+        await write(event({"error": message}))
         return
     usage = {
         "prompt_tokens": result.usage.prompt_tokens,
@@ -53,8 +58,8 @@ async def stream(generation: Generation, max_tokens: int) -> AsyncIterator[bytes
     reason = "length" if result.usage.completion_tokens == max_tokens else "stop"
     last = {"index": 0, "text": "", "finish_reason": reason}
     queue_s = result.timings.queue_s
-    yield event({"choices": [last], "usage": usage, "queue_s": queue_s})
-    yield b"data: [DONE]\n\n"
+    await write(event({"choices": [last], "usage": usage, "queue_s": queue_s}))
+    await write(b"data: [DONE]\n\n")
 
 
 async def body_of(receive: Receive) -> bytes:
@@ -112,9 +117,7 @@ class App:
         generation = self._engine.generate(wanted["prompt"], params)
         async with anyio.create_task_group() as group:
             group.start_soon(cancel_if_left, receive, generation)
-            async for part in stream(generation, params.max_tokens):
-                message = {"type": "http.response.body", "body": part}
-                await send(message | {"more_body": True})
+            await answer(generation, params.max_tokens, send)
             group.cancel_scope.cancel()
 
 

@@ -55,16 +55,23 @@ class Record:
     queue_s: float | None = None  # sent until the target began
     error: str | None = None
     left: bool = False  # the client left, as the workload wanted
-    on_tokens: OnTokens = lambda _: None  # called whenever some came
+    on_tokens: OnTokens | None = None  # called whenever some came
 
-    def take(self, count: int, text: str, tokens: Sequence[int] = ()) -> None:
-        """*count* tokens came in just now."""
-        self.times.append(perf_counter())
+    def take(
+        self,
+        count: int,
+        text: str,
+        tokens: Sequence[int] = (),
+        at: float | None = None,
+    ) -> None:
+        """*count* tokens came in, just now or *at* that time."""
+        self.times.append(perf_counter() if at is None else at)
         self.counts.append(count)
         self.texts.append(text)
         self.tokens += tokens
         self.n_output += count
-        self.on_tokens(self)
+        if self.on_tokens is not None:
+            self.on_tokens(self)
 
     @property
     def completed(self) -> bool:
@@ -128,9 +135,7 @@ async def attempt(target: Target, call: Call, before: Prompt | None = None) -> R
     return record
 
 
-async def ask(
-    target: Target, call: Call, on_tokens: OnTokens = lambda _: None
-) -> Record:
+async def ask(target: Target, call: Call, on_tokens: OnTokens | None = None) -> Record:
     """Make *call* where nothing may go wrong."""
     record = Record(call, call.prompt, perf_counter(), on_tokens=on_tokens)
     await target.send(record)

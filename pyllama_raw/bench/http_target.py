@@ -1,4 +1,10 @@
-"""Servers, by streaming HTTP: OpenAI's completions, and llama-server's own protocol."""
+"""
+Servers, by streaming HTTP: OpenAI's completions, and llama-server's own protocol.
+
+What comes is noted with its time, and read when the answer is whole: beside libllama,
+which leaves nothing of other programs in the caches, to read events one by one takes a
+server on the same machine a multiple of that CPU time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any
 
 from pydantic_core import from_json
@@ -29,31 +36,50 @@ class HttpTarget(ABC):
         """What is posted."""
 
     @abstractmethod
-    def take(self, record: Record, event: dict[str, Any]) -> None:
-        """Write what *event* brings into *record*."""
+    def take(self, record: Record, event: dict[str, Any], at: float) -> None:
+        """Write what *event* brought, *at* that time, into *record*."""
 
     async def send(self, record: Record) -> None:
-        failed = None
-
-        def hear(line: bytes) -> None:
-            nonlocal failed
-            if line.startswith(b"error:"):
-                failed = line.decode(errors="replace")
-            if record.left or not line.startswith(b"data: {"):
-                return
-            event = from_json(line[6:])
-            if "error" in event:
-                failed = str(event["error"])  # the last event of its stream
-            else:
-                self.take(record, event)
-
+        answer = _Answer(self, record)
         try:
-            await self._client.post(self.path, self.body(record), hear)
+            await self._client.post(self.path, self.body(record), answer.hear)
         except (HttpFailed, OSError) as error:
             raise CallFailed(f"{type(error).__name__}: {error}") from error
-        if failed is not None:
-            raise CallFailed(failed)
+        finally:
+            answer.read()
+        if answer.failed is not None:
+            raise CallFailed(answer.failed)
         record.check_length()
+
+
+class _Answer:
+    """The lines of one answer."""
+
+    def __init__(self, target: HttpTarget, record: Record) -> None:
+        self.failed: str | None = None
+        self._target = target
+        self._record = record
+        self._heard: list[tuple[float, bytes]] = []  # when, what; not read yet
+
+    def hear(self, line: bytes) -> None:
+        """Note *line*; read it if somebody waits for tokens."""
+        if line:
+            self._heard.append((perf_counter(), line))
+            if self._record.on_tokens is not None:
+                self.read()
+
+    def read(self) -> None:
+        """Write into the record what was heard."""
+        heard, self._heard = self._heard, []
+        for at, line in heard:
+            if line.startswith(b"error:"):
+                self.failed = line.decode(errors="replace")
+            elif line.startswith(b"data: {") and not self._record.left:
+                event = from_json(line[6:])
+                if "error" in event:
+                    self.failed = str(event["error"])  # the last event of its stream
+                else:
+                    self._target.take(self._record, event, at)
 
 
 class OpenAITarget(HttpTarget):
@@ -91,11 +117,11 @@ class OpenAITarget(HttpTarget):
         }
         return body | ({"logit_bias": self._bias} if self._bias else {})
 
-    def take(self, record: Record, event: dict[str, Any]) -> None:
+    def take(self, record: Record, event: dict[str, Any], at: float) -> None:
         for choice in event.get("choices", ()):
             # The last chunk may only say why it is the last.
             if choice.get("text") or not choice.get("finish_reason"):
-                record.take(1, choice.get("text") or "")
+                record.take(1, choice.get("text") or "", at=at)
         if usage := event.get("usage"):
             record.n_output = usage["completion_tokens"]
             record.n_prompt = usage["prompt_tokens"]
@@ -120,9 +146,9 @@ class LlamaServerTarget(HttpTarget):
             "return_tokens": True,
         }
 
-    def take(self, record: Record, event: dict[str, Any]) -> None:
-        if event["tokens"]:
-            record.take(len(event["tokens"]), event["content"], event["tokens"])
+    def take(self, record: Record, event: dict[str, Any], at: float) -> None:
+        if tokens := event["tokens"]:
+            record.take(len(tokens), event["content"], tokens, at)
         if event["stop"]:
             timings = event["timings"]
             record.n_cached = timings["cache_n"]
