@@ -42,7 +42,7 @@ class Product {
         const auto &        self     = *static_cast<const Product *>(data);
         const int           n_rows   = int(node->ne[0]);
         const int           n_blocks = int(node->src[0]->ne[0] / product::kBlock);
-        const Columns    columns{self.packed_.get(), n_blocks};
+        const Columns       columns{self.packed_.get(), n_blocks};
         NodeState &         state = NodeState::of(node);
         pack(*node->src[1], columns, n_blocks * ith / n_threads,
              n_blocks * (ith + 1) / n_threads);
@@ -100,7 +100,7 @@ class Product {
         const int           n_columns = int(node->ne[1]);
         const size_t        stride    = node->nb[1] / sizeof(float);
         auto *              out       = static_cast<float *>(node->data);
-        product::Rows          rows;
+        product::Rows       rows;
         for (int column = 0; column < n_columns; column += kColumnsOnce) {
             const int end = std::min(column + kColumnsOnce, n_columns);
             for (int row = first; row < last; row += product::kRows) {
@@ -120,10 +120,10 @@ class Product {
         if (traits->vec_dot == nullptr || traits->vec_dot_type != W::kColumnType) {
             return false;
         }
-        float             values[n_columns * n_values];
-        typename W::Block weights[n_rows * n_blocks];
+        float                   values[n_columns * n_values];
+        typename W::Block       weights[n_rows * n_blocks];
         typename W::ColumnBlock quantised[n_columns][n_blocks];
-        uint32_t          state = 1;
+        uint32_t                state = 1;
         for (float & value : values) {
             state = state * 1664525u + 1013904223u;
             value = float(state >> 8) / float(1 << 24) - 0.4f;
@@ -135,11 +135,11 @@ class Product {
             quantise(values + c * n_values, quantised[c], n_values);
             product::pack(columns, c, 0, n_blocks, quantised[c]);
         }
-        const size_t row_bytes = sizeof(typename W::Block) * n_blocks;
-        product::Rows   rows;
-        float        ours[n_columns * n_rows], theirs[n_columns * n_rows];
-        product::unpack<W>(rows, reinterpret_cast<const char *>(weights), row_bytes, n_rows, n_blocks,
-                     false);
+        const size_t  row_bytes = sizeof(typename W::Block) * n_blocks;
+        product::Rows rows;
+        float         ours[n_columns * n_rows], theirs[n_columns * n_rows];
+        product::unpack<W>(rows, reinterpret_cast<const char *>(weights), row_bytes, n_rows,
+                           n_blocks, false);
         product::tiles(rows, columns, 0, n_columns, ours, n_rows, n_rows);
         for (int i = 0; i < n_columns * n_rows; ++i) {
             traits->vec_dot(n_values, theirs + i, 0, weights + i % n_rows * n_blocks, 0,
