@@ -85,7 +85,7 @@ class App:
     def __init__(self, model: Path, config: EngineConfig) -> None:
         self._model = model
         self._config = config
-        self._engine: AsyncEngine | None = None
+        self.engine: AsyncEngine | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -101,20 +101,20 @@ class App:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # that it begins
-        async with AsyncEngine.open(self._model, self._config) as self._engine:
+        async with AsyncEngine.open(self._model, self._config) as self.engine:
             await send({"type": "lifespan.startup.complete"})
             await receive()  # that it ends
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _complete(self, receive: Receive, send: Send) -> None:
-        assert self._engine is not None
+        assert self.engine is not None
         wanted = from_json(await body_of(receive))
         params = SamplingParams(
             max_tokens=wanted["max_tokens"],
             temperature=wanted["temperature"],
             ignore_eos=wanted.get("ignore_eos", False),
         )
-        generation = self._engine.generate(wanted["prompt"], params)
+        generation = self.engine.generate(wanted["prompt"], params)
         async with anyio.create_task_group() as group:
             group.start_soon(cancel_if_left, receive, generation)
             await answer(generation, params.max_tokens, send)

@@ -1,8 +1,8 @@
-// Flash attention that looks only at cells that somebody sees.
+// Flash attention that reads only the cells that a token sees.
 //
 // With one pool of cells, those of a sequence lie among those of all others: streams that
 // decode side by side take cells in turn. libllama's looks at every cell for every row; this
-// one lists those that a token sees, and reads no other.
+// one lists those of each token first.
 #pragma once
 
 #include <algorithm>

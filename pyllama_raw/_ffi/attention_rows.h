@@ -1,5 +1,6 @@
 // Rows of attention with a running softmax over tiles of 16 cells.
 //
+// A tile holds cells that its row sees, so what comes of a row does not depend on others.
 // (Milakov, Gimelshein: Online normalizer calculation for softmax, 2018)
 #pragma once
 

@@ -19,7 +19,7 @@ class Kernels(Handle):
     """
     Computes some operations of one context, which keeps it alive.
 
-    Products with Q4_1 and Q8_0 weights have the bits of libllama's, some times sooner.
+    Products with Q4_1 and Q8_0 weights have the bits of libllama's, which is slower.
     Flash attention has other last digits; it reads only the cells that a token sees, while
     one pool for all slots has many others.
 
