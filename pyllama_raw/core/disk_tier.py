@@ -179,8 +179,9 @@ class DiskTier:
         return self._n_writes
 
     def _adopt(self, state: KnownState) -> None:
-        tokens = state.tokens
-        plan = self.cache.plan_store(state.namespace, tokens, len(tokens))
+        tokens, plan = state.tokens, None
+        if state.n_bytes <= self._bound(len(tokens)):  # else a read takes any memory
+            plan = self.cache.plan_store(state.namespace, tokens, len(tokens))
         reservation = None if plan is None else self.cache.reserve(plan, state.n_bytes)
         if reservation is None:
             self._superfluous.append(state.payload)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.lanes import Lanes
+from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.state_file import HEADER_BYTES
@@ -37,9 +40,14 @@ DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cos
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
-def assemble(model: Model, config: EngineConfig) -> EngineParts:
+def assemble(
+    model: Model, config: EngineConfig, files: tuple[ModelFile, ...]
+) -> EngineParts:
     """
     Make the context of *model*, which is closed with the parts, and what runs on it.
+
+    Args:
+        files: of the model, as they were before it was loaded.
 
     Raises:
         ContextFailed: nothing is left behind but *model*.
@@ -52,8 +60,8 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
     )
     flag = AbortFlag()
     facts = {"n_seq_max": layout.n_seq_max, "deterministic": config.deterministic}
-    store = open_store(model, config, fields | facts)
-    files = None if store is None else DiskWriter(store)
+    store = open_store(model, files, config, fields | facts)
+    writer = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
         n_seq_max = layout.n_seq_max
@@ -66,7 +74,7 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
         lanes=Lanes(model.vocab, n_slots, unwanted=placement.refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
-        disk=files,
+        disk=writer,
     )
     try:
         scheduler = _make_scheduler(executor.context, config, layout, store)
@@ -77,8 +85,8 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
         raise
 
     def release() -> None:
-        if files is not None:
-            files.close()
+        if writer is not None:
+            writer.close()
         executor.shutdown()
         model.close()
 
@@ -90,7 +98,7 @@ def assemble(model: Model, config: EngineConfig) -> EngineParts:
         model.chat_template(),
         release,
         config.cache.scope,
-        files,
+        writer,
         constrain=Constraints(model.vocab).make,
         metadata=model.meta,
     )
@@ -185,10 +193,13 @@ def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
 
 
 def open_store(
-    model: Model, config: EngineConfig, fields: Mapping[str, object]
+    model: Model,
+    files: tuple[ModelFile, ...],
+    config: EngineConfig,
+    fields: Mapping[str, object],
 ) -> DiskStore | None:
     """
-    The files of earlier processes that used *model* like this; None: no files.
+    The states that earlier processes kept of *model*, used like this; None: none.
 
     Raises:
         ConfigError: the directory cannot be used.
@@ -196,7 +207,19 @@ def open_store(
     cache = config.cache
     if cache.mode == "off" or cache.directory is None or not cache.max_disk_bytes:
         return None
-    name = fingerprint(Path(model.path), config.model.model_dump(), fields)
+    name = None
+    if files and model_files(Path(model.path)) == files:
+        with suppress(OSError):
+            made_with = config.model.model_dump()
+            name = fingerprint(files, model.size_bytes, made_with, fields)
+    if name is None:  # no file says what model this is
+        warnings.warn(
+            f"{model.path} has changed since it was loaded: "
+            f"CacheConfig.directory={str(cache.directory)!r} is not used",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
     return DiskStore(cache.directory, name, cache.max_disk_bytes)
 
 

@@ -9,6 +9,8 @@ Rules:
    the files of all processes and models, the one being written included, are never more
    than max_bytes, and a partial file that the holder finds is nobody's.
 3. What was not used for longest is deleted first; a read counts as a use.
+4. What is not ours (own_files.py) is a miss and stays as it is. No call raises for
+   what lies in the directory, and none waits without an end.
 
     DIR/.plrlock
     DIR/<fingerprint>/<unique>.plrstate
@@ -17,15 +19,25 @@ Rules:
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from pyllama_raw.core.disk_tier import KnownState
+from pyllama_raw.engine.directory_lock import WAIT_S, DirectoryLock
+from pyllama_raw.engine.own_files import (
+    PART,
+    STATE,
+    OwnFile,
+    create_own,
+    delete_own,
+    make_folder,
+    open_own,
+    own_files,
+    own_files_below,
+)
 from pyllama_raw.engine.state_file import (
     TOKEN_BYTES,
     BadFile,
@@ -40,43 +52,46 @@ from pyllama_raw.engine.state_file import (
 from pyllama_raw.errors import ConfigError
 
 
-class _Item(NamedTuple):
-    """A file in the order of deletion."""
-
-    used: int  # ns
-    n_bytes: int
-    path: Path
-
-
 class DiskStore:
     """
     Files of one fingerprint, in a directory that others may use, too.
 
+    Warns if files there can only be read: what is in them is used, nothing is written.
+
     Raises:
-        ConfigError: the directory cannot be used.
+        ConfigError: the directory is not there and cannot be made.
     """
 
-    def __init__(self, directory: Path, fingerprint: str, max_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        fingerprint: str,
+        max_bytes: int,
+        lock_wait_s: float = WAIT_S,
+    ) -> None:
         self.max_bytes = max_bytes
-        self._root = directory.expanduser().absolute()
+        self._root = _made(directory)
         self._fingerprint = fingerprint
         self._folder = self._root / fingerprint
+        self._lock = DirectoryLock(self._root / ".plrlock", lock_wait_s)
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._locked():
-                self._make_room(0)
+            make_folder(self._folder)
+            with self._lock.held_if_free() as is_held:
+                if is_held:  # else whoever writes makes room
+                    self._make_room(0)
         except OSError as error:
-            raise ConfigError(f"CacheConfig.directory={directory}: {error}") from error
+            warnings.warn(
+                f"CacheConfig.directory={str(directory)!r} keeps nothing new, "
+                f"files there are only read: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def scan(self) -> list[KnownState]:
         """Complete files of this fingerprint, the latest used last; bad ones go."""
-        known = []
-        for item in sorted(self._items(self._folder.glob("*.plrstate"))):
-            try:
-                known.append(self._look_at(item))
-            except (OSError, BadFile):
-                _delete(item.path)
-        return known
+        files = [f for f in own_files(self._folder) if f.path.suffix == STATE]
+        looked_at = [self._look_at(file.path) for file in sorted(files)]
+        return [known for known in looked_at if known is not None]
 
     def write(
         self, namespace: str | None, tokens: bytes, state: State
@@ -85,7 +100,7 @@ class DiskStore:
         try:
             header = make_header(self._fingerprint, namespace, tokens, state)
             block = header.block()
-            with self._locked():
+            with self._lock.held():
                 if not self._make_room(header.file_bytes):
                     return None
                 path = self._put(block, tokens, state)
@@ -96,98 +111,97 @@ class DiskStore:
     def read(self, file: StoredFile) -> State | None:
         """The state in *file*; None, and the file is deleted, if it is not as written."""
         try:
-            state = _verified(file)
-            os.utime(file.path)
-        except (OSError, BadFile):
-            _delete(file.path)
-            return None
-        return state
+            return _verified(file)
+        except BadFile:
+            delete_own(file.path)
+        except OSError:
+            pass  # gone, not ours, or not to be read now
+        return None
 
     def delete(self, file: StoredFile) -> None:
         """Remove *file*, if it is still there."""
-        _delete(file.path)
+        delete_own(file.path)
 
-    def _look_at(self, item: _Item) -> KnownState:
-        with item.path.open("rb") as stream:
-            header, digest = read_header(stream)
-            if header.fingerprint != self._fingerprint:
-                raise BadFile("of another context")
-            if header.file_bytes != item.n_bytes:
-                raise BadFile("a wrong size")
-            tokens = read_tokens(stream, header)
-        file = StoredFile(item.path, item.n_bytes, digest)
-        n_bytes = item.n_bytes - TOKEN_BYTES * header.n_tokens
+    def _look_at(self, path: Path) -> KnownState | None:
+        """What a later read() of the file at *path* can give."""
+        try:
+            with os.fdopen(open_own(path), "rb") as stream:
+                header, digest = read_header(stream)
+                if header.fingerprint != self._fingerprint:
+                    raise BadFile("of another context")
+                tokens = read_tokens(stream, header)
+        except BadFile:
+            delete_own(path)
+            return None
+        except OSError:
+            return None
+        file = StoredFile(path, header.file_bytes, digest)
+        n_bytes = header.file_bytes - TOKEN_BYTES * header.n_tokens
         return KnownState(header.namespace, tokens, file, n_bytes)
 
     def _put(self, block: bytes, tokens: bytes, state: State) -> Path:
         """Caller holds the lock."""
-        part = self._folder / f"{uuid.uuid4().hex}.plrpart"
-        path = part.with_suffix(".plrstate")
+        make_folder(self._folder)
+        part = self._folder / f"{uuid.uuid4().hex}{PART}"
+        path = part.with_suffix(STATE)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            with part.open("xb") as stream:
-                part.chmod(0o600)
+            with os.fdopen(create_own(part), "wb") as stream:
                 for data in (block, tokens, state):
                     stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
             part.rename(path)
         except OSError:
-            _delete(part)
+            delete_own(part)
             raise
         return path
 
     def _make_room(self, n_bytes: int) -> bool:
         """
-        Delete until *n_bytes* more are within the limit; False if they can never be.
+        Delete parts, and states until *n_bytes* more are within the limit; False if there
+        is no room all the same.
 
         Caller holds the lock.
         """
-        for part in self._root.glob("*/*.plrpart"):
-            part.unlink()
+        parts, states = [], []
+        for file in own_files_below(self._root):
+            (parts if file.path.suffix == PART else states).append(file)
+        n_used = sum(file.n_bytes for file in parts + states)
+        n_used -= _deleted(parts)
         if n_bytes > self.max_bytes:
             return False
-        items = sorted(self._items(self._root.glob("*/*.plrstate")))
-        n_used = sum(item.n_bytes for item in items)
-        for item in items:
+        for file in sorted(states):
             if n_used + n_bytes <= self.max_bytes:
                 break
-            item.path.unlink(missing_ok=True)
-            n_used -= item.n_bytes
-        return True
+            n_used -= _deleted([file])
+        return n_used + n_bytes <= self.max_bytes
 
-    @staticmethod
-    def _items(paths: Iterable[Path]) -> Iterator[_Item]:
-        for path in paths:
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue  # another process has deleted it
-            yield _Item(status.st_mtime_ns, status.st_size, path)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process at a time; waits for a write of another one."""
-        descriptor = os.open(self._root / ".plrlock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+def _made(directory: Path) -> Path:
+    try:
+        root = directory.expanduser().absolute()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"CacheConfig.directory={str(directory)!r} is no directory and cannot be "
+            f"made one: {error}: give a directory that you may write to"
+        ) from error
+    return root
+
+
+def _deleted(files: list[OwnFile]) -> int:
+    """Bytes of those of *files* that are gone now."""
+    return sum(file.n_bytes for file in files if delete_own(file.path))
 
 
 def _verified(file: StoredFile) -> State:
-    with file.path.open("rb") as stream:
+    with os.fdopen(open_own(file.path), "rb") as stream:
         header, digest = read_header(stream)
         if digest != file.digest:
             raise BadFile("another file")
         read_tokens(stream, header)
-        return read_state(stream, header)
-
-
-def _delete(path: Path) -> None:
-    """Files that are gone already, or that cannot be deleted, are no concern here."""
-    try:
-        path.unlink()
-    except OSError:
-        return
+        state = read_state(stream, header)
+        with suppress(OSError):  # a directory that can only be read has no order of use
+            os.utime(stream.fileno())
+    return state

@@ -59,19 +59,33 @@ class DiskWriter:
             self._thread.join()
 
     def _put(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="pyllama-disk", daemon=True)
-            self._thread.start()
+        if self._thread is None and not self._start():
+            self._do(job)
+        else:
+            self._jobs.put(job)
+
+    def _start(self) -> bool:
+        """Start the thread; False if the system has none to give."""
+        thread = Thread(target=self._run, name="pyllama-disk", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                job()
-            except Exception as error:  # noqa: BLE001 - the file is a miss
-                self.error = error
+                self._do(job)
             finally:
                 self._jobs.task_done()
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - the file is a miss
+            self.error = error
 
     def _write(
         self, write_id: int, namespace: str | None, tokens: bytes, states: list[State]

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.native import libllama
 from pyllama_raw.native.model import Model
 
@@ -49,12 +50,13 @@ def build(
     importing.start()
     try:
         fields = {} if config is None else config.model.model_dump()
+        files = model_files(path)
         model = Model.load(path, progress=progress, **fields)
         try:
             from pyllama_raw.config import EngineConfig
             from pyllama_raw.engine.build import assemble
 
-            return assemble(model, config or EngineConfig())
+            return assemble(model, config or EngineConfig(), files)
         except BaseException:
             model.close()
             raise

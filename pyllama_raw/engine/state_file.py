@@ -5,11 +5,15 @@ A block of HEADER_BYTES, the token ids as C ints, the state. The block is MAGIC,
 digest of its rest, and JSON with the sizes and digests of what follows: so the digest of
 the block stands for the whole file, and no byte can change unseen. Byte order is that of
 the machine, and part of the fingerprint.
+
+Anybody can make a digest that fits. So what the block says is checked as well, before
+memory is taken for it: the file has exactly the size that follows from it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -20,6 +24,7 @@ from pyllama_raw.native.arrays import new_bytes
 
 HEADER_BYTES = 4096
 TOKEN_BYTES = array("i").itemsize
+MAX_TOKENS = 2**24  # more than the context of any model
 MAGIC = b"PLRSTAT1"  # the last character is the version of this layout
 BODY_AT = len(MAGIC) + sha256().digest_size
 
@@ -51,6 +56,18 @@ class Header:
         if len(body) > HEADER_BYTES - BODY_AT:
             raise BadFile(f"a header of {len(body)} bytes")
         return MAGIC + sha256(body).digest() + body
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every value is one that make_header() could have given."""
+        texts = (self.fingerprint, self.tokens_digest, self.state_digest)
+        sizes = (self.n_tokens, self.state_bytes)
+        return (
+            all(isinstance(text, str) for text in texts)
+            and isinstance(self.namespace, str | None)
+            and all(type(size) is int and size >= 0 for size in sizes)
+            and 1 <= self.n_tokens <= MAX_TOKENS
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +103,27 @@ def read_header(stream: BufferedReader) -> tuple[Header, bytes]:
     The header and its digest; *stream* is at the tokens then.
 
     Raises:
-        BadFile: it is damaged.
+        BadFile: it is damaged, forged, or of a file of another size.
     """
     block = stream.read(HEADER_BYTES)
     digest, body = digest_of(block), block[BODY_AT:]
     if not block.startswith(MAGIC) or sha256(body).digest() != digest:
         raise BadFile("a damaged header")
-    return Header(**json.loads(body)), digest
+    header = _parsed(body)
+    if header.file_bytes != os.fstat(stream.fileno()).st_size:
+        raise BadFile("a wrong size")
+    return header, digest
+
+
+def _parsed(body: bytes) -> Header:
+    try:
+        header = Header(**json.loads(body))
+    # RecursionError: of brackets in brackets; TypeError: of other fields.
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadFile("a header of other fields") from error
+    if not header.is_sound:
+        raise BadFile("a header of other values")
+    return header
 
 
 def read_tokens(stream: BufferedReader, header: Header) -> array[int]:

@@ -1,0 +1,58 @@
+"""Which files a model is made of, and what tells that one of them is another one now."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+# llama.h: llama_split_path, "/models/ggml-model-q4_0", 2, 4 ->
+# "/models/ggml-model-q4_0-00002-of-00004.gguf"
+_SPLIT = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
+
+
+class ModelFile(NamedTuple):
+    """
+    A file as the file system knows it.
+
+    Copying another file over it, or to its place, changes the times or the inode. So do
+    a copy of all files from a backup, a new owner and another name: too often rather than
+    too seldom, because a wrong state is worse than a cold cache.
+    """
+
+    path: str
+    n_bytes: int
+    inode: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def model_files(path: Path) -> tuple[ModelFile, ...]:
+    """The file at *path*, or all parts of a split model; () if it cannot be found."""
+    try:
+        return tuple(_look_at(part) for part in _parts(path))
+    except (OSError, ValueError):  # NUL in the path: whoever loads it says so
+        return ()
+
+
+def _parts(path: Path) -> list[Path]:
+    """libllama, too, finds the other parts by their names."""
+    match = _SPLIT.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, n_parts = match[1], int(match[2])
+    names = (f"{stem}-{i:05}-of-{n_parts:05}.gguf" for i in range(1, n_parts + 1))
+    parts = list(takewhile(Path.exists, map(path.with_name, names)))
+    return parts if path in parts else [path]
+
+
+def _look_at(path: Path) -> ModelFile:
+    status = path.stat()
+    return ModelFile(
+        str(path.resolve()),
+        status.st_size,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
