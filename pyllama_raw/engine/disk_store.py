@@ -111,7 +111,7 @@ class DiskStore:
     def read(self, file: StoredFile) -> State | None:
         """The state in *file*; None, and the file is deleted, if it is not as written."""
         try:
-            return _verified(file)
+            return _verified(file, self._fingerprint)
         except BadFile:
             delete_own(file.path)
         except OSError:
@@ -126,9 +126,7 @@ class DiskStore:
         """What a later read() of the file at *path* can give."""
         try:
             with os.fdopen(open_own(path), "rb") as stream:
-                header, digest = read_header(stream)
-                if header.fingerprint != self._fingerprint:
-                    raise BadFile("of another context")
+                header, digest = read_header(stream, self._fingerprint)
                 tokens = read_tokens(stream, header)
         except BadFile:
             delete_own(path)
@@ -163,14 +161,12 @@ class DiskStore:
 
         Caller holds the lock.
         """
-        parts, states = [], []
-        for file in own_files_below(self._root):
-            (parts if file.path.suffix == PART else states).append(file)
-        n_used = sum(file.n_bytes for file in parts + states)
-        n_used -= _deleted(parts)
+        files = own_files_below(self._root)
+        n_used = sum(file.n_bytes for file in files)
+        n_used -= _deleted([file for file in files if file.path.suffix == PART])
         if n_bytes > self.max_bytes:
             return False
-        for file in sorted(states):
+        for file in sorted(file for file in files if file.path.suffix == STATE):
             if n_used + n_bytes <= self.max_bytes:
                 break
             n_used -= _deleted([file])
@@ -195,9 +191,9 @@ def _deleted(files: list[OwnFile]) -> int:
     return sum(file.n_bytes for file in files if delete_own(file.path))
 
 
-def _verified(file: StoredFile) -> State:
+def _verified(file: StoredFile, fingerprint: str) -> State:
     with os.fdopen(open_own(file.path), "rb") as stream:
-        header, digest = read_header(stream)
+        header, digest = read_header(stream, fingerprint)
         if digest != file.digest:
             raise BadFile("another file")
         read_tokens(stream, header)

@@ -13,7 +13,7 @@ from pyllama_raw.engine.model_files import ModelFile
 from pyllama_raw.engine.state_file import MAGIC
 from pyllama_raw.native.libllama import llama_version
 
-MAX_HEAD_BYTES = 2**24  # read of the metadata of a model, 2 to 10 MiB of most
+MAX_HEAD_BYTES = 2**23  # read of the metadata of a model; most have less
 MAX_PART_BYTES = 2**20  # of a further file: a list of its tensors
 N_BLOCKS = 512  # read of the tensors of a model, all its files together
 MIN_BLOCKS = 8  # of each file

@@ -57,17 +57,16 @@ class Header:
             raise BadFile(f"a header of {len(body)} bytes")
         return MAGIC + sha256(body).digest() + body
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether every value is one that make_header() could have given."""
-        texts = (self.fingerprint, self.tokens_digest, self.state_digest)
-        sizes = (self.n_tokens, self.state_bytes)
-        return (
-            all(isinstance(text, str) for text in texts)
-            and isinstance(self.namespace, str | None)
-            and all(type(size) is int and size >= 0 for size in sizes)
-            and 1 <= self.n_tokens <= MAX_TOKENS
-        )
+
+# What JSON may hold for each field; a boolean is no int here.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "fingerprint": (str,),
+    "namespace": (str, type(None)),
+    "n_tokens": (int,),
+    "state_bytes": (int,),
+    "tokens_digest": (str,),
+    "state_digest": (str,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +97,21 @@ def digest_of(block: bytes) -> bytes:
     return block[len(MAGIC) : BODY_AT]
 
 
-def read_header(stream: BufferedReader) -> tuple[Header, bytes]:
+def read_header(stream: BufferedReader, fingerprint: str) -> tuple[Header, bytes]:
     """
     The header and its digest; *stream* is at the tokens then.
 
     Raises:
-        BadFile: it is damaged, forged, or of a file of another size.
+        BadFile: it is damaged or forged, or belongs to another *fingerprint* or a file
+            of another size.
     """
     block = stream.read(HEADER_BYTES)
     digest, body = digest_of(block), block[BODY_AT:]
     if not block.startswith(MAGIC) or sha256(body).digest() != digest:
         raise BadFile("a damaged header")
     header = _parsed(body)
+    if header.fingerprint != fingerprint:
+        raise BadFile("of another context")
     if header.file_bytes != os.fstat(stream.fileno()).st_size:
         raise BadFile("a wrong size")
     return header, digest
@@ -117,12 +119,16 @@ def read_header(stream: BufferedReader) -> tuple[Header, bytes]:
 
 def _parsed(body: bytes) -> Header:
     try:
-        header = Header(**json.loads(body))
-    # RecursionError: of brackets in brackets; TypeError: of other fields.
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadFile("a header of other fields") from error
-    if not header.is_sound:
-        raise BadFile("a header of other values")
+        facts = json.loads(body)
+    except (ValueError, RecursionError) as error:  # RecursionError: [[[[...
+        raise BadFile("a header that is no JSON") from error
+    if not isinstance(facts, dict) or facts.keys() != _TYPES.keys():
+        raise BadFile("a header of other fields")
+    if not all(type(facts[name]) in types for name, types in _TYPES.items()):
+        raise BadFile("a header of other types")
+    header = Header(**facts)
+    if not 1 <= header.n_tokens <= MAX_TOKENS or header.state_bytes < 0:
+        raise BadFile("a header of other numbers")
     return header
 
 
