@@ -198,6 +198,17 @@ def test_known_files_are_taken_over():
     assert tier.deletions() == [Delete(("covered", "oldest"))]
 
 
+def test_a_known_file_larger_than_its_tokens_is_deleted():
+    """
+    No writer made it, and a read would take memory for all of it.
+    """
+    tokens = array("i", range(N))
+    tier = make_tier(known=[KnownState(None, tokens, "forged", 10 * N + 1)])
+
+    assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
+    assert tier.deletions() == [Delete(("forged",))]
+
+
 def test_exact_states_are_of_use_at_their_end_only():
     """
     Memory that cannot be cut goes on where a file ends, or not at all.

@@ -1,5 +1,7 @@
 """Files of states on the whole engine: found again, equal to memory, harmless if bad."""
 
+import os
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -8,6 +10,8 @@ import pytest
 from pyllama_raw import EngineConfig, SamplingParams, generate
 from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.engine.fingerprint import BLOCK_BYTES
+from tests.engine.hostile import STRANGERS, seen, within_bound
 from tests.engine.test_disk_store import flip, n_used
 from tests.tiny import tiny_model
 
@@ -164,6 +168,50 @@ def test_another_configuration_does_not_see_the_file(tmp_path, options):
 
     assert other.usage.cached_tokens == 0
     assert again.usage.cache_tier is CacheTier.DISK
+
+
+def test_a_model_replaced_in_place_does_not_see_the_file(tmp_path):
+    """
+    Path, size, time and the first MiB are equal, the last weights are not.
+    """
+    model = tmp_path / "model.gguf"
+    shutil.copy(tiny_model("llama"), model)
+    complete(model, PROMPT, tmp_path / "cache")
+    status = model.stat()
+    with model.open("r+b") as stream:
+        stream.seek(-BLOCK_BYTES, os.SEEK_END)
+        assert stream.tell() > 2**20
+        stream.write(bytes(BLOCK_BYTES))
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    other = complete(model, PROMPT, tmp_path / "cache")
+    again = complete(model, PROMPT, tmp_path / "cache")
+
+    assert other.usage.cached_tokens == 0
+    assert again.usage.cache_tier is CacheTier.DISK
+    assert again.token_ids == other.token_ids
+
+
+def test_strangers_in_the_directory_break_no_engine(tmp_path):
+    """
+    Pipes, links and folders under our names: the file of ours is found, they stay.
+    """
+    model = tiny_model("llama")
+    root = tmp_path / "a" / "b"
+    complete(model, PROMPT, root)
+    (folder,) = (path for path in root.iterdir() if path.is_dir())
+    strangers = []
+    for number, make in enumerate(STRANGERS.values()):
+        strangers.append(
+            folder / f"{number:032x}.plr{'part' if number % 2 else 'state'}"
+        )
+        make(strangers[-1])
+    before = [seen(path) for path in strangers]
+
+    again = within_bound(lambda: complete(model, PROMPT, root))
+
+    assert again.usage.cache_tier is CacheTier.DISK
+    assert [seen(path) for path in strangers] == before
 
 
 def test_a_request_of_its_own_scope_leaves_no_file(tmp_path):
