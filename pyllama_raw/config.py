@@ -124,7 +124,15 @@ class SchedulerConfig(Frozen):
 
 
 class CacheConfig(Frozen):
-    """What is kept of prompts and outputs, for requests that begin like them."""
+    """
+    All callers share prefixes of prompts and outputs, unless `cache_salt` divides them.
+
+    By time and `usage.cached_tokens` a caller can tell what others have sent. A request
+    with a `cache_salt` shares with those of an equal one only; `scope="salt"` has a
+    request without one share with nobody, and leaves no file of it.
+
+    Only files of the process's user are read from `directory`, written and deleted there.
+    """
 
     mode: Literal["off", "live", "snapshots"] = "snapshots"  # live: slots only
     snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256  # 0: none regular
