@@ -74,12 +74,13 @@ class Choice:
         reason: FinishReason | None = FinishReason.CANCELLED
         timings = Timings(None, None, None, None, None, elapsed_s)
         n_cached, tier = 0, None
-        used = None
+        used = detail = None
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if finished is not None:
             reason, timings = finished.reason, timings_of(finished.timings)
             n_cached, tier = finished.n_cached, finished.cache_tier
             prompt_logprobs, used = finished.prompt_logprobs, finished.sampler
+            detail = finished.detail
         assert reason is not None
         return Result(
             text="".join(self._texts),
@@ -92,4 +93,5 @@ class Choice:
             logprobs=tuple(self._logprobs),
             prompt_logprobs=prompt_logprobs,
             sampler=used,
+            finish_detail=detail,
         )

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from math import ceil, exp, fsum
 
 from pyllama_raw.core import request as core
-from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import (
+    CacheTier,
+    FinishDetail,
+    FinishReason,
+    SamplerUse,
+    TokenLogprobs,
+)
 from pyllama_raw.core.stats import SchedulerStats
 
 
@@ -64,6 +70,7 @@ class Result:
         default=(), repr=False
     )  # of prompt tokens 1, 2, ...; index 0 has them
     sampler: SamplerUse | None = None  # where its tokens were chosen; None: none were
+    finish_detail: FinishDetail | None = None  # which stop, which limit; else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 from pyllama_raw.cli.inputs import BadInput, Input
 from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.core.request import FinishReason, TokenLogprobs
+from pyllama_raw.core.request import (
+    FinishDetail,
+    FinishReason,
+    LengthLimit,
+    StopString,
+    StopToken,
+    TokenLogprobs,
+)
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.results import Result
 
@@ -142,6 +149,7 @@ def _fields(result: Result) -> dict[str, Any]:
         "text": result.text,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
+        "finish_detail": _detail(result.finish_detail),
         "usage": asdict(result.usage),
         "timings": timings,
         "sampler": None if result.sampler is None else result.sampler._asdict(),
@@ -150,6 +158,17 @@ def _fields(result: Result) -> dict[str, Any]:
         if found := getattr(result, name):
             fields[name] = [_logprobs(item) for item in found]
     return fields
+
+
+def _detail(detail: FinishDetail | None) -> dict[str, Any] | None:
+    match detail:
+        case StopToken(token_id):
+            return {"stop_token_id": token_id}
+        case StopString(text):
+            return {"stop_string": text}
+        case LengthLimit():
+            return {"limit": detail}
+    return None
 
 
 def _logprobs(item: TokenLogprobs) -> dict[str, Any]:

@@ -16,19 +16,24 @@ from typing import NamedTuple
 class Detokenizer:
     """The text of one sequence; holds back open characters and begun stop strings."""
 
-    __slots__ = ("_first_bytes", "_pending", "_state", "_states", "stopped")
+    __slots__ = ("_first_bytes", "_pending", "_state", "_states", "stop")
 
     def __init__(self, stop: tuple[bytes, ...] = ()) -> None:
         assert all(stop), "an empty stop string stops everything"
-        self.stopped = False  # a stop string was met: the text is complete
+        self.stop: bytes | None = None  # the one that was met: the text is complete
         self._states = _build(stop)
         self._state = self._states[0]
         self._first_bytes = frozenset(self._state.moves)
         self._pending = b""  # an open character, then the start of a stop string
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met."""
+        return self.stop is not None
+
     def push(self, piece: bytes) -> str:
         """Take the next piece; return the text that is certain now."""
-        if self.stopped:
+        if self.stop is not None:
             return ""
         if not self._pending and self._first_bytes.isdisjoint(piece):
             try:
@@ -48,7 +53,6 @@ class Detokenizer:
         data = self._pending + piece
         n_before_stop = self._scan(piece)
         if n_before_stop is not None:
-            self.stopped = True
             self._pending = data[: len(self._pending) + n_before_stop]
             return self.flush()
         certain = data[: len(data) - self._state.depth]
@@ -61,8 +65,9 @@ class Detokenizer:
         states, state = self._states, self._state
         for i, byte in enumerate(piece):
             state = states[state.moves.get(byte, 0)]
-            if state.n_match:
-                return i + 1 - state.n_match
+            if state.match:
+                self.stop = state.match
+                return i + 1 - len(state.match)
         self._state = state
         return None
 
@@ -71,13 +76,13 @@ class _State(NamedTuple):
     """The longest start of a stop string that the bytes so far end with."""
 
     depth: int  # its length
-    n_match: int  # length of the longest stop string the bytes end with; 0: none
+    match: bytes  # the longest stop string the bytes end with; empty: none
     moves: dict[int, int]  # byte -> index of the next state; others lead to state 0
 
 
 def _build(stop: tuple[bytes, ...]) -> list[_State]:
     """The states of Aho and Corasick (1975), with all moves worked out; the root first."""
-    root = _State(0, 0, {})
+    root = _State(0, b"", {})
     states = [root]
     for string in stop:
         _add(states, string)
@@ -90,7 +95,7 @@ def _build(stop: tuple[bytes, ...]) -> list[_State]:
             waiting.append((child, fallback.moves.get(byte, 0)))
         states[index] = _State(
             state.depth,
-            state.n_match or fallback.n_match,
+            state.match or fallback.match,
             fallback.moves | state.moves,
         )
     return states
@@ -102,6 +107,6 @@ def _add(states: list[_State], string: bytes) -> None:
         moves = states[at].moves
         if byte not in moves:
             moves[byte] = len(states)
-            states.append(_State(depth, 0, {}))
+            states.append(_State(depth, b"", {}))
         at = moves[byte]
-    states[at] = states[at]._replace(n_match=len(string))
+    states[at] = states[at]._replace(match=string)

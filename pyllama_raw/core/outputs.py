@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import cast
 
-from pyllama_raw.core.request import Delta, FinishReason
+from pyllama_raw.core.request import (
+    Delta,
+    FinishDetail,
+    FinishReason,
+    LengthLimit,
+    StopString,
+    StopToken,
+)
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import ContextLimits
@@ -93,28 +100,42 @@ class Outputs:
     def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
         """End the request if *token* is its last one."""
         request = sequence.request
-        if token in request.stop_token_ids or (
-            sequence.stop_finder is not None and self._is_stop_string(sequence, token)
+        if token in request.stop_token_ids:
+            self._finish(sequence, FinishReason.STOP, StopToken(token), now)
+        elif (
+            sequence.stop_finder is not None
+            and (stop := self._stop_string(sequence, token)) is not None
         ):
-            self._roster.finish(sequence, FinishReason.STOP, now)
+            self._finish(
+                sequence,
+                FinishReason.STOP,
+                StopString(stop.decode("utf-8", "replace")),
+                now,
+            )
         elif sequence.n_output >= request.max_tokens:
-            self._roster.finish(sequence, FinishReason.LENGTH, now)
+            self._finish(sequence, FinishReason.LENGTH, LengthLimit.MAX_TOKENS, now)
         elif len(sequence.tokens) >= self._limits.n_ctx_slot:
             self._on_full(sequence, now)
 
-    def _is_stop_string(self, sequence: Sequence, token: int) -> bool:
-        """Whether *token* completes one."""
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, detail: FinishDetail, now: float
+    ) -> None:
+        sequence.detail = detail
+        self._roster.finish(sequence, reason, now)
+
+    def _stop_string(self, sequence: Sequence, token: int) -> bytes | None:
+        """The one that *token* completes."""
         finder = sequence.stop_finder
         assert finder is not None
         finder.push(self._pieces[token])
-        return finder.stopped
+        return finder.stop
 
     def _on_full(self, sequence: Sequence, now: float) -> None:
         """The slot has no position for another token: drop the older half, or end."""
         n_keep = self._n_keep
         n_discard = 0 if n_keep is None else (len(sequence.tokens) - 1 - n_keep) // 2
         if n_keep is None or n_discard < 1:
-            self._roster.finish(sequence, FinishReason.LENGTH, now)
+            self._finish(sequence, FinishReason.LENGTH, LengthLimit.SLOT, now)
             return
         if self._slots.cells.is_shared(sequence.slot or 0):
             # Cells have one position for all who share them: compute again instead.

@@ -20,6 +20,30 @@ class FinishReason(StrEnum):
     DEADLINE = "deadline"  # deadline passed; what was generated until then is kept
 
 
+@dataclass(frozen=True, slots=True)
+class StopToken:
+    """The output ended with this token: end of generation, or one of `stop_token_ids`."""
+
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopString:
+    """The output ended before this text, one of `stop`; the longest, if several met."""
+
+    text: str
+
+
+class LengthLimit(StrEnum):
+    """Which limit ended the output."""
+
+    MAX_TOKENS = "max_tokens"  # of the request
+    SLOT = "slot"  # prompt and output fill the context of a slot
+
+
+FinishDetail = StopToken | StopString | LengthLimit
+
+
 class CacheTier(StrEnum):
     """Where cached tokens came from."""
 
@@ -103,6 +127,7 @@ class Finished:
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
     sampler: SamplerUse | None = None  # written by the engine; None: no tokens
+    detail: FinishDetail | None = None  # of STOP and LENGTH
 
 
 Event = Delta | Finished

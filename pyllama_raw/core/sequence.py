@@ -8,6 +8,7 @@ from operator import sub
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import (
     CacheTier,
+    FinishDetail,
     Finished,
     FinishReason,
     Request,
@@ -29,6 +30,7 @@ class Sequence:
         "admitted",
         "cache_tier",
         "deficit",
+        "detail",
         "fork_at",
         "is_shifted",
         "leader",
@@ -68,6 +70,7 @@ class Sequence:
         self.max_rows = 1  # of the next step, while prompt_logprobs is incomplete
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         self.stop_finder = Detokenizer(request.stop) if request.stop else None
+        self.detail: FinishDetail | None = None  # once its own end is known
         self.submitted = now
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
@@ -124,4 +127,5 @@ class Sequence:
                 itl=tuple(map(sub, times[1:], times)),
             ),
             prompt_logprobs=tuple(self.prompt_logprobs),
+            detail=self.detail,
         )

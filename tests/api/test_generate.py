@@ -9,11 +9,14 @@ from pyllama_raw import (
     EngineStopped,
     FinishReason,
     InvalidRequest,
+    LengthLimit,
     PromptTooLong,
     QueueFull,
     Result,
     SamplerUse,
     SamplingParams,
+    StopString,
+    StopToken,
     Unsupported,
 )
 from pyllama_raw.core.step import DecodeStatus
@@ -149,6 +152,7 @@ async def test_stop_strings_end_the_text_before_them():
 
     assert result.text == text[: text.index(text[4:6])]
     assert result.finish_reason is FinishReason.STOP
+    assert result.finish_detail == StopString(text[4:6])
 
 
 async def test_end_of_generation_stops_unless_ignored():
@@ -166,8 +170,10 @@ async def test_end_of_generation_stops_unless_ignored():
         ignored = await engine.complete("hello", ignoring)
 
     assert stopped.finish_reason is FinishReason.STOP
+    assert stopped.finish_detail == StopToken(EOS)
     assert stopped.usage.completion_tokens == 3
     assert ignored.finish_reason is FinishReason.LENGTH
+    assert ignored.finish_detail is LengthLimit.MAX_TOKENS
 
 
 async def test_stop_tokens_of_the_caller():
@@ -181,6 +187,7 @@ async def test_stop_tokens_of_the_caller():
 
     assert result.text == text[: text.index(text[3])]
     assert result.finish_reason is FinishReason.STOP
+    assert result.finish_detail == StopToken(ord(text[3]))
 
 
 async def test_seeds_are_drawn_and_told():
@@ -259,6 +266,7 @@ async def test_output_ends_where_the_slot_is_full():
         result = await engine.complete("a" * 99, SamplingParams(max_tokens=1000))
 
     assert result.finish_reason is FinishReason.LENGTH
+    assert result.finish_detail is LengthLimit.SLOT
     assert result.usage.prompt_tokens + result.usage.completion_tokens == 128
 
 

@@ -2,7 +2,12 @@
 
 import io
 
-from pyllama_raw.core.request import FinishReason, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import (
+    FinishDetail,
+    FinishReason,
+    SamplerUse,
+    TokenLogprobs,
+)
 from pyllama_raw.results import Result, Timings, Usage
 
 
@@ -23,6 +28,7 @@ def make_result(
     itl_s: tuple[float, ...] = (0.25,),
     index: int = 0,
     logprobs: tuple[TokenLogprobs, ...] = (),
+    detail: FinishDetail | None = None,
 ) -> Result:
     timings = Timings(0.0, ttft_s, None, None, None, 1.0, itl_s)
     usage = usage or Usage(3, len(token_ids), 0)
@@ -36,4 +42,5 @@ def make_result(
         index=index,
         logprobs=logprobs,
         sampler=SamplerUse("host", "of a test"),
+        finish_detail=detail,
     )

@@ -10,7 +10,14 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.cli.inputs import BadInput, Input, InputRequest
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, record
-from pyllama_raw.core.request import FinishReason, TokenLogprobs
+from pyllama_raw.core.request import (
+    FinishDetail,
+    FinishReason,
+    LengthLimit,
+    StopString,
+    StopToken,
+    TokenLogprobs,
+)
 from pyllama_raw.errors import InvalidRequest
 from tests.cli.support import make_result
 
@@ -146,6 +153,7 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
             "text": "é\n",
             "token_ids": [1, 2],
             "finish_reason": "length",
+            "finish_detail": None,
             "usage": {
                 "prompt_tokens": 3,
                 "completion_tokens": 2,
@@ -164,6 +172,25 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
         },
         {"index": 0, "error": {"type": "InvalidRequest", "message": str(ERROR)}},
     ]
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [
+        (StopToken(2), {"stop_token_id": 2}),
+        (StopString("é\n"), {"stop_string": "é\n"}),
+        (LengthLimit.MAX_TOKENS, {"limit": "max_tokens"}),
+        (LengthLimit.SLOT, {"limit": "slot"}),
+        (None, None),
+    ],
+)
+def test_a_line_tells_which_stop_or_limit(detail: FinishDetail | None, shown: object):
+    """
+    The kinds of an end differ by their key, so that a reader need not know tokens.
+    """
+    line = json.dumps(record(Outcome(0, make_result(detail=detail))))
+
+    assert json.loads(line)["finish_detail"] == shown
 
 
 @pytest.mark.parametrize(

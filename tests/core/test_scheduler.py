@@ -2,7 +2,13 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.request import Delta, FinishReason
+from pyllama_raw.core.request import (
+    Delta,
+    FinishReason,
+    LengthLimit,
+    StopString,
+    StopToken,
+)
 from pyllama_raw.core.step import Release, Shift
 from pyllama_raw.errors import (
     PromptTooLong,
@@ -18,6 +24,8 @@ from tests.core.support import (
     shape,
     step,
 )
+
+A = ord("a")  # its token and piece
 
 
 def test_one_request_prefills_then_decodes():
@@ -179,6 +187,46 @@ def test_a_stop_string_ends_the_request():
     _, events = run_until_idle(scheduler)
 
     assert (finished(events)[0].reason, finished(events)[0].n_output) == ("stop", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "reason", "detail"),
+    [
+        ({}, STOP_TOKEN, "stop", StopToken(STOP_TOKEN)),
+        ({"stop": (b"x", b"a", b"aa")}, A, "stop", StopString("a")),
+        ({"stop": (b"aaa", b"aa")}, A, "stop", StopString("aa")),
+        ({"max_tokens": 2}, A, "length", LengthLimit.MAX_TOKENS),
+        ({"max_tokens": 4}, A, "length", LengthLimit.MAX_TOKENS),
+        ({"max_tokens": 5}, A, "length", LengthLimit.SLOT),
+        ({"max_tokens": 1, "stop": (b"a",)}, A, "stop", StopString("a")),
+    ],
+)
+def test_the_end_tells_what_brought_it(options, token, reason, detail):
+    """
+    Which token, which string, or which limit; a stop goes before a limit met with it.
+    """
+    scheduler = make_scheduler(n_ctx_slot=8)
+    scheduler.add(make_request(n_prompt=4, **{"max_tokens": 99} | options), 0.0)
+    events = []
+    while not finished(events):
+        events += step(scheduler, token=token)[1]
+
+    end = finished(events)[0]
+    assert (end.reason, end.detail) == (reason, detail)
+
+
+def test_a_request_that_was_left_has_no_detail():
+    """
+    No stop and no limit ended it, whatever it was near to.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(max_tokens=9), 0.0)
+    step(scheduler)
+    scheduler.cancel(0, 1.0)
+
+    end = finished(scheduler.take_events())[0]
+
+    assert (end.reason, end.detail) == (FinishReason.CANCELLED, None)
 
 
 def test_a_full_slot_ends_the_request():

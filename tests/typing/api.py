@@ -9,11 +9,14 @@ from pyllama_raw import (
     EngineStats,
     FinishReason,
     Generation,
+    LengthLimit,
     PyllamaError,
     Result,
     SamplerUse,
     SamplingParams,
     Score,
+    StopString,
+    StopToken,
     TokenLogprobs,
 )
 
@@ -28,6 +31,13 @@ async def stream() -> None:
                 assert_type(delta, Delta)
         assert_type(generation.result, Result)
         assert_type(generation.result.finish_reason, FinishReason)
+        match generation.result.finish_detail:
+            case StopToken(token_id):
+                assert_type(token_id, int)
+            case StopString(text):
+                assert_type(text, str)
+            case detail:
+                assert_type(detail, LengthLimit | None)
         assert_type(await engine.complete([1, 2, 3]), Result)
         assert_type(await engine.complete_many(["a", [1], chat]), list[Result])
         assert_type(
