@@ -142,11 +142,16 @@ class SlotOperations:
                 return
             self._context.restore(slot, state)
             self._trim(slot, n_tokens)
+            if self._context.seq_pos_max(slot) != n_tokens - 1:
+                self._miss(slot)  # a forged file: a state of fewer tokens than it says
         except (SnapshotFailed, MemoryError):
-            self._context.seq_rm(slot)
-            self._lost.add(slot)
+            self._miss(slot)
         finally:
             self._note_restore(slot, started)
+
+    def _miss(self, slot: int) -> None:
+        self._context.seq_rm(slot)
+        self._lost.add(slot)
 
     def _note_restore(self, slot: int, started_ns: int) -> None:
         took_ns = time.perf_counter_ns() - started_ns

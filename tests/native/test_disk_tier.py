@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from array import array
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 from pyllama_raw import EngineConfig, SamplingParams, generate
 from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES
 from tests.engine.hostile import STRANGERS, seen, within_bound
 from tests.engine.test_disk_store import flip, n_used
@@ -190,6 +192,29 @@ def test_a_model_replaced_in_place_does_not_see_the_file(tmp_path):
     assert other.usage.cached_tokens == 0
     assert again.usage.cache_tier is CacheTier.DISK
     assert again.token_ids == other.token_ids
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
+@pytest.mark.parametrize("n_more", [-10, 1, 100])
+def test_a_state_of_other_tokens_than_its_file_says_is_a_miss(tmp_path, name, n_more):
+    """
+    All digests fit, since anybody can make them: the output is that of a cold run.
+    """
+    model = tiny_model(name)
+    long = [*PROMPT, *PROMPT, *PROMPT]
+    complete(model, PROMPT, tmp_path)
+    cold = complete(model, long, None)
+    (path,) = tmp_path.glob("*/*.plrstate")
+    store = DiskStore(tmp_path, path.parent.name, 10**9)
+    (known,) = store.scan()
+    state = store.read(known.payload)
+    store.delete(known.payload)
+    tokens = array("i", long[: len(PROMPT) + n_more]).tobytes()
+    store.write(None, tokens, state)
+
+    forged = complete(model, long, tmp_path)
+
+    assert forged.token_ids == cold.token_ids
 
 
 def test_strangers_in_the_directory_break_no_engine(tmp_path):
