@@ -26,11 +26,6 @@ class Detokenizer:
         self._first_bytes = frozenset(self._state.moves)
         self._pending = b""  # an open character, then the start of a stop string
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was met."""
-        return self.stop is not None
-
     def push(self, piece: bytes) -> str:
         """Take the next piece; return the text that is certain now."""
         if self.stop is not None:

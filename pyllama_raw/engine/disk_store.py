@@ -81,8 +81,8 @@ class DiskStore:
                     self._make_room(0)
         except OSError as error:
             warnings.warn(
-                f"CacheConfig.directory={str(directory)!r} keeps nothing new, "
-                f"files there are only read: {error}",
+                f"CacheConfig.directory={str(directory)!r} keeps nothing new, files there "
+                f"are only read: {error}: give a directory that only you write to",
                 RuntimeWarning,
                 stacklevel=2,
             )

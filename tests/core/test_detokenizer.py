@@ -96,7 +96,7 @@ def test_no_certain_text_is_held_back(text: str, stop: list[str]) -> None:
     pushed = ""
     for end in range(1, len(data) + 1):
         pushed += detokenizer.push(data[end - 1 : end])
-        if detokenizer.stopped:
+        if detokenizer.stop is not None:
             break
         n_held = max(
             (
