@@ -72,9 +72,7 @@ CMAKE_FLAGS = (
     ),
     "-DLLAMA_OPENSSL=OFF",
 )
-# libllama's AMX code ends the process where GCC before 14 compiled it: that leaves out what
-# the code stores for ldtilecfg, which declares that it reads 8 bytes of 64.
-NO_AMX = "-U__AMX_INT8__"
+AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
 TARGETS = ("llama", "mtmd")
 IN_FRONT = FFI_DIR / "huge_pages.h"  # of every C file
 HEADERS = (
@@ -159,7 +157,7 @@ def build_key() -> str:
         str(RECIPE),
         _tree_stamp(_source_tree(source)) if source else SOURCE.sha256,
         IN_FRONT.read_text(),
-        NO_AMX,
+        AMX_FLAGS.read_text(),
         *CMAKE_FLAGS,
         *user_flags(),
         *(f"{k}={os.environ.get(k, '')}" for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")),
@@ -209,13 +207,13 @@ def _build_into(home: Path) -> None:
         toolchain.say(
             f"building libllama and libmtmd from {named or 'llama.cpp ' + LLAMA_COMMIT}"
         )
-        shutil.copy(IN_FRONT, folder)  # its own folder may have a space in its name
+        shutil.copy(IN_FRONT, folder)  # the build sees no folder of this checkout
         cmake_build(
             tree,
             work,
             [*CMAKE_FLAGS, *user_flags()],
             TARGETS,
-            c_flags=f"-include {folder / IN_FRONT.name}",
+            c_flags=shlex.join(["-include", str(folder / IN_FRONT.name)]),
         )
         toolchain.run(
             toolchain.find_tool("cmake"),
@@ -272,17 +270,18 @@ def cmake_build(
 ) -> None:
     """Configure *tree* in *work* and build *targets*."""
     # Assertions of llama.cpp print file names: keep this machine's folders out of them.
-    prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
+    prefix_map = shlex.quote(f"-ffile-prefix-map={tree}=llama.cpp")
     env = dict(os.environ)
     for variable, own in ("CFLAGS", c_flags), ("CXXFLAGS", ""):
         given = env.get(variable, "")
-        env[variable] = f"{given} {prefix_map} {NO_AMX} {own}".strip()
+        env[variable] = f"{given} {prefix_map} {own}".strip()
     cmake, ninja = toolchain.find_tool("cmake"), toolchain.find_tool("ninja")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     commit = [f"-DLLAMA_BUILD_COMMIT={LLAMA_COMMIT}", "-DLLAMA_BUILD_NUMBER=0"]
     if "PYLLAMA_RAW_SOURCE" in os.environ:
         commit = []
-    configure = ["-S", str(tree), "-B", str(work), *generator, *commit, *flags]
+    amx = f"-DCMAKE_PROJECT_ggml_INCLUDE={AMX_FLAGS}"
+    configure = ["-S", str(tree), "-B", str(work), *generator, *commit, amx, *flags]
     toolchain.run(cmake, *configure, env=env)
     n_jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.n_cpus())
     toolchain.run(

@@ -2,6 +2,8 @@
 
 import io
 import os
+import re
+import shlex
 import sys
 import tarfile
 from pathlib import Path
@@ -233,14 +235,32 @@ def test_long_build_says_how_far_it_is(capsys):
     assert lines == [f"build_lib: compiled {n} of 100" for n in range(10, 101, 10)]
 
 
+def test_folders_may_have_spaces_in_their_names(monkeypatch, tmp_path):
+    """
+    Flags that name a folder reach the compiler whole.
+    """
+    tree = tmp_path / "two words"
+    ran: list[dict[str, str]] = []
+    for name in ("CFLAGS", "CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build_lib.toolchain, "run", lambda *_, env: ran.append(env))
+
+    build_lib.cmake_build(tree, tmp_path / "work", [], ())
+
+    flags = [shlex.split(env[name]) for env in ran for name in ("CFLAGS", "CXXFLAGS")]
+    assert flags == [[f"-ffile-prefix-map={tree}=llama.cpp"]] * 4
+
+
 @pytest.mark.native
 @pytest.mark.skipif(
     "PYLLAMA_RAW_PREFIX" in os.environ, reason="that libllama was built by others"
 )
-def test_library_has_no_amx():
+def test_library_has_amx_where_the_cpu_has_it():
     """
-    Its code ends the process where GCC before 14 compiled it; most CPUs have none.
+    What was built for this CPU uses its AMX.
     """
     from pyllama_raw.native.libllama import system_info
 
-    assert "AMX" not in system_info()
+    cpu_has_it = re.search(r"\bamx_int8\b", Path("/proc/cpuinfo").read_text())
+
+    assert ("AMX_INT8 = 1" in system_info()) == (cpu_has_it is not None)
