@@ -7,12 +7,12 @@ out of range are refused before anything native runs.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pyllama_raw import cpus
 from pyllama_raw.errors import ConfigError
 
 KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
@@ -70,7 +70,7 @@ class ContextConfig(Frozen):
     n_batch: Count = 2048  # most tokens one llama_decode takes
     n_ubatch: Count = 512  # most tokens one graph computes
     n_outputs_max: Count | None = None  # rows of logits a step; None: 32, or n_slots
-    n_threads: Count | None = None  # None: one a physical core
+    n_threads: Count | None = None  # None: one a physical core, within the quota
     n_threads_batch: Count | None = None  # None: n_threads
     kv_unified: bool = True  # one pool of cells for all slots
     flash_attn: Literal["auto", "on", "off"] = "auto"
@@ -100,13 +100,7 @@ class ContextConfig(Frozen):
     @property
     def threads(self) -> int:
         """Threads for one-token batches, resolved."""
-        return self.n_threads or _n_usable_cpus()
-
-
-def _n_usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return self.n_threads or cpus.n_threads()
 
 
 class SchedulerConfig(Frozen):

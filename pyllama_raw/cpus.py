@@ -1,0 +1,127 @@
+"""
+How many CPUs there are for computing: physical cores, within what this process may use.
+
+Two threads on one core share its vector units, so the second one adds little. A cgroup
+stops all threads of a process for the rest of a period once they have used up its quota,
+and libllama's threads use CPU time also while they wait for each other. So a quota of one
+and a half CPUs is one thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path, PurePosixPath
+
+Read = Callable[[str], str | None]  # the text of a file; None: it cannot be read
+
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def n_threads() -> int:
+    """One thread a physical core, within the CPUs and the quota of this process."""
+    if sys.platform == "darwin":
+        return _n_cores_of_macos() or n_cpus()
+    return _threads_here(frozenset(_usable_cpus()))
+
+
+def n_cpus() -> int:
+    """Logical CPUs that this process may use."""
+    return len(_usable_cpus())
+
+
+def threads_for(cpus: Collection[int], read: Read) -> int:
+    """
+    One thread for each core that *cpus* belong to, within the cgroup quota; at least 1.
+
+    Args:
+        cpus: numbers of the logical CPUs that may be used.
+        read: of files in /proc and /sys.
+    """
+    cores = {read(SIBLINGS.format(cpu)) or str(cpu) for cpu in cpus}
+    quotas = (_quota(folder, read) for folder in _cgroups(read))
+    return max(1, min([len(cores), *(q for q in quotas if q is not None)]))
+
+
+@functools.cache
+def _threads_here(cpus: frozenset[int]) -> int:
+    return threads_for(cpus, _read)
+
+
+def _quota(cgroup: PurePosixPath, read: Read) -> int | None:
+    """Whole CPUs that *cgroup* may use; None: no limit, or none of its own."""
+    # Version 2 has "150000 100000" or "max 100000" in one file, version 1 two files.
+    fields = (read(f"{cgroup}/cpu.max") or "").split()
+    if not fields:
+        texts = (read(f"{cgroup}/cpu.cfs_{x}_us") for x in ("quota", "period"))
+        fields = [text.strip() for text in texts if text]
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+        return None  # "max", or -1
+    quota, period = map(int, fields)
+    return quota // period if period else None
+
+
+def _cgroups(read: Read) -> Iterator[PurePosixPath]:
+    """Folders of the cgroups that limit the CPU time of this process, innermost first."""
+    mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for kind, root, point in mounts:
+            if kind == ("cpu" if controllers else "cgroup2"):
+                yield from _with_parents(PurePosixPath(path), root, point)
+
+
+def _mounts(text: str) -> Iterator[tuple[str, PurePosixPath, PurePosixPath]]:
+    """Of each cgroup tree that may limit CPUs: its kind, the part mounted, and where."""
+    for line in text.splitlines():
+        head, _, tail = line.partition(" - ")
+        _, _, _, root, point, *_ = head.split(" ")
+        kind, _, options = tail.split(" ", 2)
+        if kind == "cgroup2":
+            yield kind, PurePosixPath(root), PurePosixPath(point)
+        elif kind == "cgroup" and "cpu" in options.split(","):
+            yield "cpu", PurePosixPath(root), PurePosixPath(point)
+
+
+def _with_parents(
+    path: PurePosixPath, root: PurePosixPath, point: PurePosixPath
+) -> Iterator[PurePosixPath]:
+    """The folders of *path* and of what it lies in, where *root* is mounted at *point*."""
+    inside = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
+    for part in (inside, *inside.parents):
+        yield point / part
+
+
+def _usable_cpus() -> Collection[int]:
+    if sys.platform != "darwin" and hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except (OSError, ValueError):
+        return None
+
+
+@functools.cache
+def _n_cores_of_macos() -> int | None:
+    """Its fast cores: the slow ones would keep those waiting."""
+    import subprocess  # nothing else needs it
+
+    for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+        command = ["/usr/sbin/sysctl", "-n", name]
+        try:
+            done = subprocess.run(  # noqa: S603 - a fixed command
+                command, capture_output=True, text=True, check=False
+            )
+        except OSError:
+            return None
+        if done.stdout.strip().isdecimal() and int(done.stdout) > 0:
+            return int(done.stdout)
+    return None
