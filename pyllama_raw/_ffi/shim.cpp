@@ -12,6 +12,7 @@
 #include "row_sampling.h"
 #include "runner.h"
 #include "top_p.h"
+#include "watch.h"
 #include "zeroed.h"
 
 #include <algorithm>
@@ -97,6 +98,32 @@ extern "C" void plr_kernels_attach(llama_context_params * params, plr_kernels * 
 extern "C" void plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]) {
     taken[0] = kernels->value.n_products;
     taken[1] = kernels->value.n_attentions;
+}
+
+// ---- who computes ------------------------------------------------------------------------
+
+struct plr_watch {
+    Watch value;
+};
+
+extern "C" plr_watch * plr_watch_new(void) {
+    return guarded<plr_watch *>(nullptr, [] { return new plr_watch; });
+}
+
+extern "C" void plr_watch_free(plr_watch * watch) {
+    delete watch;
+}
+
+extern "C" void plr_watch_attach(llama_context_params * params, plr_watch * watch) {
+    watch->value.attach(params);
+}
+
+extern "C" uint32_t plr_watch_products(const plr_watch * watch, ggml_type weights) {
+    return watch->value.products[weights];
+}
+
+extern "C" uint32_t plr_watch_attentions(const plr_watch * watch) {
+    return watch->value.attentions;
 }
 
 // ---- loading -----------------------------------------------------------------------------

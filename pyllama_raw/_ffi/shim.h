@@ -35,8 +35,8 @@ bool       plr_flag_get(const plr_flag * flag);
 void       plr_flag_attach(struct llama_context_params * params, plr_flag * flag);
 
 /*
- * Operations of a context that we compute instead of libllama: products with Q4_1 weights
- * (the same bits), flash attention. Only where plr_kernels_usable(): an x86-64 CPU with
+ * Operations of a context that we compute instead of libllama: products with Q4_1 and
+ * Q8_0 weights (the same bits), flash attention. Only where plr_kernels_usable(): an x86-64 CPU with
  * AVX-512 VNNI, no other device. One for each context, freed after it.
  */
 typedef struct plr_kernels plr_kernels;
@@ -46,6 +46,21 @@ void          plr_kernels_free(plr_kernels * kernels);
 void          plr_kernels_attach(struct llama_context_params * params, plr_kernels * kernels);
 /* Products and attentions taken so far, in all graphs that were made. */
 void          plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]);
+
+/*
+ * Whose kernels compute the products and attentions of a context. Attached behind
+ * plr_kernels_attach(); one for each context, freed after it. Bits of PLR_BY_.
+ */
+#define PLR_BY_US 1 /* kernels of ours */
+#define PLR_BY_AMX 2 /* libllama's, with weights in the order of AMX tiles */
+#define PLR_BY_REPACKED 4 /* libllama's, with weights in another order of its own */
+#define PLR_BY_LIBLLAMA 8 /* libllama's, with weights as they are in the file */
+typedef struct plr_watch plr_watch;
+plr_watch * plr_watch_new(void);
+void        plr_watch_free(plr_watch * watch);
+void        plr_watch_attach(struct llama_context_params * params, plr_watch * watch);
+uint32_t    plr_watch_products(const plr_watch * watch, enum ggml_type weights);
+uint32_t    plr_watch_attentions(const plr_watch * watch);
 
 /* Model loading whose progress can be polled and cancelled from another thread. */
 typedef struct plr_progress plr_progress;

@@ -13,6 +13,7 @@ from typing import Any
 from pyllama_raw.cli.options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
+from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.models import resolve_model
@@ -81,7 +82,8 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
         fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)
         layout = layout_of(model, config)
         with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
-            yield "limits", _limits(context, config, layout)
+            limits = _limits(context, config, layout)
+        yield "limits", limits | {"kernels": kernels_used(model, config)}
 
 
 def _version() -> str:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.models import resolve_model
+from pyllama_raw.native.model import Model
 from pyllama_raw.profile import Measured, Profile
 from pyllama_raw.tune import Tuning, Work, n_measurements
 from pyllama_raw.tune import tune as search
@@ -56,11 +58,20 @@ def _lines(found: Tuning, out: Path, *, kept: Path | None) -> Iterator[str]:
     for file_type, measured in found.requantised.items():
         yield _row(f"the same in {file_type}", measured, before)
     yield f"settings: {_settings(profile)}"
+    yield f"kernels: {_kernels(profile)}"
     yield f"model: {profile.path}"
     best = max(found.requantised.values(), key=_decode, default=after)
     if kept is None and _decode(best) > 1.1 * _decode(after):
         yield "requantising pays here: --requantize FILE keeps the file in a new place"
     yield f"written: {out}"
+
+
+def _kernels(profile: Profile) -> str:
+    """Whose compute with the profile: the search may have turned some of them off."""
+    assert profile.path is not None
+    config = profile.engine_config()
+    with Model.load(profile.path, **config.model.model_dump()) as model:
+        return kernels_used(model, config)
 
 
 def _decode(measured: Measured) -> float:

@@ -29,6 +29,7 @@ from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.native.step_run import MAX_STEPS, StepRun
+from pyllama_raw.native.watch import Watch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +64,7 @@ class Context(SlotMemory):
         abort: stops a decode while it is set; kept alive by the context.
         lanes: lanes[i] runs in the graph for slot i, see set_lanes().
         fast_kernels: our own kernels, where they are usable.
+        watch: notes whose kernels compute; kept alive by the context.
         fields: all others of ContextConfig, all optional; n_ctx and n_threads as numbers.
 
     Raises:
@@ -81,6 +83,7 @@ class Context(SlotMemory):
         abort: AbortFlag | None = None,
         lanes: Sequence[SamplerChain] = (),
         fast_kernels: bool = True,
+        watch: Watch | None = None,
         **fields: Any,
     ) -> None:
         model_ptr = model.ptr
@@ -96,6 +99,9 @@ class Context(SlotMemory):
         if self.kernels is not None:
             self.kernels.attach(params)
             parents.append(self.kernels)
+        if watch is not None:
+            watch.attach(params)
+            parents.append(watch)
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:

@@ -27,13 +27,22 @@ class Knob:
     choices: tuple[Choice, ...]
 
 
-def knobs(n_cpus: int) -> tuple[Knob, ...]:
-    """The table for a machine of *n_cpus*; what matters most is turned first."""
-    threads = [n for n in (n_cpus - 1, n_cpus // 2, n_cpus // 4) if 0 < n < n_cpus]
+def knobs(n_cpus: int, n_threads: int) -> tuple[Knob, ...]:
+    """
+    The table for a machine; what matters most is turned first.
+
+    Args:
+        n_cpus: logical CPUs that may be used.
+        n_threads: the default.
+    """
+    asked = (n_cpus, n_cpus - 1, n_cpus // 2, n_cpus // 4)
+    threads = [n for n in asked if n > 0 and n != n_threads]
     wide = {"n_threads_batch": n_cpus}  # prompts gain from threads that streams do not
     return (
         _knob("threads", "context", *({"n_threads": n} for n in _unique(threads))),
         _knob("threads for prompts", "context", wide),
+        # Left as in the file, for our kernels, or in libllama's order, as for AMX.
+        _knob("weights", "model", {"use_extra_bufts": False}),
         _knob("flash attention", "context", {"flash_attn": "off"}),
         _knob("KV layout", "context", {"kv_unified": False}),
         _knob("KV type", "context", {"type_k": "q8_0", "type_v": "q8_0"}),
@@ -59,8 +68,9 @@ def settings_of(table: Sequence[Knob], point: Point) -> Settings | None:
             settings = settings.updated(knob.choices[index])
     except ConfigError:
         return None
-    if settings.context.get("n_threads_batch") and "n_threads" not in settings.context:
-        return None  # the default already is as many threads for prompts
+    context = settings.engine_config().context
+    if context.n_threads_batch and context.n_threads_batch == context.threads:
+        return None  # as many threads for prompts as there are without it
     return settings
 
 

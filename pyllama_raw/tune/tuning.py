@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from pyllama_raw.config import ContextConfig
+from pyllama_raw.cpus import n_cpus
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FileType, quantize
 from pyllama_raw.profile import Measured, Profile, Settings
-from pyllama_raw.tune.knobs import knobs
+from pyllama_raw.tune.knobs import Knob, knobs
 from pyllama_raw.tune.search import descend
 from pyllama_raw.tune.space import Space
 from pyllama_raw.tune.work import Work, measure, perplexity
@@ -31,7 +32,11 @@ class Tuning:
 
 def n_measurements() -> int:
     """About how many there will be."""
-    return sum(len(knob.choices) for knob in knobs(ContextConfig().threads))
+    return sum(len(knob.choices) for knob in _knobs())
+
+
+def _knobs() -> tuple[Knob, ...]:
+    return knobs(n_cpus(), ContextConfig().threads)
 
 
 def tune(
@@ -85,7 +90,7 @@ def make_space(
     progress: Callable[[], object] = lambda: None,
 ) -> Space:
     """All that is searched: *model*, or one of *files*, with every choice of the knobs."""
-    table = knobs(ContextConfig().threads)
+    table = _knobs()
     measuring = partial(measure, n_vocab=_facts(model).n_vocab)
     return Space([model, *files], table, work, measuring, progress)
 

@@ -105,6 +105,7 @@ def test_info_shows_model_and_limits(model_path: Path):
     assert facts.keys() == {"library", "devices", "model", "limits"}
     assert facts["model"]["n_vocab"] == 49152
     assert (facts["limits"]["n_slots"], facts["limits"]["n_ctx"]) == (2, 512)
+    assert facts["limits"]["kernels"].startswith("attention ")
 
 
 def test_info_of_a_bad_file_still_shows_the_library(tmp_path: Path):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllama_raw.config import ContextConfig
 from pyllama_raw.errors import ContextFailed
 from pyllama_raw.profile import Measured, Settings
 from pyllama_raw.tune.knobs import Knob, grid, knobs, settings_of
@@ -64,12 +65,14 @@ def test_what_does_not_go_is_never_chosen():
     assert descend([2, 2], lambda p: math.inf if p[0] else 2.0 - p[1]) == (0, 1)
 
 
-@pytest.mark.parametrize("n_cpus", [1, 2, 8, 64])
-def test_every_choice_is_an_option(n_cpus):
+@pytest.mark.parametrize(
+    ("n_cpus", "n_threads"), [(1, 1), (2, 1), (2, 2), (8, 4), (64, 64)]
+)
+def test_every_choice_is_an_option(n_cpus, n_threads):
     """
     Each one alone is valid, or names threads that the default has already.
     """
-    table = knobs(n_cpus)
+    table = knobs(n_cpus, n_threads)
 
     for place, knob in enumerate(table):
         for choice in range(1, len(knob.choices)):
@@ -87,6 +90,34 @@ def test_choices_that_exclude_each_other_are_no_point():
     )
 
     assert grid(table) == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_threads_beyond_cores_are_tried():
+    """
+    The default is one thread a core; all logical CPUs are a choice, also for prompts.
+    """
+    table = {knob.name: knob.choices for knob in knobs(8, 4)}
+
+    assert table["threads"] == (
+        {},
+        *({"context": {"n_threads": n}} for n in (8, 7, 2)),
+    )
+    assert table["threads for prompts"] == ({}, {"context": {"n_threads_batch": 8}})
+
+
+def test_as_many_threads_for_prompts_as_for_streams_are_no_choice():
+    """
+    That is what there is without the option, whether or not somebody named a number.
+    """
+    n_threads = ContextConfig().threads
+    table = (
+        Knob("threads", ({}, {"context": {"n_threads": n_threads + 1}})),
+        Knob("prompts", ({}, {"context": {"n_threads_batch": n_threads}})),
+    )
+    same = (Knob("both", ({"context": {"n_threads": 3, "n_threads_batch": 3}},)),)
+
+    assert grid(table) == [(0, 0), (1, 0), (1, 1)]
+    assert grid(same) == []
 
 
 SLOW, FAST = (Measured(prefill_tok_per_s=x, decode_tok_per_s=x) for x in (100, 200))

@@ -22,7 +22,7 @@ LITTLE = ("--slots", "2", "--prompt-tokens", "8", "--output-tokens", "2")
 
 @pytest.fixture(autouse=True)
 def short_table(monkeypatch):
-    monkeypatch.setattr(tuning, "knobs", lambda _: TABLE)
+    monkeypatch.setattr(tuning, "knobs", lambda *_: TABLE)
 
 
 def test_a_profile_is_found_shown_and_used(tmp_path: Path, capsys):
@@ -38,7 +38,8 @@ def test_a_profile_is_found_shown_and_used(tmp_path: Path, capsys):
     shown = capsys.readouterr().out
     profile = Profile.load(out)
     assert status == 0
-    assert [shown.count(s) for s in ("the defaults  ", "q4_0", "written:")] == [1, 1, 1]
+    lines = ("the defaults  ", "q4_0", "written:", "kernels: attention ")
+    assert [shown.count(line) for line in lines] == [1, 1, 1, 1]
     assert profile.path == model.absolute()
     assert profile.after is not None
     assert profile.after.perplexity is not None

@@ -1,0 +1,29 @@
+"""Whose kernels compute a model with some options, as a short decode tells."""
+
+from __future__ import annotations
+
+from pyllama_raw.config import EngineConfig
+from pyllama_raw.engine.build import context_fields
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.watch import Watch
+
+
+def kernels_used(model: Model, config: EngineConfig) -> str:
+    """
+    Name them for attention and for each type of weights: "attention ours; q4_1 AMX".
+
+    Two tokens are decoded, because our kernels leave products with a single one to
+    libllama.
+    """
+    wanted = config.resolved_context
+    fields = context_fields(wanted, 1, model.n_ctx_train) | {"n_outputs_max": 2}
+    watch = Watch()
+    with Context(model, n_seq_max=1, watch=watch, **fields) as context:
+        batch = Batch(context.max_tokens)
+        tokens = range(min(2, context.max_tokens))
+        batch.add_rows([0 for _ in tokens], list(tokens), [0 for _ in tokens])
+        context.decode(batch)
+        used = watch.kernels
+    return "; ".join(f"{name} {', '.join(whose)}" for name, whose in used.items())

@@ -1,0 +1,129 @@
+"""Weights that libllama keeps in an order of its own: for AMX, or repacked."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_raw import ContextConfig, EngineConfig, ModelConfig
+from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.native.libllama import system_info
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.quantize import quantize
+from pyllama_raw.native.watch import Watch
+from tests.native.support import last_logits, make_context, make_prompt
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+# Of logits: sums of other lengths, and other roundings of the scales of columns.
+TOLERANCE = 0.05
+DEFAULT, TINY = "default", "tiny"
+
+
+@pytest.fixture(scope="module")
+def quantised(model_path, tmp_path_factory):
+    """The file of a model in a type, made once."""
+    folder = tmp_path_factory.mktemp("quantised")
+
+    def make(name: str, kind: str) -> Path:
+        path = folder / f"{name}-{kind}.gguf"
+        if not path.exists():
+            quantize(model_path if name == DEFAULT else tiny_model("llama"), path, kind)
+        return path
+
+    return make
+
+
+def _logits(path: Path, *, use_extra_bufts: bool) -> tuple[list[np.ndarray], set[str]]:
+    """Of a prompt and four tokens after it; whose kernels computed products."""
+    watch = Watch()
+    with (
+        Model.load(path, use_extra_bufts=use_extra_bufts) as model,
+        make_context(model, watch=watch, flash_attn="off") as context,
+    ):
+        prompt = make_prompt(40)
+        for index, token in enumerate(prompt):
+            prompt[index] = token % model.n_vocab
+        rows = [last_logits(context, prompt)]
+        rows += [
+            last_logits(context, prompt[i : i + 1], pos=len(prompt) + i)
+            for i in range(4)
+        ]
+        whose = {name for names in watch.kernels.values() for name in names}
+    return rows, whose
+
+
+def _assert_close(packed: list[np.ndarray], plain: list[np.ndarray]) -> None:
+    for a, b in zip(packed, plain, strict=True):
+        most = TOLERANCE * np.abs(b).max()
+        np.testing.assert_allclose(a, b, rtol=0, atol=most)
+        assert b[a.argmax()] >= b.max() - most
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0"])
+def test_products_have_the_digits_of_plain_ones(quantised, kind):
+    """
+    Prompts and single tokens, in whatever order libllama keeps the weights here.
+    """
+    path = quantised(TINY, kind)
+
+    packed, _ = _logits(path, use_extra_bufts=True)
+    plain, by_plain = _logits(path, use_extra_bufts=False)
+
+    _assert_close(packed, plain)
+    assert by_plain <= {"ours", "libllama's"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"), [("q4_1", {"q4_1", "q8_0"}), ("q4_k_m", {"q4_K", "q6_K"})]
+)
+def test_amx_computes_the_types_it_has(quantised, kind, types):
+    """
+    Where the CPU has AMX: from the first decode on, with the digits of other kernels.
+    """
+    if "AMX_INT8 = 1" not in system_info():
+        pytest.skip("this CPU has no AMX, or libllama was built without it")
+    path = quantised(DEFAULT, kind)
+
+    packed, _ = _logits(path, use_extra_bufts=True)
+    plain, _ = _logits(path, use_extra_bufts=False)
+
+    _assert_close(packed, plain)
+    with (
+        Model.load(path) as model,
+        make_context(model, watch=(watch := Watch())) as context,
+    ):
+        last_logits(context, make_prompt(64))
+        used = watch.kernels
+    assert {name: used[name] for name in types} == dict.fromkeys(types, ("AMX",))
+
+
+def test_the_line_for_people_names_whose_kernels_compute(quantised):
+    """
+    Attention and each type of weights; a type twice if two kernels share the work.
+    """
+    config = EngineConfig(
+        model=ModelConfig(use_extra_bufts=False),
+        context=ContextConfig(fast_kernels=False, n_ctx=64),
+    )
+    path = quantised(TINY, "q4_0")
+    with Model.load(path, **config.model.model_dump()) as model:
+        plain = kernels_used(model, config)
+    with Model.load(path) as model:
+        packed = kernels_used(model, config)
+
+    assert plain == "attention libllama's; q4_0 libllama's; q8_0 libllama's"
+    assert re.match(r"attention libllama's; q4_0 (AMX|libllama's, repacked);", packed)
+
+
+@pytest.mark.parametrize("fields", [{"n_batch": 1, "n_ubatch": 1}, {"n_ctx": 1}])
+def test_the_line_needs_no_room(fields):
+    """
+    The smallest contexts are asked with a single token.
+    """
+    with Model.load(tiny_model("llama")) as model:
+        line = kernels_used(model, EngineConfig(context=ContextConfig(**fields)))
+
+    assert line.startswith("attention ")
