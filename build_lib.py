@@ -45,6 +45,8 @@ def load_by_path(path: Path) -> ModuleType:
 
 fetch = load_by_path(ROOT / "pyllama_raw" / "fetch.py")
 toolchain = load_by_path(ROOT / "scripts" / "toolchain.py")
+c_declarations = load_by_path(ROOT / "scripts" / "c_declarations.py")
+c_fit = load_by_path(ROOT / "scripts" / "c_fit.py")
 BuildError: type[Exception] = toolchain.BuildError
 
 # The one place that pins llama.cpp. Raising it is its own commit.
@@ -84,6 +86,8 @@ HEADERS = (
     "mtmd.h",
     "mtmd-helper.h",
 )
+ALL_HEADERS = ("ggml.h", *HEADERS)  # llama.h includes the first one
+SHOWN_MISFITS = 20  # names of another version; more say nothing new
 LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")
 SOURCE_PARTS = (
     "CMakeLists.txt",
@@ -120,8 +124,13 @@ def find_or_build() -> Library:
     Raises:
         BuildError: says what is missing and what to install or set.
     """
+    toolchain.check_compilers()
     if prefix := os.environ.get("PYLLAMA_RAW_PREFIX"):
         return installed_at(Path(prefix).expanduser().resolve())
+    if source := os.environ.get("PYLLAMA_RAW_SOURCE"):
+        tree = _source_tree(source)
+        folders = [tree / part for part in ("include", "ggml/include", "tools/mtmd")]
+        check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
     home = fetch.cache_dir() / "lib" / build_key()
     if not (home / "done").is_file():
         with fetch.locked(home.with_suffix(".lock"), toolchain.say):
@@ -140,6 +149,7 @@ def installed_at(prefix: Path) -> Library:
             "install llama.cpp with its headers and with LLAMA_BUILD_MTMD=ON there, "
             "or unset PYLLAMA_RAW_PREFIX to build the pinned version"
         )
+    check_headers("PYLLAMA_RAW_PREFIX", prefix, [include])
     for lib in (prefix / "lib", prefix / "lib64"):
         if all(_find_library(lib, name) for name in LIBRARIES):
             return Library(prefix, include, lib, bundled=False)
@@ -148,6 +158,38 @@ def installed_at(prefix: Path) -> Library:
         f"PYLLAMA_RAW_PREFIX={prefix} has no shared {names} in lib or lib64: "
         "build llama.cpp with BUILD_SHARED_LIBS=ON and install it there"
     )
+
+
+def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
+    """
+    Refuse the llama.cpp in *named* if its headers do not fit our declarations.
+
+    Raises:
+        BuildError: lists what is missing and what is declared otherwise.
+    """
+    found = [
+        next((f / name for f in folders if (f / name).is_file()), None)
+        for name in ALL_HEADERS
+    ]
+    lines = [
+        f"missing: header {name}"
+        for name, path in zip(ALL_HEADERS, found, strict=True)
+        if path is None
+    ]
+    theirs = (path.read_text("utf-8", "replace") for path in found if path)
+    lines += c_fit.misfits(
+        c_declarations.merge(map(c_declarations.parse, _declared())),
+        c_declarations.merge(map(c_declarations.parse, theirs)),
+    )
+    if lines:
+        shown = "".join(f"  {line}\n" for line in lines[:SHOWN_MISFITS])
+        more = len(lines) - SHOWN_MISFITS
+        raise BuildError(
+            f"{variable}={named} is another llama.cpp than {LLAMA_COMMIT}, which this "
+            f"version is written for. In its headers is\n{shown}"
+            + (f"  and {more} more\n" if more > 0 else "")
+            + f"Name a llama.cpp of {LLAMA_COMMIT}, or unset {variable} to build it"
+        )
 
 
 def build_key() -> str:
@@ -201,6 +243,8 @@ def _build_into(home: Path) -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".build-") as scratch:
         folder = Path(scratch)
+        for tool in ("cmake", "ninja"):
+            toolchain.find_tool(tool)  # before minutes of downloading
         named = os.environ.get("PYLLAMA_RAW_SOURCE")
         tree = _source_tree(named) if named else unpack_source(folder / "llama.cpp")
         prefix, work = folder / "prefix", folder / "work"
@@ -314,7 +358,6 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
-    toolchain.check_python_headers()
     ffi = FFI()
     ffi.cdef(load_cdef())
     ffi.set_source(
@@ -335,6 +378,12 @@ def ffibuilder(library: Library) -> Any:
         py_limited_api=True,
     )
     return ffi
+
+
+def _declared() -> list[str]:
+    """Our declarations of the headers, without those of the shim."""
+    cdef = load_by_path(FFI_DIR / "cdef.py")
+    return [(cdef.DIRECTORY / name).read_text("utf-8") for name in cdef.FILES]
 
 
 def load_cdef() -> str:
@@ -358,6 +407,7 @@ def main() -> None:
     parser.add_argument("--key", action="store_true", help="print the cache key only")
     options = parser.parse_args()
     try:
+        toolchain.check_compilers()
         if options.key:
             print(os.environ.get("PYLLAMA_RAW_PREFIX") or build_key())
             return

@@ -25,6 +25,7 @@ class BuildWithLibrary(build_ext):
     """Compile the extension and put the libraries into lib/ next to it."""
 
     def build_extension(self, ext: Extension) -> None:
+        build_lib.toolchain.check_python_headers()
         library = build_lib.find_or_build()
         builder = build_lib.ffibuilder(library)
         described = builder.distutils_extension(self.build_temp, verbose=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 TOKEN = re.compile(r"\.\.\.|\w+|[^\w\s]")
@@ -28,6 +28,8 @@ ARRAY_SIZE = re.compile(r"\[[^\]]+\]")  # the compiler fills `[...]` in
 COMPOUND = re.compile(
     r"(typedef\s+)?(struct|enum)\s+(\w+)?\s*\{(.*)\}\s*(\w*)$", re.DOTALL
 )
+
+KINDS = ("functions", "structs", "enums", "typedefs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,17 @@ def parse(source: str) -> Declarations:
     for statement in split("\n".join(body), ";"):
         add(found, statement)
     return found
+
+
+def merge(parts: Iterable[Declarations]) -> Declarations:
+    """All *parts* as one."""
+    whole = Declarations()
+    for part in parts:
+        for kind in KINDS:
+            getattr(whole, kind).update(getattr(part, kind))
+        whole.constants.update(part.constants)
+        whole.deprecated.update(part.deprecated)
+    return whole
 
 
 def c_lines(text: str) -> Iterator[str]:

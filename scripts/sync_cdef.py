@@ -20,7 +20,7 @@ from pathlib import Path
 
 import build_lib
 from pyllama_raw._ffi.cdef import DIRECTORY, FILES, SHIM
-from scripts.c_declarations import Declarations, parse
+from scripts.c_declarations import KINDS, Declarations, merge, parse
 from scripts.c_stub import stub
 
 INCLUDE = DIRECTORY.parent / "lib" / "include"
@@ -39,8 +39,6 @@ EXCLUDED = {
     "GGUF_MAGIC": "a string, and cffi constants are numbers",
     "GGUF_KEY_GENERAL_ALIGNMENT": "a string, and cffi constants are numbers",
 }
-
-KINDS = ("functions", "structs", "enums", "typedefs")
 
 
 def declared() -> Declarations:
@@ -72,17 +70,6 @@ def headers(folders: list[Path]) -> dict[str, Declarations]:
             )
         found[name] = parse(paths[0].read_text("utf-8"))
     return found
-
-
-def merge(parts: Iterator[Declarations]) -> Declarations:
-    """All *parts* as one."""
-    whole = Declarations()
-    for part in parts:
-        for kind in KINDS:
-            getattr(whole, kind).update(getattr(part, kind))
-        whole.constants.update(part.constants)
-        whole.deprecated.update(part.deprecated)
-    return whole
 
 
 def compare(ours: Declarations, theirs: Mapping[str, Declarations]) -> list[str]:

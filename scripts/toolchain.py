@@ -27,6 +27,12 @@ def say(message: str) -> None:
     print(f"build_lib: {message}", file=sys.stderr, flush=True)
 
 
+def check_compilers() -> None:
+    """Refuse a machine without compilers before anything is downloaded."""
+    compiler("CXX", "c++")
+    compiler("CC", "cc")
+
+
 def compiler(variable: str, default: str) -> str:
     """The first line a compiler says about itself."""
     command = shlex.split(os.environ.get(variable) or default)

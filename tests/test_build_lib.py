@@ -6,12 +6,14 @@ import re
 import shlex
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import build_lib
 from build_lib import BuildError
+from pyllama_raw._ffi.cdef import DIRECTORY, FILES
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
 
@@ -28,11 +30,34 @@ def make_prefix(folder: Path) -> Path:
     """An installed llama.cpp, as far as names go."""
     (folder / "include").mkdir(parents=True)
     (folder / "lib").mkdir()
-    for name in build_lib.HEADERS:
-        (folder / "include" / name).touch()
+    write_headers(folder / "include", build_lib.ALL_HEADERS)
     for name in build_lib.LIBRARIES:
         (folder / "lib" / f"lib{name}.{SUFFIX}").touch()
     return folder
+
+
+def write_headers(folder: Path, names: Iterable[str]) -> None:
+    """Headers that declare what we declare: all of it in llama.h."""
+    for name in names:
+        (folder / name).touch()
+    if (folder / "llama.h").exists():
+        text = "\n".join((DIRECTORY / name).read_text() for name in FILES)
+        (folder / "llama.h").write_text(re.sub(r"(#define \w+) \.\.\.", r"\1 1", text))
+
+
+def make_source_that_fits(folder: Path) -> Path:
+    """A llama.cpp source tree with headers only."""
+    places = {"l": "include", "g": "ggml/include", "m": "tools/mtmd"}
+    for name in build_lib.ALL_HEADERS:
+        place = folder / places[name[0]]
+        place.mkdir(parents=True, exist_ok=True)
+        write_headers(place, [name])
+    return folder
+
+
+def forbidden(*_: object, **__: object) -> None:
+    """In the place of what takes minutes."""
+    pytest.fail("this must not be reached")
 
 
 def make_source(folder: Path) -> Path:
@@ -86,6 +111,108 @@ def test_prefix_with_static_libraries_is_refused(tmp_path):
 
     with pytest.raises(BuildError, match="BUILD_SHARED_LIBS=ON"):
         build_lib.installed_at(prefix)
+
+
+OTHER = [  # what another version has, and how that is said
+    ("llama_batch_get_one", "llama_batch_of", "missing: function llama_batch_get_one"),
+    (
+        "#define LLAMA_DEFAULT_SEED",
+        "#define OTHER",
+        "missing: constant LLAMA_DEFAULT_SEED",
+    ),
+    (
+        "int32_t llama_vocab_n_tokens(",
+        "int64_t llama_vocab_n_tokens(",
+        "changed: function llama_vocab_n_tokens",
+    ),
+    ("    bool no_host;", "", "changed: struct llama_model_params has no bool no_host"),
+    (
+        "    bool no_host;",
+        "    int no_host;",
+        "changed: struct llama_model_params has no bool no_host",
+    ),
+    (
+        "LLAMA_VOCAB_TYPE_SPM,",
+        "",
+        "changed: enum llama_vocab_type has no LLAMA_VOCAB_TYPE_SPM",
+    ),
+    (
+        "typedef int32_t llama_token;",
+        "typedef int64_t llama_token;",
+        "changed: typedef llama_token",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("variable", "other"),
+    [
+        *(("PYLLAMA_RAW_PREFIX", other) for other in OTHER),
+        ("PYLLAMA_RAW_SOURCE", OTHER[0]),
+    ],
+)
+def test_another_version_is_refused_by_its_headers(
+    monkeypatch, tmp_path, variable, other
+):
+    """
+    What is missing or changed is named before anything runs, with what to do.
+    """
+    old, new, line = other
+    is_prefix = variable == "PYLLAMA_RAW_PREFIX"
+    make = make_prefix if is_prefix else make_source_that_fits
+    folder = make(tmp_path / "other")
+    header = folder / "include" / "llama.h"
+    text = header.read_text()
+    assert old in text
+    header.write_text(text.replace(old, new))
+    monkeypatch.setenv(variable, str(folder))
+    monkeypatch.setattr(build_lib.toolchain, "run", forbidden)
+
+    with pytest.raises(BuildError) as caught:
+        build_lib.find_or_build()
+
+    assert str(caught.value) == (
+        f"{variable}={folder} is another llama.cpp than {build_lib.LLAMA_COMMIT}, which "
+        f"this version is written for. In its headers is\n  {line}\n"
+        f"Name a llama.cpp of {build_lib.LLAMA_COMMIT}, or unset {variable} to build it"
+    )
+
+
+def test_a_version_of_long_ago_is_refused_in_few_lines(tmp_path):
+    """
+    Of hundreds of names the first are shown, and how many more there are.
+    """
+    tree = make_source_that_fits(tmp_path / "other")
+    (tree / "include" / "llama.h").write_text("void llama_print(void);")
+    (tree / "tools" / "mtmd" / "mtmd.h").unlink()
+    folders = [tree / "include", tree / "ggml" / "include"]
+
+    with pytest.raises(BuildError) as caught:
+        build_lib.check_headers("PYLLAMA_RAW_SOURCE", tree, folders)
+
+    lines = str(caught.value).splitlines()
+    assert lines[1] == "  missing: header mtmd.h"
+    assert len(lines) == build_lib.SHOWN_MISFITS + 3
+    assert re.fullmatch(r"  and \d{3} more", lines[-2])
+
+
+def test_headers_that_only_add_names_fit(tmp_path):
+    """
+    A newer version that has all we declare is no other version for the compiler.
+    """
+    prefix = make_prefix(tmp_path / "prefix")
+    header = prefix / "include" / "llama.h"
+    more = "LLAMA_API void llama_new(void);\nenum llama_more { LLAMA_MORE };\n"
+    deprecated = header.read_text().replace(
+        "void llama_free(struct llama_context * ctx);",
+        'DEPRECATED(LLAMA_API void llama_free(struct llama_context * ctx), "hint");',
+    )
+    assert "DEPRECATED" in deprecated
+    header.write_text(
+        deprecated.replace("bool no_host;", "bool no_host; int n;") + more
+    )
+
+    build_lib.installed_at(prefix)
 
 
 def test_libraries_are_copied_under_the_names_the_loader_wants(tmp_path):
@@ -185,6 +312,36 @@ def test_missing_compiler_says_what_to_install(monkeypatch):
 
     with pytest.raises(BuildError, match=r"no-such-compiler.*build-essential.*set CXX"):
         build_lib.build_key()
+
+
+@pytest.mark.parametrize("named", [None, "PYLLAMA_RAW_PREFIX", "PYLLAMA_RAW_SOURCE"])
+@pytest.mark.parametrize("compiler", ["CC", "CXX"])
+def test_a_missing_compiler_is_said_first(monkeypatch, tmp_path, compiler, named):
+    """
+    Before a download, and before anything is wrong with what the user names.
+    """
+    monkeypatch.setenv(compiler, "no-such-compiler")
+    monkeypatch.setattr(build_lib.fetch, "fetch", forbidden)
+    if named:
+        monkeypatch.setenv(named, str(tmp_path))
+
+    with pytest.raises(BuildError, match=f"no compiler.*set {compiler}"):
+        build_lib.find_or_build()
+
+
+def test_a_missing_tool_is_said_before_a_download(monkeypatch):
+    """
+    Nobody waits for the source to learn that cmake is not there.
+    """
+
+    def missing(name: str) -> str:
+        raise BuildError(f"no {name}")
+
+    monkeypatch.setattr(build_lib.toolchain, "find_tool", missing)
+    monkeypatch.setattr(build_lib.fetch, "fetch", forbidden)
+
+    with pytest.raises(BuildError, match="no cmake"):
+        build_lib.find_or_build()
 
 
 def test_missing_tool_says_what_to_install(monkeypatch, tmp_path):
