@@ -87,7 +87,6 @@ HEADERS = (
     "mtmd-helper.h",
 )
 ALL_HEADERS = ("ggml.h", *HEADERS)  # llama.h includes the first one
-SHOWN_MISFITS = 20  # names of another version; more say nothing new
 LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")
 SOURCE_PARTS = (
     "CMakeLists.txt",
@@ -167,28 +166,18 @@ def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
     Raises:
         BuildError: lists what is missing and what is declared otherwise.
     """
-    found = [
-        next((f / name for f in folders if (f / name).is_file()), None)
-        for name in ALL_HEADERS
-    ]
-    lines = [
-        f"missing: header {name}"
-        for name, path in zip(ALL_HEADERS, found, strict=True)
-        if path is None
-    ]
-    theirs = (path.read_text("utf-8", "replace") for path in found if path)
+    found = c_fit.find(ALL_HEADERS, folders)
+    theirs = (path.read_text("utf-8", "replace") for path in found.values())
+    lines = [f"missing: header {name}" for name in ALL_HEADERS if name not in found]
     lines += c_fit.misfits(
         c_declarations.merge(map(c_declarations.parse, _declared())),
         c_declarations.merge(map(c_declarations.parse, theirs)),
     )
     if lines:
-        shown = "".join(f"  {line}\n" for line in lines[:SHOWN_MISFITS])
-        more = len(lines) - SHOWN_MISFITS
         raise BuildError(
             f"{variable}={named} is another llama.cpp than {LLAMA_COMMIT}, which this "
-            f"version is written for. In its headers is\n{shown}"
-            + (f"  and {more} more\n" if more > 0 else "")
-            + f"Name a llama.cpp of {LLAMA_COMMIT}, or unset {variable} to build it"
+            f"version is written for. In its headers is\n{c_fit.shown(lines)}"
+            f"Name a llama.cpp of {LLAMA_COMMIT}, or unset {variable} to build it"
         )
 
 
@@ -275,7 +264,8 @@ def _build_into(home: Path) -> None:
 
 def unpack_source(target: Path) -> Path:
     """Fetch the pinned source and unpack its llama.cpp as *target*."""
-    archive = fetch.fetch(SOURCE, fetch.cache_dir() / "download", _DownloadLines())
+    progress = toolchain.DownloadLines(SOURCE.n_bytes)
+    archive = fetch.fetch(SOURCE, fetch.cache_dir() / "download", progress)
     with tarfile.open(archive) as tar:
         for member in tar:
             name = PurePosixPath(member.name)
@@ -290,19 +280,6 @@ def unpack_source(target: Path) -> Path:
             with path.open("wb") as file:
                 shutil.copyfileobj(content, file)
     return target
-
-
-class _DownloadLines:
-    """Says a line every tenth of the pinned source."""
-
-    def __init__(self) -> None:
-        self.tenth = -1
-
-    def __call__(self, n_bytes: int) -> None:
-        tenth = n_bytes * 10 // SOURCE.n_bytes
-        if tenth != self.tenth:
-            self.tenth = tenth
-            toolchain.say(f"downloaded {n_bytes >> 20} of {SOURCE.n_bytes >> 20} MiB")
 
 
 def cmake_build(

@@ -10,9 +10,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from scripts.c_declarations import Declarations
+
+MAX_SHOWN = 20  # lines about another version; more say nothing new
+
+
+def find(names: Iterable[str], folders: Sequence[Path]) -> dict[str, Path]:
+    """Each header of *names* in the first of *folders* that has it."""
+    places = {name: [folder / name for folder in folders] for name in names}
+    found = {name: [p for p in paths if p.is_file()] for name, paths in places.items()}
+    return {name: paths[0] for name, paths in found.items() if paths}
+
+
+def shown(lines: Sequence[str]) -> str:
+    """The first of *lines*, and how many more there are."""
+    n_more = len(lines) - MAX_SHOWN
+    more = [f"and {n_more} more"] if n_more > 0 else []
+    return "".join(f"  {line}\n" for line in [*lines[:MAX_SHOWN], *more])
 
 
 def misfits(ours: Declarations, theirs: Declarations) -> list[str]:

@@ -27,6 +27,20 @@ def say(message: str) -> None:
     print(f"build_lib: {message}", file=sys.stderr, flush=True)
 
 
+class DownloadLines:
+    """Says a line every tenth of a download of *n_total* bytes."""
+
+    def __init__(self, n_total: int) -> None:
+        self.n_total = n_total
+        self.tenth = -1
+
+    def __call__(self, n_bytes: int) -> None:
+        tenth = n_bytes * 10 // self.n_total
+        if tenth != self.tenth:
+            self.tenth = tenth
+            say(f"downloaded {n_bytes >> 20} of {self.n_total >> 20} MiB")
+
+
 def check_compilers() -> None:
     """Refuse a machine without compilers before anything is downloaded."""
     compiler("CXX", "c++")
