@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 Read = Callable[[str], str | None]  # the text of a file; None: it cannot be read
 
+# A cgroup of this process: its controllers, none for version 2, and its path.
+CGROUP = re.compile(r"^\d+:([^:]*):(.*)$", re.MULTILINE)
+# What is mounted: the part of it, where, the kind and its options (man 5 proc).
+MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (\S+) \S+ (\S+)$", re.MULTILINE)
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -65,26 +70,15 @@ def _quota(cgroup: PurePosixPath, read: Read) -> int | None:
 
 def _cgroups(read: Read) -> Iterator[PurePosixPath]:
     """Folders of the cgroups that limit the CPU time of this process, innermost first."""
-    mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
-    for line in (read("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
+    mounts = MOUNT.findall(read("/proc/self/mountinfo") or "")
+    for controllers, path in CGROUP.findall(read("/proc/self/cgroup") or ""):
         if controllers and "cpu" not in controllers.split(","):
             continue
-        for kind, root, point in mounts:
-            if kind == ("cpu" if controllers else "cgroup2"):
-                yield from _with_parents(PurePosixPath(path), root, point)
-
-
-def _mounts(text: str) -> Iterator[tuple[str, PurePosixPath, PurePosixPath]]:
-    """Of each cgroup tree that may limit CPUs: its kind, the part mounted, and where."""
-    for line in text.splitlines():
-        head, _, tail = line.partition(" - ")
-        _, _, _, root, point, *_ = head.split(" ")
-        kind, _, options = tail.split(" ", 2)
-        if kind == "cgroup2":
-            yield kind, PurePosixPath(root), PurePosixPath(point)
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            yield "cpu", PurePosixPath(root), PurePosixPath(point)
+        for root, point, kind, options in mounts:
+            # Version 1 mounts a tree for each controller, version 2 one for all.
+            fits = "cpu" in options.split(",") if controllers else kind == "cgroup2"
+            if kind.startswith("cgroup") and fits:
+                yield from _with_parents(*map(PurePosixPath, (path, root, point)))
 
 
 def _with_parents(

@@ -100,6 +100,12 @@ PAIRS = siblings("0-1", "2-3")
         ),
         pytest.param(
             set(range(8)),
+            dict.fromkeys(V2, "\n: - :\n0\n") | SMT,
+            4,
+            id="files of another form",
+        ),
+        pytest.param(
+            set(range(8)),
             SMT | V2 | {"/proc/self/cgroup": "0::/../gone\n"} | v2("200000 100000", ""),
             2,
             id="a cgroup outside of what is mounted",
