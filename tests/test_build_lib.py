@@ -4,6 +4,8 @@ import io
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
@@ -342,6 +344,27 @@ def test_a_missing_tool_is_said_before_a_download(monkeypatch):
 
     with pytest.raises(BuildError, match="no cmake"):
         build_lib.find_or_build()
+
+
+def test_bootstrap_ends_where_the_build_cannot_begin(tmp_path):
+    """
+    Without a compiler nothing is installed first.
+    """
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    bootstrap = shutil.copy(
+        build_lib.ROOT / "scripts" / "bootstrap", tmp_path / "scripts"
+    )
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$1 $2" | cut -c 1-20 >>calls\n[ "$2" != --key ]\n'
+    )
+    python.chmod(0o755)
+
+    done = subprocess.run([bootstrap], cwd=tmp_path, check=False, timeout=20)
+
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert (done.returncode, calls[1:]) == (1, ["build_lib.py --key"])
 
 
 def test_missing_tool_says_what_to_install(monkeypatch, tmp_path):
