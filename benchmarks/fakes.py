@@ -42,8 +42,6 @@ def make_scheduler(n_slots: int) -> Scheduler:
         limits(n_slots),
         FakeVocab().pieces,
         token_budget=n_slots * N_PROMPT,
-        max_waiting=2**20,
-        max_waiting_tokens=2**30,
         cache=PrefixCache(SnapshotKind.RANGE, max_bytes=2**30, max_entries=2**16),
     )
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from operator import length_hint
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -16,7 +17,12 @@ import anyio
 from anyio import to_thread
 
 from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.errors import InvalidRequest, PyllamaError
+from pyllama_raw.errors import (
+    ClosedError,
+    InvalidRequest,
+    PyllamaError,
+    QueueFull,
+)
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.prompt import Prompt, PromptEncoder
 
@@ -46,6 +52,7 @@ class AsyncEngine:
             parts.scheduler,
             parts.executor,
             parts.flag,
+            admission=parts.admission,
             files=parts.files,
             release=partial(_release, encoder, parts),
         )
@@ -86,13 +93,28 @@ class AsyncEngine:
     ) -> None:
         await self.aclose()
 
-    async def aclose(self) -> None:
-        """End every request with what it has and free the model; can be repeated."""
-        self._thread.close()
-        with anyio.CancelScope(shield=True):
-            # A limiter of its own: closing must not wait for other blocking calls.
-            limiter = anyio.CapacityLimiter(1)
-            await to_thread.run_sync(self._thread.join, limiter=limiter)
+    async def aclose(self, drain_s: float = 0.0) -> None:
+        """
+        Refuse new requests, end all others and free the model; can be repeated.
+
+        Args:
+            drain_s: seconds that running and waiting requests have to be done; what is
+                left then ends as `FinishReason.CLOSED` with what it has. Cancelling
+                aclose() ends the wait.
+        """
+        if not drain_s >= 0:
+            raise InvalidRequest("drain_s", drain_s, "seconds, 0 or more")
+        # A limiter of its own: closing must not wait for other blocking calls.
+        join = partial(to_thread.run_sync, limiter=anyio.CapacityLimiter(2))
+        try:
+            if drain_s:
+                self._thread.close(drains=True)
+                wait_s = min(drain_s, TIMEOUT_MAX)
+                await join(self._thread.join, wait_s, abandon_on_cancel=True)
+        finally:
+            self._thread.close()
+            with anyio.CancelScope(shield=True):
+                await join(self._thread.join)
 
     def __del__(self) -> None:
         if hasattr(self, "_thread") and self._thread.alive:
@@ -159,9 +181,10 @@ class AsyncEngine:
             options: see RequestOptions.
 
         Raises, on entering the block:
-            InvalidRequest, PromptTooLong, Unsupported, ClosedError, EngineStopped.
+            InvalidRequest, PromptTooLong, Unsupported, QueueFull, ClosedError,
+            EngineStopped.
         Raises, on reading:
-            QueueFull, NativeError, EngineStopped.
+            NativeError, EngineFault, EngineStalled, EngineStopped.
         """
         from pyllama_raw.generation import Generation
         from pyllama_raw.sampling.params import SamplingParams
@@ -176,11 +199,19 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Result:
-        """Like generate(), all at once; for one output (n=1)."""
+        """
+        Like generate(), all at once; for one output (n=1).
+
+        Raises, besides:
+            ClosedError: the engine was closed before the output was whole; `results`
+                has what there was.
+        """
         if params is not None and params.n > 1:
             raise InvalidRequest("n", params.n, "1, or use complete_n()")
         async with self.generate(prompt, params, **options) as generation:
-            return await generation.collect()
+            result = await generation.collect()
+        _check_whole((result,))
+        return result
 
     async def complete_n(
         self,
@@ -191,11 +222,18 @@ class AsyncEngine:
         """
         Like generate(), all *params.n* outputs at once, by index.
 
-        The prompt is computed once, unless the cache is off. An output that fails is
-        left out; if all do, the error of the first is raised.
+        The prompt is computed once, unless the cache is off. Outputs beyond the free
+        slots wait in the queue. An output that fails is left out; if all do, the error of
+        the first is raised.
+
+        Raises, besides:
+            InvalidRequest: n is above what slots and queue hold together.
+            ClosedError: as by complete().
         """
         async with self.generate(prompt, params, **options) as generation:
-            return await generation.collect_all()
+            results = await generation.collect_all()
+        _check_whole(results)
+        return results
 
     async def complete_many(
         self,
@@ -206,11 +244,16 @@ class AsyncEngine:
         """
         Results in the order of *prompts*; the first error ends all of them.
 
-        At most twice as many as there are slots are submitted at a time, so that any
-        number fits the queue; *deadline_s* counts from there.
+        At most twice as many as there are slots are submitted at a time, and what finds
+        the queue full waits for another one to end; *deadline_s* counts from there.
+
+        Raises, besides:
+            QueueFull: requests of others fill the engine, and none of these runs.
         """
         complete = partial(self.complete, params=params, **options)
-        return await _gather(complete, prompts, 2 * self._thread.stats.n_slots)
+        admission = self._parts.admission
+        n_tasks = min(2 * admission.n_slots, admission.max_requests)
+        return await _gather(complete, prompts, n_tasks)
 
     async def score(
         self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
@@ -236,6 +279,7 @@ class AsyncEngine:
             if len(tokens) < 2:
                 raise InvalidRequest("prompt", prompt, "two tokens or more")
             result = await generation.collect()
+        _check_whole((result,))
         return Score(tokens, result.prompt_logprobs)
 
 
@@ -248,6 +292,7 @@ async def _gather(
     numbered = enumerate(prompts)
     results: dict[int, Result] = {}
     errors: list[PyllamaError] = []
+    complete = _Patient(complete)
 
     async def work() -> None:
         for index, prompt in numbered:
@@ -263,6 +308,49 @@ async def _gather(
     if errors:
         raise errors[0]
     return [results[index] for index in sorted(results)]
+
+
+class _Patient:
+    """Completes prompts; one that finds the queue full waits for another one to end."""
+
+    def __init__(self, complete: Callable[[Prompt], Awaitable[Result]]) -> None:
+        self._complete = complete
+        self._n_trying = 0
+        self._ended = anyio.Event()  # set when one of them ends, then replaced
+
+    async def __call__(self, prompt: Prompt) -> Result:
+        while True:
+            result = await self._try(prompt)
+            if result is not None:
+                return result
+            await self._ended.wait()
+
+    async def _try(self, prompt: Prompt) -> Result | None:
+        """None if the queue was full while others of these were under way."""
+        self._n_trying += 1
+        try:
+            result = await self._complete(prompt)
+        except QueueFull:
+            if self._n_trying == 1:
+                raise  # nothing that we could wait for
+            return None
+        finally:
+            self._n_trying -= 1
+        self._ended.set()
+        self._ended = anyio.Event()
+        return result
+
+
+def _check_whole(results: tuple[Result, ...]) -> None:
+    """Cut text is no result of a call that has no other way to tell."""
+    from pyllama_raw.core.request import FinishReason
+
+    if any(result.finish_reason is FinishReason.CLOSED for result in results):
+        raise ClosedError(
+            "the engine was closed before the output was whole: `results` of this error "
+            "has what there is; aclose(drain_s=...) waits for what runs",
+            results,
+        )
 
 
 def _release(encoder: PromptEncoder, parts: EngineParts) -> None:

@@ -7,6 +7,10 @@ ours is an `assert`. The constructor builds the message; numbers are attributes.
 Cancellation is no error: it is a `FinishReason`.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class PyllamaError(Exception):
     """Base of every error this package raises on purpose."""
@@ -137,7 +141,50 @@ class SnapshotFailed(NativeError):
 
 
 class ClosedError(PyllamaError):
-    """The object was used after close()."""
+    """
+    The object was used after close(), or closed before a request was done.
+
+    *results* is what a request that was under way had generated, an entry an output.
+    """
+
+    code = "closed"
+
+    def __init__(self, message: str, results: tuple[Any, ...] = ()) -> None:
+        self.results = results
+        super().__init__(message)
+
+
+class EngineFault(PyllamaError):
+    """An exception inside the engine ended this request only; __cause__ says which."""
+
+    code = "engine_fault"
+    is_retryable = True
+    counts_as_circuit_failure = True
+
+
+class EngineStalled(PyllamaError):
+    """Nothing could be computed for the requests that were left; all of them ended."""
+
+    code = "engine_stalled"
+    is_retryable = True
+    counts_as_circuit_failure = True
+
+    def __init__(
+        self,
+        *,
+        n_running: int,
+        n_waiting: int,
+        n_slots: int,
+        n_cells_used: int,
+        n_cells: int,
+    ) -> None:
+        self.n_running, self.n_waiting, self.n_slots = n_running, n_waiting, n_slots
+        self.n_cells_used, self.n_cells = n_cells_used, n_cells
+        super().__init__(
+            f"no step can be planned with {n_running} running and {n_waiting} waiting "
+            f"requests, {n_slots} slots, and {n_cells_used} of {n_cells} cells used: "
+            "raise n_ctx, or send less at once"
+        )
 
 
 class EngineStopped(PyllamaError):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 OnBytes = Callable[[int], None]  # called with the bytes on disk so far
 
 BLOCK_BYTES = 1 << 20
+MAX_PAGE_BYTES = 64 << 20  # of an index; those of large projects have some MiB
 TIMEOUT_S = 60
 N_TRIES = 3  # at each place
 PAUSE_S = 1.0  # longer before each further try
@@ -34,6 +35,10 @@ PAUSE_S = 1.0  # longer before each further try
 
 class FetchFailed(OSError):
     """A pinned file could not be had from any place; nothing was kept."""
+
+
+class TooLarge(FetchFailed):
+    """A place gave more bytes than the file has; the rest was not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,8 @@ def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> Non
     digest, n_bytes = hashlib.sha256(), 0
     with _open(url) as response:
         while block := response.read(BLOCK_BYTES):
+            if n_bytes + len(block) > artifact.n_bytes:
+                raise TooLarge(f"{url} gave more than {artifact.n_bytes} bytes")
             file.write(block)
             digest.update(block)
             n_bytes += len(block)
@@ -157,7 +164,10 @@ def _url_from_index(artifact: Artifact) -> str:
 
     page = f"{_index_url().rstrip('/')}/{artifact.project}/"
     with _open(page) as response:
-        text = response.read().decode()
+        page_bytes = response.read(MAX_PAGE_BYTES + 1)
+    if len(page_bytes) > MAX_PAGE_BYTES:
+        raise TooLarge(f"{page} gave more than {MAX_PAGE_BYTES} bytes")
+    text = page_bytes.decode()
     for href in re.findall(r'href="([^"]+)"', text):
         url = urljoin(page, html.unescape(href)).split("#")[0]
         if url.endswith("/" + artifact.filename):

@@ -8,6 +8,7 @@ Rules:
 3. A reader that comes late finds what happened since merged into one delta an output.
 4. With n > 1 an output that fails does not end the others: reading raises only if all
    have failed.
+5. Whether the engine takes the request on is known when the block is entered.
 """
 
 from __future__ import annotations
@@ -185,13 +186,24 @@ class Generation:
             prepared = await self._prepare()
             if self._left:
                 return
-            stream = Stream()
-            self._thread.submit_all(prepared.requests, stream)
-        pairs = zip(prepared.requests, prepared.seeds, strict=True)
-        self._choices = tuple(
-            Choice(i, request, seed, self._pieces)
-            for i, (request, seed) in enumerate(pairs)
-        )
+            pairs = zip(prepared.requests, prepared.seeds, strict=True)
+            self._choices = tuple(
+                Choice(i, request, seed, self._pieces)
+                for i, (request, seed) in enumerate(pairs)
+            )
+            self._submit(prepared.requests)
+        self._take_events()
+        self._raise_if_all_failed()  # the engine ended just now
+
+    def _submit(self, requests: tuple[Request, ...]) -> None:
+        """Post *requests*; that the engine takes them on is known without a wait."""
+        stream = Stream()
+        try:
+            self._thread.submit_all(requests, stream)
+        except PyllamaError as error:
+            for choice in self._choices:
+                choice.error = error
+            raise
         self._by_id = {c.request.request_id: c for c in self._choices}
         self._stream = stream
 

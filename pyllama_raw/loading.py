@@ -28,6 +28,7 @@ async def load(
 
     Raises:
         PyllamaError: whatever building failed with.
+        BaseException: whatever *progress* raised, as it is.
     """
     loading = _Loading(model, config, progress)
     try:
@@ -55,7 +56,7 @@ class _Loading:
         self._stopped = Event()
         self._parts: EngineParts | None = None
         self._encoder: PromptEncoder | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def run(self) -> None:
         """Thread: a worker."""
@@ -65,7 +66,7 @@ class _Loading:
             path = _find(self._model)
             self._parts = build(path, self._config, self._report)
             self._encoder = PromptEncoder.of(self._parts)
-        except Exception as error:  # noqa: BLE001 - raised by result()
+        except BaseException as error:  # noqa: BLE001 - raised by result()
             self._error = error
 
     async def stop_if_cancelled(self) -> None:

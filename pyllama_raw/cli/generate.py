@@ -38,7 +38,7 @@ class Run:
     """One call of the command."""
 
     opening: AbstractAsyncContextManager[AsyncEngine]
-    max_waiting: int
+    max_requests: int  # that the engine takes at once
     inputs: list[Input]
     view: View
     terminal: Terminal
@@ -60,7 +60,7 @@ class Run:
     async def _serve_all(self, engine: AsyncEngine) -> None:
         waiting = iter(self.inputs)
         most = max((_n_outputs(item) for item in self.inputs), default=1)
-        n_tasks = min(len(self.inputs), max(self.max_waiting // most, 1))
+        n_tasks = min(len(self.inputs), max(self.max_requests // most, 1))
         async with anyio.create_task_group() as watch:
             if self.terminal.has_status:
                 watch.start_soon(self._show_status, engine)
@@ -137,8 +137,8 @@ def generate(options: Namespace) -> int:
     opening = AsyncEngine.open(resolve_model(model_spec(options)), config)
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
-    max_waiting = config.scheduler.max_waiting
-    run = Run(opening, max_waiting, inputs, view, terminal, options.summary)
+    max_requests = config.scheduler.n_slots + config.scheduler.max_waiting
+    run = Run(opening, max_requests, inputs, view, terminal, options.summary)
     try:
         return anyio.run(run.main)
     except BaseExceptionGroup as group:

@@ -18,6 +18,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens reached, or the slot is full
     CANCELLED = "cancelled"  # the caller left
     DEADLINE = "deadline"  # deadline passed; what was generated until then is kept
+    CLOSED = "closed"  # the engine was closed first
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ the memory has to do about it, in order; the next plan takes that along.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import isnan
 
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.request import (
@@ -21,22 +22,15 @@ from pyllama_raw.core.slots import ContextLimits, Slots
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.core.step import Chunk, Operation, Release, Shift, StepPlan, Trim
 from pyllama_raw.core.waiting import WaitingQueue
-from pyllama_raw.errors import NoKVSpace, PyllamaError
+from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 
 
 class Roster:
     """Who waits and who runs; every request in it ends exactly once, by finish()."""
 
-    def __init__(
-        self,
-        limits: ContextLimits,
-        max_waiting: int,
-        max_waiting_tokens: int,
-        *,
-        keeps: bool,
-    ) -> None:
+    def __init__(self, limits: ContextLimits, *, keeps: bool) -> None:
         self.keeps = keeps  # whether idle slots hold on to their tokens
-        self.waiting = WaitingQueue(max_waiting, max_waiting_tokens)
+        self.waiting = WaitingQueue()
         self.slots = Slots(limits)
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
@@ -46,20 +40,32 @@ class Roster:
         self.in_flight = False  # a step runs that was planned and not applied
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
-        """Queue all *requests*. Raises QueueFull, and nothing has changed then."""
-        group = tuple(requests)
-        self.waiting.check_room(sum(r.n_prompt for r in group), len(group))
-        for request in group:
-            self._enter(request, now)
+        """Queue all *requests*; if that raises anything, nothing has changed."""
+        entered: list[Sequence] = []
+        try:
+            for order, request in enumerate(requests, self.counters.submitted):
+                entered.append(_sequence(request, order, now))
+                self._enter(entered[-1])
+        except BaseException:
+            self._forget(entered)
+            raise
+        self.counters.submitted += len(entered)
 
-    def _enter(self, request: Request, now: float) -> None:
+    def _enter(self, sequence: Sequence) -> None:
+        request = sequence.request
         assert request.request_id not in self.alive
-        sequence = Sequence(request, self.counters.submitted, now)
-        self.counters.submitted += 1
-        self.alive[request.request_id] = sequence
-        self.waiting.push(sequence)
         if request.deadline is not None:
             self.deadlines.add(request.deadline, request.request_id)
+        self.waiting.push(sequence)
+        self.alive[request.request_id] = sequence
+
+    def _forget(self, entered: list[Sequence]) -> None:
+        """Take back what enter() did; a deadline of nobody alive is skipped."""
+        for sequence in entered:
+            request_id = sequence.request.request_id
+            if self.alive.get(request_id) is sequence:
+                del self.alive[request_id]
+        self.waiting.discard(entered)
 
     def start(self, sequence: Sequence, reuse: PrefixReuse, now: float) -> None:
         """Give a waiting sequence a slot."""
@@ -99,6 +105,19 @@ class Roster:
         elif running:
             message = f"{len(running[0].tokens)} tokens do not fit; raise n_ctx"
             self.finish(running[0], NoKVSpace("llama_decode", 1, message), now)
+
+    def stall(self, now: float) -> None:
+        """Nothing can be computed for anybody who is left: end them all."""
+        limits = self.slots.limits
+        error = EngineStalled(
+            n_running=len(self.slots.running),
+            n_waiting=len(self.waiting),
+            n_slots=limits.n_slots,
+            n_cells_used=self.slots.cells.n_used,
+            n_cells=limits.n_cells,
+        )
+        for sequence in list(self.alive.values()):
+            self.finish(sequence, error, now)
 
     def rewind(self, sequence: Sequence, n_computed: int) -> None:
         """Forget all but the first *n_computed* tokens of a running sequence."""
@@ -168,3 +187,13 @@ class Roster:
         stats = self.stats()
         ended = sum(stats.finished.values()) + stats.failed
         assert ended + stats.running + stats.waiting == stats.submitted
+
+
+def _sequence(request: Request, order: int, now: float) -> Sequence:
+    """The request in progress, if the order of the queue and the cache can bear it."""
+    assert isinstance(request.priority, int)
+    if request.deadline is not None:
+        assert isinstance(request.deadline, float | int)
+        assert not isnan(request.deadline)
+    hash(request.namespace)  # raises here instead of in the middle of a step
+    return Sequence(request, order, now)

@@ -9,7 +9,8 @@ Rules, in this order:
    promised to others. A blocked head of the queue is overtaken a bounded number of times.
 3. When memory is short, the sequence of the worst rank gives its cells up and is
    computed again later. Only a sequence that is alone and does not fit is ended.
-4. Every request ends exactly once, with a `Finished` event.
+4. Every request ends exactly once, with a `Finished` event. If there is work and
+   nothing of it can be computed, all end with `EngineStalled`.
 
 The caller passes the time in; nothing here blocks.
 """
@@ -54,8 +55,6 @@ class Scheduler:
         token_budget: int | None = None,
         target_step_s: float = 0.3,
         prefill_quantum: int = 256,
-        max_waiting: int = 1024,
-        max_waiting_tokens: int = 2**20,
         max_overtakes: int = 16,
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
@@ -79,7 +78,7 @@ class Scheduler:
         )
         self._turns = PrefillTurns(prefill_quantum)
         keeps = cache is not None
-        self._roster = Roster(limits, max_waiting, max_waiting_tokens, keeps=keeps)
+        self._roster = Roster(limits, keeps=keeps)
         self._slots = self._roster.slots
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
@@ -117,7 +116,6 @@ class Scheduler:
 
         Raises:
             PromptTooLong: it leaves no room for an output token; nothing is queued.
-            QueueFull: a limit of the queue is reached; nothing is queued.
         """
         self.add_all((request,), now)
 
@@ -128,12 +126,17 @@ class Scheduler:
                 raise PromptTooLong(request.n_prompt, self.limits.n_ctx_slot)
         self._roster.enter(requests, now)
 
-    def cancel(self, request_id: int, now: float) -> bool:
+    def cancel(
+        self,
+        request_id: int,
+        now: float,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> bool:
         """End a request at once; False if it has ended already."""
         sequence = self._roster.alive.get(request_id)
         if sequence is None:
             return False
-        self._roster.finish(sequence, FinishReason.CANCELLED, now)
+        self._roster.finish(sequence, reason, now)
         return True
 
     def take_events(self) -> list[Event]:
@@ -189,6 +192,8 @@ class Scheduler:
         self._started = now
         plan = self._roster.take_plan(chunks, goes_on=goes_on)
         self._roster.in_flight = bool(plan)
+        if not (plan or self._roster.events) and self.has_work:
+            self._roster.stall(now)  # no later plan would be another one
         return plan
 
     def _admit(self, now: float) -> None:
@@ -293,9 +298,9 @@ class Scheduler:
                     n_behind = len(sequence.tokens) - sequence.n_computed
                     (decodes if n_behind == 1 else prompts).append(sequence)
             self._reuse.reclaim(len(decodes))
-            if len(decodes) <= self._slots.n_free_cells:
+            if not decodes or len(decodes) <= self._slots.n_free_cells:
                 return decodes, prompts
-            self._roster.make_room(now)
+            self._roster.make_room(now)  # one runs less, so this ends
 
     def _prefill_budget(
         self, n_decodes: int, n_behind: int, *, has_streams: bool

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig
+from pyllama_raw.config import (
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    SchedulerConfig,
+)
+from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.eviction import ORDER_KEYS
 from pyllama_raw.core.prefix_cache import PrefixCache
@@ -97,6 +103,7 @@ def assemble(
         model.vocab,
         model.chat_template(),
         release,
+        _make_admission(config.scheduler),
         config.cache.scope,
         writer,
         constrain=Constraints(model.vocab).make,
@@ -117,8 +124,14 @@ def _make_scheduler(
         disk=None if store is None else make_disk_tier(store, layout.kind, cost),
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
-        **config.scheduler.model_dump(exclude={"n_slots"}),
+        **config.scheduler.model_dump(
+            exclude={"n_slots", "max_waiting", "max_waiting_tokens"}
+        ),
     )
+
+
+def _make_admission(config: SchedulerConfig) -> Admission:
+    return Admission(config.n_slots, config.max_waiting, config.max_waiting_tokens)
 
 
 def context_fields(

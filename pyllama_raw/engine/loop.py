@@ -4,7 +4,9 @@ The engine thread: take commands, plan a step, run it, hand out its events.
 Rules:
 1. This thread alone touches the scheduler and the executor. Others post commands.
 2. It never waits for a reader or an event loop.
-3. Every stream it was given ends: with a `Finished` event, or, if the thread is gone,
+3. A command that raises ends what it was about, and nothing else. An exception of a step
+   ends the thread.
+4. Every stream it was given ends: with `Finished` events, or, if the thread is gone,
    with a `Refused`. The flag `_ended` is set before the last look into the mailbox and
    read after every post, so that no command is lost between the two.
 """
@@ -13,19 +15,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
+from logging import getLogger
 from threading import Thread, current_thread
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.admission import Admission
+from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Captured, Executor, StepPlan
 from pyllama_raw.engine.abort import AbortFlag, AbortGate
+from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.mailbox import (
     Call,
     Cancel,
@@ -36,13 +40,14 @@ from pyllama_raw.engine.mailbox import (
     Written,
 )
 from pyllama_raw.engine.parts import FileWriter
-from pyllama_raw.engine.stream import Refused, Stream
-from pyllama_raw.engine.wakeup import Waker, wake
-from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
+from pyllama_raw.engine.stream import Stream
+from pyllama_raw.errors import ClosedError, EngineFault, EngineStopped, PyllamaError
 
 T = TypeVar("T")
 
 STATS_S = 0.25  # statistics of running requests are at most this old, and one call
+
+_log = getLogger(__name__)
 
 
 class EngineThread:
@@ -54,12 +59,14 @@ class EngineThread:
         executor: Executor,
         flag: AbortFlag,
         *,
+        admission: Admission | None = None,
         files: FileWriter | None = None,
         release: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
+            admission: whom to take on; None: the default number beyond the slots.
             files: what the executor hands files to; None: it writes none.
             release: frees what the executor stands on; called once, by the thread, when
                 no step can follow.
@@ -74,14 +81,15 @@ class EngineThread:
         if files is not None:
             files.report = self._note_written
         self._gate = AbortGate(flag)
-        self._mailbox = Mailbox(n_enough=scheduler.limits.n_slots)
-        self._streams: dict[int, Stream] = {}
-        self._closing = False
+        n_slots = scheduler.limits.n_slots
+        self._mailbox = Mailbox(n_slots, admission or Admission(n_slots))
+        self._refuses = False  # new requests, because close() was called
+        self._close: Close | None = None  # the last one that was obeyed
         self._ended = False
         self._cause: BaseException | None = None
         self._pid = os.getpid()
-        self._waker = Waker(self._lose)
-        executor.on_compute = self._waker.flush
+        self._delivery = Delivery(executor, self._mailbox.leave, self._lose)
+        executor.on_compute = self._delivery.waker.flush
         self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
 
@@ -90,7 +98,11 @@ class EngineThread:
     @property
     def alive(self) -> bool:
         """Whether requests are taken."""
-        return not (self._ended or self._closing) and self._pid == os.getpid()
+        return not self._refuses and self._is_running
+
+    @property
+    def _is_running(self) -> bool:
+        return not self._ended and self._pid == os.getpid()
 
     def coming(self) -> AbstractContextManager[None]:
         """Around the making of requests: an idle engine begins with all that come."""
@@ -101,19 +113,33 @@ class EngineThread:
         self.submit_all((request,), stream)
 
     def submit_all(self, requests: tuple[Request, ...], stream: Stream) -> None:
-        """Queue all *requests* or none; a refusal is told to *stream* once."""
+        """
+        Queue all *requests* or none; a later refusal is told to *stream* once.
+
+        Raises:
+            QueueFull: no slot is free, and too much waits; told without a wait, because
+                requests are counted here and not by the engine thread.
+            InvalidRequest: these are more than an idle engine takes.
+            ClosedError, EngineStopped.
+        """
         self.check()
-        self._post(Submit(requests, stream, self.clock()))
+        self._mailbox.enter(requests)
+        try:
+            self._post(Submit(requests, stream, self.clock()))
+        except BaseException:
+            for request in requests:
+                self._mailbox.leave(request.request_id)
+            raise
 
     def cancel(self, request_id: int) -> None:
         """End a request within the running step; safe to call twice or too late."""
-        if self.alive:
+        if self._is_running:
             self._gate.cancel(request_id)
             self._post(Cancel(request_id))
 
     def forget(self, request_id: int) -> None:
         """Like cancel(), without a lock: for finalisers."""
-        if self.alive:
+        if self._is_running:
             self._mailbox.post(Cancel(request_id))
             self._executor.interrupt()
 
@@ -124,12 +150,19 @@ class EngineThread:
         self._post(Call(function, answer))
         return answer
 
-    def close(self) -> None:
-        """Ask the thread to end every request and itself; does not wait."""
-        if self.alive:
-            self._closing = True
+    def close(self, *, drains: bool = False) -> None:
+        """
+        Refuse new requests, end all others and the thread; does not wait.
+
+        Args:
+            drains: the others are done first. A later close() without it ends them.
+        """
+        if not self._is_running or (drains and self._refuses):
+            return
+        self._refuses = True
+        if not drains:
             self._gate.close()
-            self._post(Close())
+        self._post(Close(drains))
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until everything is freed; False if that took too long."""
@@ -150,11 +183,15 @@ class EngineThread:
     def _note_written(self, write_id: int, written: Captured | None) -> None:
         self._post(Written(write_id, written))
 
+    def _lose(self, loop: object) -> None:
+        """*loop* is closed. Thread: the waker's."""
+        self._mailbox.post(Call(partial(self._abandon, loop), Future()))
+
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)
         self._executor.interrupt()
         if self._ended:
-            self._refuse(self._mailbox.take())
+            self._refuse_rest()
 
     def _why_ended(self) -> PyllamaError:
         if self._cause is None:
@@ -163,12 +200,12 @@ class EngineThread:
         error.__cause__ = self._cause
         return error
 
-    def _refuse(self, commands: list[Command]) -> None:
-        for command in commands:
+    def _refuse_rest(self) -> None:
+        """Answer the commands that nobody will obey."""
+        for command in self._mailbox.rest():
             if isinstance(command, Submit):
-                command.stream.events.append(Refused(self._why_ended()))
-                wake(command.stream.loop, (command.stream,))
-            elif isinstance(command, Call):
+                refuse(command.stream, self._why_ended())
+            elif isinstance(command, Call) and not command.answer.done():
                 command.answer.set_exception(self._why_ended())
 
     # -- the engine thread ------------------------------------------------------
@@ -178,8 +215,10 @@ class EngineThread:
             self._loop()
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self._cause = error
-        self._end()
-        self._waker.close()
+        self._ended = True
+        self._delivery.refuse_all(self._why_ended)
+        self._refuse_rest()
+        self._delivery.waker.close()
         try:
             self._release()
         except BaseException as error:  # noqa: BLE001 - the next caller is told
@@ -187,43 +226,75 @@ class EngineThread:
 
     def _loop(self) -> None:
         timeout_s: float | None = 0.0
-        while True:
+        while not self._is_done:
             self._executor.resume()
-            for command in self._mailbox.take(timeout_s):
-                self._obey(command)
-            if self._closing:
-                self._cancel_all()
-                self._write_idle()
-                return
-            timeout_s = 0.0 if self._step() else self._idle_s()
+            commands = self._mailbox.take(timeout_s)
+            while commands:
+                self._obey(commands[0])
+                commands.popleft()
+            if not self._is_done:
+                timeout_s = 0.0 if self._step() else self._idle_s()
+        self._end_all()
+        self._write_idle()
+
+    @property
+    def _is_done(self) -> bool:
+        close = self._close
+        return close is not None and not (close.drains and self._scheduler.has_work)
 
     def _obey(self, command: Command) -> None:
-        match command:
-            case Submit():
-                self._submit(command)
-            case Cancel(request_id):
-                self._scheduler.cancel(request_id, self.clock())
-                self._gate.settle(request_id)
-            case Call(function, answer):
-                _answer(function, answer)
-            case Written(write_id, written):
-                self._scheduler.end_write(write_id, written)
-            case Close():
-                self._closing = True
+        """Do what *command* says; whatever it raises is about nothing else."""
+        try:
+            match command:
+                case Submit():
+                    self._submit(command)
+                case Cancel(request_id):
+                    self._cancel(request_id)
+                case Call():
+                    _answer(command)
+                case Written(write_id, written):
+                    self._scheduler.end_write(write_id, written)
+                case Close():
+                    self._close = command
+        except BaseException:  # noqa: BLE001 - it is told in the log
+            _log.exception("%s failed; the engine goes on", type(command).__name__)
 
     def _submit(self, command: Submit) -> None:
         requests, stream = command.requests, command.stream
         try:
+            self._delivery.open(requests, stream)
             for request in requests:
                 self._executor.open(request)
             self._scheduler.add_all(requests, command.submitted)
-        except PyllamaError as error:
-            for request in requests:
-                self._executor.close(request.request_id)
-            stream.events.append(Refused(error))
-            wake(stream.loop, (stream,))
-        else:
-            self._streams.update({r.request_id: stream for r in requests})
+        except BaseException as error:  # noqa: BLE001 - the reader is told
+            self._withdraw(requests)
+            refuse(stream, _told(error, "the request could not be taken"))
+
+    def _withdraw(self, requests: Iterable[Request]) -> None:
+        """Free what was made for *requests*, which were not taken."""
+        for request in requests:
+            request_id = request.request_id
+            self._delivery.disown([request_id])
+            if self._scheduler.cancel(request_id, self.clock()):
+                continue  # its last event frees the rest
+            self._delivery.forget(request_id)
+            self._mailbox.leave(request_id)
+            try:
+                self._executor.close(request_id)
+            except BaseException:  # noqa: BLE001 - it is told in the log
+                _log.exception("request %d left something behind", request_id)
+
+    def _cancel(self, request_id: int) -> None:
+        try:
+            self._scheduler.cancel(request_id, self.clock())
+        except BaseException as error:
+            stream = self._delivery.stream_of(request_id)
+            if stream is not None:
+                self._delivery.disown(self._delivery.ids_of(stream))
+                refuse(stream, _told(error, "the request could not be cancelled"))
+            raise
+        finally:
+            self._gate.settle(request_id)
 
     def _step(self) -> bool:
         """Plan and run one step; False if there is nothing to do."""
@@ -232,17 +303,16 @@ class EngineThread:
         events = scheduler.take_events()
         if events:
             self._deliver(events)
+        if plan.operations or not plan.chunks:  # what is copied or read takes time
+            self._delivery.waker.flush()
         if plan:
             self._execute(plan)
-        else:
-            self._waker.flush()  # nothing will be computed
         return bool(plan or events)
 
     def _execute(self, plan: StepPlan) -> None:
         """Run *plan* and deliver what it gives, step by step if somebody waits for that."""
-        streams = self._streams
-        if plan.goes_on > 1 and any(streams[c.request_id].eager for c in plan.chunks):
-            plan = plan._replace(each=True)  # somebody waits for every token
+        if plan.goes_on > 1 and self._delivery.has_eager(plan.chunks):
+            plan = plan._replace(each=True)
         self._gate.enter(plan.chunks)
         try:
             result = self._executor.execute(plan)
@@ -256,54 +326,28 @@ class EngineThread:
             self._gate.leave()
         self._deliver(self._scheduler.apply(plan, result, self.clock()))
 
-    def _tell(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         """Publish statistics before anyone can read that a request has ended."""
         now = self.clock()
         if now - self._told >= STATS_S or any(type(e) is Finished for e in events):
             self.stats, self._told = self._scheduler.stats(), now
-
-    def _deliver(self, events: list[Event]) -> None:
-        """One pass over the events, one wake-up for each event loop."""
-        self._tell(events)
-        streams = self._streams
-        woken: dict[object, list[Stream]] = {}
-        for event in events:
-            stream = streams[event.request_id]
-            if type(event) is Finished:
-                del streams[event.request_id]
-                used = self._executor.close(event.request_id)
-                stream.events.append(replace(event, sampler=used))
-            else:
-                stream.events.append(event)
-                if not stream.eager:
-                    continue
-            ready = woken.get(stream.loop)
-            if ready is None:
-                woken[stream.loop] = [stream]
-            else:
-                ready.append(stream)
-        for loop, ready in woken.items():
-            self._waker.post(loop, ready)
-
-    def _lose(self, loop: object) -> None:
-        """*loop* is closed. Thread: the waker's."""
-        self._mailbox.post(Call(partial(self._abandon, loop), Future()))
+        self._delivery.deliver(events)
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""
-        lost = [i for i, stream in self._streams.items() if stream.loop is loop]
-        for request_id in lost:
+        for request_id in self._delivery.ids_on(loop):
             self._scheduler.cancel(request_id, self.clock())
 
     def _idle_s(self) -> float | None:
         deadline = self._scheduler.next_deadline
         return None if deadline is None else max(deadline - self.clock(), 1e-3)
 
-    def _cancel_all(self) -> None:
-        for request_id in list(self._streams):
-            self._scheduler.cancel(request_id, self.clock())
+    def _end_all(self) -> None:
+        for request_id in self._delivery.request_ids:
+            self._scheduler.cancel(request_id, self.clock(), FinishReason.CLOSED)
         self.stats = self._scheduler.stats()
         self._deliver(self._scheduler.take_events())
+        self._delivery.waker.flush()
 
     def _write_idle(self) -> None:
         """Keep in files what slots hold, one after the other: nobody waits any more."""
@@ -312,17 +356,23 @@ class EngineThread:
                 self._executor.execute(plan)
                 self._files.drain()
 
-    def _end(self) -> None:
-        self._ended = True
-        for stream in set(self._streams.values()):
-            stream.events.append(Refused(self._why_ended()))
-            wake(stream.loop, (stream,))
-        self._streams.clear()
-        self._refuse(self._mailbox.take())
 
-
-def _answer(function: Callable[[], Any], answer: Future[Any]) -> None:
+def _answer(call: Call) -> None:
+    answer = call.answer
+    if not answer.set_running_or_notify_cancel():
+        return
     try:
-        answer.set_result(function())
-    except Exception as error:  # noqa: BLE001 - it is the caller's
+        result = call.function()
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
         answer.set_exception(error)
+    else:
+        answer.set_result(result)
+
+
+def _told(error: BaseException, what: str) -> PyllamaError:
+    """*error* as the reader of a stream gets it."""
+    if isinstance(error, PyllamaError):
+        return error
+    fault = EngineFault(f"{what}, the engine goes on: {error!r}")
+    fault.__cause__ = error
+    return fault

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any
 
+from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.step import Captured
 from pyllama_raw.engine.stream import Stream
@@ -50,7 +53,9 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End every request, free everything, end the thread."""
+    """End every request, with *drains* once it is done; then free everything."""
+
+    drains: bool
 
 
 Command = Submit | Cancel | Call | Written | Close
@@ -63,20 +68,35 @@ class Mailbox:
     """
     Many writers, one reader.
 
-    `SimpleQueue.put` may interrupt itself, so finalisers can post, whatever they
-    interrupted.
+    Requests count against *admission* from enter() to leave(), so those that lie here are
+    bounded like those that wait. `SimpleQueue.put` may interrupt itself, so finalisers can
+    post, whatever they interrupted.
 
     Args:
         n_enough: a burst of that many commands is not waited for any longer.
+        admission: not touched by anybody else.
     """
 
-    def __init__(self, n_enough: int) -> None:
+    def __init__(self, n_enough: int, admission: Admission) -> None:
         self._n_enough = n_enough
+        self._admission = admission
+        self._entering = Lock()
         self._queue: SimpleQueue[Command] = SimpleQueue()
+        self._taken: deque[Command] = deque()
         self._coming = set[object]()  # one operation on a set cannot be interrupted
 
     def post(self, command: Command) -> None:
         self._queue.put(command)
+
+    def enter(self, requests: tuple[Request, ...]) -> None:
+        """Count *requests*. Raises QueueFull, InvalidRequest, and counts none then."""
+        with self._entering:
+            self._admission.enter(requests)
+
+    def leave(self, request_id: int) -> None:
+        """A request has ended, or was refused; unknown ids are ignored."""
+        with self._entering:
+            self._admission.leave(request_id)
 
     @contextmanager
     def coming(self) -> Iterator[None]:
@@ -88,21 +108,33 @@ class Mailbox:
         finally:
             self._coming.discard(ticket)
 
-    def take(self, timeout_s: float | None = 0.0) -> list[Command]:
+    def take(self, timeout_s: float | None = 0.0) -> deque[Command]:
         """
         All commands there are; waits for the first one (None: for ever).
 
         One that had to be waited for is often the first of a burst, of which a step
         that began at once would get one request: so the others are waited for, too.
+
+        Returns:
+            Always the same deque. The reader removes a command once it is obeyed, so
+            those it does not come to are found by rest().
         """
-        commands: list[Command] = []
         with suppress(Empty):
             if timeout_s != 0.0:
-                commands.append(self._queue.get(timeout=timeout_s))
-                commands += islice(self._burst(), self._n_enough - 1)
+                self._taken.append(self._queue.get(timeout=timeout_s))
+                self._taken.extend(islice(self._burst(), self._n_enough - 1))
             while not self._queue.empty():
-                commands.append(self._queue.get_nowait())
-        return commands
+                self._taken.append(self._queue.get_nowait())
+        return self._taken
+
+    def rest(self) -> Iterator[Command]:
+        """Remove what was not obeyed, when the reader is gone. Thread: any, several."""
+        with suppress(IndexError):
+            while True:
+                yield self._taken.popleft()
+        with suppress(Empty):
+            while True:
+                yield self._queue.get_nowait()
 
     def _burst(self) -> Iterator[Command]:
         end = time.monotonic() + BURST_S

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Captured, Executor
 from pyllama_raw.engine.abort import AbortFlag
@@ -91,6 +92,7 @@ class EngineParts:
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
+    admission: Admission  # whom the engine takes on
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: FileWriter | None = None  # of the executor; None: nothing is kept in files
     constrain: Callable[[SamplingParams], object] = lambda _: None  # may take long

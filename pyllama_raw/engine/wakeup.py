@@ -66,7 +66,7 @@ def wake(loop: Any, streams: Iterable[Stream]) -> bool:
     post = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
     try:
         post(_notify, streams)
-    except RuntimeError:  # asyncio: "Event loop is closed"; trio: RunFinishedError
+    except Exception:  # noqa: BLE001 - RuntimeError if it is closed; others await theirs
         return False
     return True
 

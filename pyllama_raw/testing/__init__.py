@@ -16,6 +16,7 @@ from threading import Event
 from typing import Any
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
@@ -286,6 +287,8 @@ def fake_parts(
     chat_template: str | None = None,
     release: Callable[[], None] = lambda: None,
     metadata: Mapping[str, str] | None = None,
+    max_waiting: int = 1024,
+    max_waiting_tokens: int = 2**20,
     **scheduler_options: Any,
 ) -> EngineParts:
     """Parts of an engine that runs on *executor*."""
@@ -299,6 +302,7 @@ def fake_parts(
         vocab,
         chat_template,
         release,
+        Admission(executor.limits.n_slots, max_waiting, max_waiting_tokens),
         metadata=metadata or {},
     )
 

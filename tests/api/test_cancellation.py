@@ -74,7 +74,13 @@ async def test_leaving_while_waiting_for_a_slot():
         stats = await settled(engine)
 
     assert waiting.result.finish_reason is FinishReason.CANCELLED
-    assert stats.finished == {"stop": 0, "length": 1, "cancelled": 1, "deadline": 0}
+    assert stats.finished == {
+        "stop": 0,
+        "length": 1,
+        "cancelled": 1,
+        "deadline": 0,
+        "closed": 0,
+    }
 
 
 async def test_cancelling_a_scope_ends_the_request():

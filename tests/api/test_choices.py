@@ -92,17 +92,19 @@ async def test_without_a_cache_outputs_are_the_same():
 
 async def test_all_are_queued_or_none():
     """
-    A queue with room for fewer than n refuses all; nothing is left running.
+    More outputs than slots and queue hold together are refused, for they never fit;
+    nothing is left running, and as many as fit are served.
     """
     async with fake_engine(max_waiting=3) as engine:
-        with pytest.raises(QueueFull) as refused:
-            await engine.complete_n("hello", SamplingParams(max_tokens=2, n=4))
+        with pytest.raises(InvalidRequest) as refused:
+            await engine.complete_n("hello", SamplingParams(max_tokens=2, n=8))
         stats = engine.stats()
-        results = await engine.complete_n("hello", SamplingParams(max_tokens=2, n=3))
+        results = await engine.complete_n("hello", SamplingParams(max_tokens=2, n=7))
 
     assert (stats.submitted, stats.running, stats.waiting) == (0, 0, 0)
-    assert "max_waiting" in str(refused.value)
-    assert len(results) == 3
+    assert (refused.value.name, refused.value.value) == ("n", 8)
+    assert "at most 7 outputs" in str(refused.value)
+    assert len(results) == 7
 
 
 async def test_leaving_ends_all():

@@ -270,9 +270,9 @@ async def test_output_ends_where_the_slot_is_full():
     assert result.usage.prompt_tokens + result.usage.completion_tokens == 128
 
 
-async def test_a_full_queue_is_told_to_the_reader():
+async def test_a_full_queue_is_told_on_entering():
     """
-    The request that found no place raises, the others are served.
+    The request that found no place raises before its block begins, the others are served.
     """
     held = HeldSteps()
     executor = FakeExecutor(fake_limits(n_slots=1), on_step=held)
@@ -280,15 +280,13 @@ async def test_a_full_queue_is_told_to_the_reader():
     async with fake_engine(executor, max_waiting=1) as engine:
         async with engine.generate("a", params) as running:
             await anyio.to_thread.run_sync(held.wait_for_one)
-            async with (
-                engine.generate("b", params) as waiting,
-                engine.generate("c", params) as refused,
-            ):
-                held.allow(100)
+            async with engine.generate("b", params) as waiting:
+                refused = engine.generate("c", params)
                 with pytest.raises(QueueFull):
-                    await anext(refused)
+                    await refused.__aenter__()
                 with pytest.raises(QueueFull):
                     _ = refused.result
+                held.allow(100)
                 first = await running.collect()
                 second = await waiting.collect()
 
@@ -379,14 +377,16 @@ async def test_a_closed_engine_refuses():
 
 async def test_closing_ends_what_is_being_read():
     """
-    Open streams end as cancelled with what they have.
+    A call that cannot give a whole result raises, with what there was; nobody hangs.
     """
     held = HeldSteps()
     executor = FakeExecutor(fake_limits(), on_step=held)
     results: list[Result] = []
 
     async def read(engine):
-        results.append(await engine.complete("a", SamplingParams(max_tokens=50)))
+        with pytest.raises(ClosedError) as caught:
+            await engine.complete("a", SamplingParams(max_tokens=50))
+        results.extend(caught.value.results)
 
     async with anyio.create_task_group() as group:
         async with fake_engine(executor) as engine:
@@ -398,7 +398,7 @@ async def test_closing_ends_what_is_being_read():
             held.allow(100)
 
     (result,) = results
-    assert result.finish_reason is FinishReason.CANCELLED
+    assert result.finish_reason is FinishReason.CLOSED
     assert result.text == expected("a", 3)
 
 

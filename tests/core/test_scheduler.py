@@ -12,7 +12,6 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.step import Release, Shift
 from pyllama_raw.errors import (
     PromptTooLong,
-    QueueFull,
 )
 from tests.core.support import (
     STOP_TOKEN,
@@ -112,27 +111,6 @@ def test_waiting_requests_start_by_priority_then_arrival():
     _, events = run_until_idle(scheduler)
 
     assert list(finished(events)) == [1, 3, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("limits", "knob"),
-    [
-        ({"max_waiting": 1}, "max_waiting"),
-        ({"max_waiting_tokens": 6}, "max_waiting_tokens"),
-    ],
-)
-def test_a_full_queue_refuses(limits, knob):
-    """
-    The request over a limit is refused with the knob's name and nothing changes.
-    """
-    scheduler = make_scheduler(**limits)
-    scheduler.add(make_request(0), 0.0)
-
-    with pytest.raises(QueueFull) as caught:
-        scheduler.add(make_request(1), 0.0)
-
-    assert caught.value.knob == knob
-    assert scheduler.stats().waiting == 1
 
 
 def test_a_prompt_without_room_for_output_is_refused():

@@ -24,7 +24,6 @@ from pyllama_raw.errors import (
     DecodeFailed,
     InvalidBatch,
     PromptTooLong,
-    QueueFull,
     SamplingFailed,
 )
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
@@ -71,7 +70,6 @@ class SchedulerModel(RuleBasedStateMachine):
             prefill_quantum=quantum,
             context_full="shift" if shift else "stop",
             n_keep=1,
-            max_waiting=6,
             max_overtakes=2,
             cache=None if mode == "off" else cache,
             disk=make_disk(kind) if disk and mode != "off" else None,
@@ -123,7 +121,7 @@ class SchedulerModel(RuleBasedStateMachine):
         )
         try:
             self.scheduler.add(request, self.now)
-        except (PromptTooLong, QueueFull):
+        except PromptTooLong:
             return
         self.texts[request.request_id] = list(tokens)
         self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()

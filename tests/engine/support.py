@@ -75,5 +75,10 @@ def make_thread(
     parts = fake_parts(executor or FakeExecutor(fake_limits()), **options)
     given = {} if clock is None else {"clock": clock}
     return EngineThread(
-        parts.scheduler, parts.executor, parts.flag, release=release, **given
+        parts.scheduler,
+        parts.executor,
+        parts.flag,
+        admission=parts.admission,
+        release=release,
+        **given,
     )

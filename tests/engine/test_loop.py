@@ -172,7 +172,7 @@ def test_a_failed_decode_ends_its_requests_and_not_the_engine(loop, started):
 
 def test_close_ends_requests_with_what_they_have(loop):
     """
-    Running requests finish as cancelled, later ones are refused, memory is freed once.
+    Running requests finish as closed, later ones are refused, memory is freed once.
     """
     held = HeldSteps()
     executor = FakeExecutor(fake_limits(), on_step=held)
@@ -191,7 +191,7 @@ def test_close_ends_requests_with_what_they_have(loop):
 
     assert thread.join(HANG_S)
     assert [type(event) for event in events] == [Delta, Delta, Delta, Finished]
-    assert events[-1].reason is FinishReason.CANCELLED
+    assert events[-1].reason is FinishReason.CLOSED
     assert released == [True]
     assert executor.opened == set()
     with pytest.raises(ClosedError):
@@ -200,24 +200,29 @@ def test_close_ends_requests_with_what_they_have(loop):
         thread.call(lambda: None)
 
 
-def test_refused_requests_hear_why(loop, started):
+def test_what_is_submitted_during_a_step_counts_at_once(loop, started):
     """
-    What the scheduler refuses reaches the reader, and leaves no sampler behind.
+    While one step runs the mailbox takes what may wait, and the poster hears of the rest.
     """
     held = HeldSteps()
     executor = FakeExecutor(fake_limits(n_slots=1), on_step=held)
-    started(thread := make_thread(executor, max_waiting=1))
-    streams = [PlainStream(loop) for _ in range(3)]
+    started(thread := make_thread(executor, max_waiting=2))
+    streams = [PlainStream(loop) for _ in range(5)]
     thread.submit(make_request(0), streams[0])
     held.wait_for_one()
-    thread.submit(make_request(1), streams[1])
-    thread.submit(make_request(2), streams[2])
+
+    for i in (1, 2):
+        thread.submit(make_request(i), streams[i])
+    refusals = []
+    for i in (3, 4):
+        with pytest.raises(QueueFull) as caught:
+            thread.submit(make_request(i), streams[i])
+        refusals.append((caught.value.knob, caught.value.value, caught.value.limit))
     held.allow(100)
+    ends = [streams[i].read_to_end()[-1].reason for i in range(3)]
 
-    (refused,) = streams[2].read_to_end()
-    streams[1].read_to_end()
-
-    assert isinstance(refused.error, QueueFull)
+    assert refusals == [("max_waiting", 3, 2)] * 2
+    assert ends == [FinishReason.LENGTH] * 3
     assert thread.call(lambda: set(executor.opened)).result(HANG_S) == set()
 
 

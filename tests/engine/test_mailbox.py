@@ -2,6 +2,7 @@
 
 from threading import Thread
 
+from pyllama_raw.core.admission import Admission
 from pyllama_raw.engine import mailbox as module
 from pyllama_raw.engine.mailbox import LINGER_S, Cancel, Mailbox
 
@@ -11,7 +12,7 @@ def test_burst_lasts_while_a_command_is_coming(monkeypatch):
     A command that is announced is taken together with the one before, however late.
     """
     monkeypatch.setattr(module, "BURST_S", 60)
-    mailbox, taken = Mailbox(n_enough=8), []
+    mailbox, taken = Mailbox(8, Admission(8)), []
     taker = Thread(target=lambda: taken.extend(mailbox.take(None)))
     with mailbox.coming():
         mailbox.post(Cancel(1))
@@ -28,11 +29,11 @@ def test_announced_command_that_fails_ends_the_wait():
     """
     What was announced and did not come is not waited for.
     """
-    mailbox = Mailbox(n_enough=8)
+    mailbox = Mailbox(8, Admission(8))
     with mailbox.coming():
         mailbox.post(Cancel(1))
 
-    assert mailbox.take(None) == [Cancel(1)]
+    assert list(mailbox.take(None)) == [Cancel(1)]
 
 
 def test_burst_that_is_large_enough_is_not_waited_for(monkeypatch):
@@ -40,9 +41,9 @@ def test_burst_that_is_large_enough_is_not_waited_for(monkeypatch):
     Where all slots can be filled nobody waits for more, however near that is.
     """
     monkeypatch.setattr(module, "LINGER_S", 60)
-    mailbox = Mailbox(n_enough=2)
+    mailbox = Mailbox(2, Admission(2))
     with mailbox.coming():
         mailbox.post(Cancel(1))
         mailbox.post(Cancel(2))
 
-        assert mailbox.take(None) == [Cancel(1), Cancel(2)]
+        assert list(mailbox.take(None)) == [Cancel(1), Cancel(2)]
