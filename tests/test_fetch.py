@@ -170,3 +170,68 @@ def test_cache_folder_can_be_named(monkeypatch, tmp_path, variable, tail):
     monkeypatch.setenv(variable, str(tmp_path / "here"))
 
     assert fetch.cache_dir() == tmp_path / tail
+
+
+class Endless:
+    """A server that sends without an end, and counts what is read."""
+
+    def __init__(self):
+        self.n_read = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def read(self, n_bytes):
+        self.n_read += n_bytes
+        return b"x" * n_bytes
+
+
+def test_a_download_ends_at_the_size_that_is_expected(tmp_path, monkeypatch):
+    """
+    A server that sends more is cut off within a block; the error says so.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    server = Endless()
+    told = []
+    monkeypatch.setattr(fetch, "_open", lambda _: server)
+
+    with (tmp_path / "file").open("wb") as file, pytest.raises(fetch.TooLarge):
+        fetch._download(artifact.url, artifact, file, told.append)
+
+    assert server.n_read == fetch.BLOCK_BYTES
+    assert told == []
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_an_index_page_without_an_end_is_cut_off(tmp_path, monkeypatch):
+    """
+    The page that lists files is bounded, too.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    server = Endless()
+    monkeypatch.setattr(fetch, "_open", lambda _: server)
+    monkeypatch.setattr(fetch, "MAX_PAGE_BYTES", 1000)
+
+    with pytest.raises(fetch.TooLarge):
+        fetch._url_from_index(artifact)
+
+    assert server.n_read == 1001
+
+
+def test_a_server_that_sends_too_much_is_told_in_the_end(tmp_path, monkeypatch):
+    """
+    Every place is tried, nothing is kept, and the error says what each did.
+    """
+    artifact = make_artifact(tmp_path / "server")
+    monkeypatch.setattr(fetch, "_open", lambda _: Endless())
+    monkeypatch.setattr(fetch, "MAX_PAGE_BYTES", 1000)
+    monkeypatch.setattr(fetch, "PAUSE_S", 0.0)
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.invalid/simple/")
+
+    with pytest.raises(fetch.FetchFailed, match=r"TooLarge: .* gave more than"):
+        fetch.fetch(artifact, tmp_path / "cache", lambda _: None)
+
+    assert list((tmp_path / "cache").iterdir()) == []

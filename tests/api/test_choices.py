@@ -7,7 +7,6 @@ from pyllama_raw import (
     CacheConfig,
     FinishReason,
     InvalidRequest,
-    QueueFull,
     SamplingParams,
 )
 from pyllama_raw.core.prefix_cache import PrefixCache

@@ -1,5 +1,6 @@
 """Opening and closing engines, with and without care."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -7,10 +8,17 @@ import threading
 import anyio
 import pytest
 
-from pyllama_raw import AsyncEngine, PyllamaError, SamplingParams
+from pyllama_raw import (
+    AsyncEngine,
+    ClosedError,
+    FinishReason,
+    InvalidRequest,
+    PyllamaError,
+    SamplingParams,
+)
 from pyllama_raw.engine import opening as build_module
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, fake_parts
-from tests.engine.support import HANG_S
+from tests.engine.support import HANG_S, HeldSteps
 
 PARAMS = SamplingParams(max_tokens=3)
 
@@ -214,3 +222,141 @@ async def test_tokenizing_holds_the_model_open():
         go_on.set()
 
     assert order == ["tokenized", "released"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("drain_s", [HANG_S, math.inf])
+async def test_a_drain_finishes_what_runs_and_waits(drain_s):
+    """
+    aclose(drain_s=...) gives whole results to all who were there, and refuses others.
+    """
+    held = HeldSteps()
+    executor = FakeExecutor(fake_limits(n_slots=1), on_step=held)
+    engine = fake_engine(executor)
+    results, refused = [], []
+
+    async def complete():
+        results.append(await engine.complete("a", PARAMS))
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(complete)
+            await anyio.to_thread.run_sync(held.wait_for_one)
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(engine.aclose, drain_s)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(ClosedError) as caught:
+                await engine.complete("b", PARAMS)
+            refused.append(caught.value.results)
+            held.allow(100)
+
+    assert [r.finish_reason for r in results] == [FinishReason.LENGTH] * 3
+    assert refused == [()]
+
+
+@pytest.mark.anyio
+async def test_what_is_left_after_a_drain_is_closed():
+    """
+    When the time is over, calls raise with the part that there is; streams end with it.
+    """
+    held = HeldSteps()
+    executor = FakeExecutor(fake_limits(n_slots=2), on_step=held)
+    engine = fake_engine(executor)
+    errors = []
+
+    async def complete_n():
+        with pytest.raises(ClosedError) as caught:
+            await engine.complete_n("b", SamplingParams(max_tokens=50, n=2))
+        errors.append(caught.value)
+
+    with anyio.fail_after(HANG_S):
+        async with engine.generate("a", SamplingParams(max_tokens=50)) as generation:
+            await anyio.to_thread.run_sync(held.wait_for_one)
+            async with anyio.create_task_group() as group:
+                group.start_soon(complete_n)
+                held.allow(2)
+                for _ in range(2):
+                    await anyio.to_thread.run_sync(held.wait_for_one)
+                group.start_soon(engine.aclose, 1e-3)
+                await anyio.to_thread.run_sync(executor.flag.wait, HANG_S)
+                held.allow(100)
+            _ = [delta async for delta in generation]
+
+    (error,) = errors
+    reasons = [result.finish_reason for result in error.results]
+    assert reasons == [FinishReason.CLOSED] * 2
+    assert generation.result.finish_reason is FinishReason.CLOSED
+    assert generation.result.usage.completion_tokens == 2
+    assert generation.result.text
+
+
+@pytest.mark.anyio
+async def test_a_drain_can_be_given_up():
+    """
+    Cancelling aclose() ends what runs and still frees the engine.
+    """
+    held = HeldSteps()
+    released = []
+    executor = FakeExecutor(fake_limits(), on_step=held)
+    engine = fake_engine(executor, release=lambda: released.append(True))
+
+    async def let_go():
+        await anyio.to_thread.run_sync(executor.flag.wait, HANG_S)
+        held.allow(100)
+
+    with anyio.fail_after(HANG_S):
+        async with engine.generate("a", SamplingParams(max_tokens=50)) as generation:
+            await anyio.to_thread.run_sync(held.wait_for_one)
+            async with anyio.create_task_group() as group:
+                group.start_soon(let_go)
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    await engine.aclose(math.inf)
+
+    assert scope.cancelled_caught
+    assert released == [True]
+    assert generation.result.finish_reason is FinishReason.CLOSED
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("drain_s", [-1.0, math.nan])
+async def test_a_drain_takes_a_time(drain_s):
+    """
+    A wrong time is told before anything is closed.
+    """
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidRequest, match="drain_s"):
+            await engine.aclose(drain_s)
+        result = await engine.complete("a", PARAMS)
+
+    assert result.finish_reason is FinishReason.LENGTH
+
+
+class Stop(BaseException):
+    """Nothing that a handler of Exception sees."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, Stop])
+async def test_what_a_progress_function_raises_comes_as_it_is(
+    monkeypatch, tmp_path, kind
+):
+    """
+    No group is around it, whatever its class.
+    """
+    error = kind("enough")
+
+    def build(path, config, progress):
+        progress(0.5)
+
+    def stop(fraction):
+        raise error
+
+    monkeypatch.setattr(build_module, "build", build)
+    (tmp_path / "model.gguf").touch()
+    with anyio.fail_after(HANG_S), pytest.raises(kind) as caught:
+        async with AsyncEngine.open(tmp_path / "model.gguf", progress=stop):
+            pass
+
+    assert caught.value is error

@@ -70,7 +70,12 @@ class HeldSteps:
 
 
 def make_thread(
-    executor: FakeExecutor | None = None, *, clock=None, release=lambda: None, **options
+    executor: FakeExecutor | None = None,
+    *,
+    clock=None,
+    release=lambda: None,
+    files=None,
+    **options,
 ) -> EngineThread:
     parts = fake_parts(executor or FakeExecutor(fake_limits()), **options)
     given = {} if clock is None else {"clock": clock}
@@ -80,5 +85,6 @@ def make_thread(
         parts.flag,
         admission=parts.admission,
         release=release,
+        files=files,
         **given,
     )
