@@ -110,8 +110,8 @@ class SchedulerConfig(Frozen):
     token_budget: Count | None = None  # tokens a step; None: chosen from target_step_s
     target_step_s: Annotated[Finite, Field(gt=0)] = 0.3  # with streams running
     prefill_quantum: Count = 256  # tokens of one prompt before the next one's turn
-    max_waiting: Annotated[int, Field(ge=0)] = 1024  # requests
-    max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20  # prompt tokens
+    max_waiting: Annotated[int, Field(ge=0)] = 1024  # requests beyond the slots
+    max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20  # prompt tokens of these
     max_overtakes: Annotated[int, Field(ge=0)] = 16  # of a blocked head of the queue
     context_full: Literal["stop", "shift"] = "stop"
     n_keep: Annotated[int, Field(ge=0)] = 4  # tokens a shift never drops

@@ -27,6 +27,7 @@ def test_what_free_slots_take_does_not_wait(max_waiting):
         max_waiting + 1,
         max_waiting,
     )
+    assert admission.max_requests == 8 + max_waiting
 
 
 def test_only_prompts_that_wait_count_in_tokens():

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pyllama_raw.core.request import Delta, Finished, FinishReason
+from pyllama_raw.core.request import Delta, Finished
 from pyllama_raw.core.step import Release, StepPlan
 from pyllama_raw.errors import EngineStalled
 from pyllama_raw.testing import FakeExecutor, fake_limits
-from tests.core.support import make_request, make_scheduler
+from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread
 
 
@@ -125,27 +125,3 @@ def test_work_that_cannot_be_planned_is_an_error_with_counts(loop, started, n_ce
     assert last.n_running >= 1
     assert thread.alive
     assert thread.call(lambda: set(executor.opened)).result(HANG_S) == set()
-
-
-@pytest.mark.parametrize("n_cells", [-5, -1, 0])
-def test_planning_ends_whatever_the_context_says_it_has(n_cells):
-    """
-    A context without a cell, or with less, ends what decodes there instead of looping.
-    """
-    scheduler = make_scheduler(n_cells=8)
-    scheduler.add(make_request(0, max_tokens=9), 0.0)
-    plan = scheduler.schedule(0.0)
-    scheduler.cancel(0, 0.0)
-    object.__setattr__(scheduler.limits, "n_cells", n_cells)
-    scheduler.add(make_request(1), 0.0)
-
-    ends = []
-    for _ in range(5):
-        scheduler.schedule(1.0)
-        ends += scheduler.take_events()
-
-    assert plan.chunks
-    assert [end.reason or type(end.error) for end in ends] == [
-        FinishReason.CANCELLED,
-        EngineStalled,
-    ]
