@@ -98,11 +98,15 @@ class Preparation:
         if params.constraint is None and not params.dries:
             return None
         constrain = partial(self._parts.constrain, params)
-        return await to_thread.run_sync(self._encoder.run, constrain)
+        return await to_thread.run_sync(
+            self._encoder.run, constrain, abandon_on_cancel=True
+        )
 
     async def _encode(self, prompt: Prompt) -> array[int]:
         if self._encoder.takes_long(prompt):
-            return await to_thread.run_sync(self._encoder.encode, prompt)
+            return await to_thread.run_sync(
+                self._encoder.encode, prompt, abandon_on_cancel=True
+            )
         await checkpoint()
         return self._encoder.encode(prompt)
 

@@ -13,6 +13,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native import params as native
@@ -101,12 +102,13 @@ def test_context_options_reach_libllama(name):
 
 def test_scheduler_options_are_those_of_the_scheduler():
     """
-    Names and defaults of the configuration are the scheduler's own.
+    Names and defaults of the configuration are those of the scheduler and of admission.
     """
     accepted = {
         name: parameter.default
-        for name, parameter in inspect.signature(Scheduler).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
+        for owner in (Scheduler, Admission)
+        for name, parameter in inspect.signature(owner).parameters.items()
+        if parameter.default is not parameter.empty
     }
 
     for name in ("cache", "disk", "snapshot_cost", "snapshot_interval_tokens"):

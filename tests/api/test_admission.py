@@ -1,10 +1,12 @@
 """Who is taken on, as callers see it: at once, and never too late."""
 
+import threading
+
 import anyio
 import pytest
 
-from pyllama_raw import FinishReason, QueueFull, SamplingParams
-from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from pyllama_raw import AsyncEngine, FinishReason, QueueFull, SamplingParams
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, fake_parts
 from tests.engine.support import HANG_S, HeldSteps
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +68,32 @@ async def test_leaving_while_entering_ends_the_request():
 
     assert scope.cancelled_caught
     assert stats.submitted == 0
+
+
+async def test_leaving_does_not_wait_for_a_long_prompt():
+    """
+    A caller who leaves while the prompt is tokenised in a thread is gone at once.
+    """
+    entered, go_on = threading.Event(), threading.Event()
+    parts = fake_parts()
+    tokenize = parts.vocab.tokenize
+
+    def slow(text, **options):
+        entered.set()
+        assert go_on.wait(HANG_S)
+        return tokenize(text, **options)
+
+    parts.vocab.tokenize = slow
+    async with AsyncEngine(parts) as engine:
+        with anyio.fail_after(HANG_S / 2), anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.complete, "a" * 5000)
+                assert await anyio.to_thread.run_sync(entered.wait, HANG_S)
+                scope.cancel()
+        go_on.set()
+
+    assert scope.cancelled_caught
+    assert engine.stats().submitted == 0
 
 
 @pytest.mark.parametrize(

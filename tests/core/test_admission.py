@@ -180,6 +180,8 @@ def test_admission_is_what_sorted_lists_say(n_slots, max_waiting, max_tokens, hi
         {"deadline": "soon"},
         {"namespace": ["a"]},
         {"namespace": {"a": 1}},
+        {"request_id": 0},
+        {"request_id": 1},
     ],
 )
 def test_a_request_the_scheduler_cannot_bear_leaves_no_trace(broken):
@@ -189,9 +191,10 @@ def test_a_request_the_scheduler_cannot_bear_leaves_no_trace(broken):
     scheduler = make_scheduler()
     scheduler.add(make_request(0, deadline=9.0), 0.0)
     before = scheduler.stats()
+    fields = {"request_id": 2} | broken
 
     with pytest.raises((AssertionError, TypeError)):
-        scheduler.add_all([make_request(1), make_request(2, **broken)], 0.0)
+        scheduler.add_all([make_request(1), make_request(**fields)], 0.0)
 
     assert scheduler.stats() == before
     scheduler.check_integrity()
