@@ -91,7 +91,7 @@ class DiskTier:
 
     def match(self, sequence: Sequence, n_fresh: int) -> Hit:
         """What can be read of *sequence*; its last *n_fresh* tokens are computed."""
-        limit = max(len(sequence.tokens) - n_fresh, 0)
+        limit = max(sequence.n_in_chunks - n_fresh, 0)
         return self.cache.match(sequence.request.namespace, sequence.tokens, limit)
 
     def restore(self, slot: int, hit: Hit) -> Operation:

@@ -93,7 +93,7 @@ def n_ready(sequence: Sequence) -> int:
     Chunks end at its points; while it is scored each token takes an output row, and what
     has been scored before is computed without.
     """
-    n_ready = sequence.n_behind
+    n_ready = sequence.n_in_chunks - sequence.n_computed
     if sequence.points:
         n_ready = sequence.points[0] - sequence.n_computed
     if sequence.is_scoring:

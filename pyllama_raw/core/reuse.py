@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from typing import NamedTuple
 
 from pyllama_raw.core.cache_entry import Hit
 from pyllama_raw.core.disk_tier import DiskTier
@@ -31,6 +32,14 @@ from pyllama_raw.core.step import Copy, Operation, Release, StepResult, Trim
 Tier = Snapshots | DiskTier
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
+
+
+class Restoring(NamedTuple):
+    """A copy that the next step makes; it counts as a hit once it has worked."""
+
+    tier: Tier
+    hit: Hit
+    n_live: int  # tokens that were also in a slot
 
 
 class PrefixReuse:
@@ -63,7 +72,8 @@ class PrefixReuse:
             CacheTier.HOST: CopySpeed(prefill),
             CacheTier.DISK: CopySpeed(prefill),
         }
-        self._restoring: dict[int, tuple[CacheTier, int]] = {}  # by slot: bytes
+        self._restoring: dict[int, Restoring] = {}  # by slot
+        self._emptied: list[Sequence] = []  # whose slot turned out to hold nothing
         self._snapshots = Snapshots(
             cache, operations, cost=cost, interval=interval, limits=slots.limits
         )
@@ -94,7 +104,9 @@ class PrefixReuse:
             self._fill(sequence, source and find_source(self._slots, sequence))
 
     def advance(self) -> None:
-        """Let sequences that wait for a leader take over what it has computed."""
+        """Fill who has lost its tokens; who waits for a leader takes over what it has."""
+        if self._emptied:
+            self._refill()
         for sequence in self._slots.running:
             leader = sequence.leader
             if leader is None:
@@ -133,11 +145,12 @@ class PrefixReuse:
         if source is not None and source.n_later >= best + self.min_wait:
             self._follow(sequence, source)
             return
-        tier.cache.record(hit, n_live)
-        if source is not None and n_live >= max(hit.n_tokens, 1):
-            self._copy(source.slot, sequence, n_live)
-        elif hit.n_tokens:
-            self._restore(sequence, hit, tier)
+        if hit.n_tokens > n_live:
+            self._restore(sequence, Restoring(tier, hit, n_live))
+        else:
+            tier.cache.record(hit, n_live)
+            if source is not None and n_live:
+                self._copy(source.slot, sequence, n_live)
         self._snapshots.plan_points(sequence)
 
     def _follow(self, sequence: Sequence, source: Source) -> None:
@@ -150,7 +163,7 @@ class PrefixReuse:
         leader, n_fresh = source.slot.sequence, self._slots.limits.n_fresh
         assert leader is not None
         sequence.leader, sequence.fork_at = leader, source.n_later
-        if self._can_cut and len(leader.tokens) - source.n_later < n_fresh:
+        if self._can_cut and leader.n_in_chunks - source.n_later < n_fresh:
             return  # no chunk can end there
         points = {*leader.points, source.n_later}
         leader.points = spaced(points, leader.n_computed, n_fresh)
@@ -168,17 +181,21 @@ class PrefixReuse:
 
     def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
         """
-        The most that is kept of *sequence*, if a restore pays.
+        The most that is kept of *sequence*, if it fits and a restore pays.
 
         A file has to have much more than memory.
         """
         hit = self._match(sequence)
-        if hit.n_tokens > n_live and not self._pays(hit, CacheTier.HOST, n_live):
+        if hit.n_tokens > n_live and not (
+            self._fits(hit) and self._pays(hit, CacheTier.HOST, n_live)
+        ):
             hit = replace(hit, n_tokens=0, spans=())
         file = self.disk.match(sequence, self._slots.limits.n_fresh)
         best = max(hit.n_tokens, n_live)
-        if file.n_tokens >= best + self.disk.min_gain and self._pays(
-            file, CacheTier.DISK, best
+        if (
+            file.n_tokens >= best + self.disk.min_gain
+            and self._fits(file)
+            and self._pays(file, CacheTier.DISK, best)
         ):
             return file, self.disk
         return hit, self._snapshots
@@ -187,21 +204,23 @@ class PrefixReuse:
         """Whether *hit* is sooner restored than what it has beyond *n_known* computed."""
         return self._speeds[tier].pays(hit.n_bytes, hit.n_tokens - n_known)
 
+    def _fits(self, hit: Hit) -> bool:
+        """Whether there are cells for *hit*, if idle slots give theirs."""
+        n_cells = _n_cells(hit)
+        slots = self._slots
+        return n_cells <= slots.n_free_cells or n_cells <= slots.n_not_running
+
     def _match(self, sequence: Sequence) -> Hit:
         return self._snapshots.match(sequence, self._slots.limits.n_fresh)
 
-    def _restore(self, sequence: Sequence, hit: Hit, tier: Tier) -> None:
-        # A piece is restored whole before its unused end is cut off.
-        n_cells = max(entry.stop for entry in hit.entries)
+    def _restore(self, sequence: Sequence, restoring: Restoring) -> None:
+        tier, hit, _ = restoring
         tier.cache.pin(hit)
-        self.reclaim(n_cells)
-        if self._slots.n_free_cells < n_cells:
-            tier.cache.unpin(hit)
-            return
+        self.reclaim(_n_cells(hit))
         self._slots.rewind(sequence, hit.n_tokens)
         slot = sequence.slot or 0
         self._operations.append(tier.restore(slot, hit))
-        self._restoring[slot] = tier.tier, hit.n_bytes
+        self._restoring[slot] = restoring
         self._note_cached(sequence, tier.tier)
 
     # -- before and after a step -------------------------------------------------
@@ -240,11 +259,16 @@ class PrefixReuse:
 
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""
+        for index, (tier, hit, n_live) in self._restoring.items():
+            seconds = result.restore_s.get(index, 0.0)
+            self._speeds[tier.tier].observe(hit.n_bytes, seconds)
+            if index not in result.not_restored:
+                tier.cache.record(hit, n_live)
+            elif (sequence := self._slots.all[index].sequence) is not None:
+                self._emptied.append(sequence)  # the next best may be had
+        self._restoring.clear()
         self._snapshots.settle(result)
         self.disk.settle(result)
-        for index, (tier, n_bytes) in self._restoring.items():
-            self._speeds[tier].observe(n_bytes, result.restore_s.get(index, 0.0))
-        self._restoring.clear()
         for index in result.not_restored:
             self._lose(self._slots.all[index])
 
@@ -253,9 +277,19 @@ class PrefixReuse:
         sequence = slot.sequence
         if sequence is None:
             self._slots.empty(slot)
-        else:
-            self._slots.rewind(sequence, 0)
+            return
+        self._slots.rewind(sequence, 0)
+        if not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached, sequence.cache_tier = 0, None
+
+    def _refill(self) -> None:
+        """Fill slots that turned out to be empty from what is left."""
+        emptied, self._emptied = self._emptied, []
+        for sequence in emptied:
+            if sequence.slot is not None and not sequence.n_computed:
+                sequence.leader = None
+                if self.keeps and not sequence.is_scoring:
+                    self._fill(sequence, find_source(self._slots, sequence))
 
     def forget_idle(self, namespace: Hashable | None) -> None:
         """Empty the idle slots of *namespace*, None: all; nothing is captured."""
@@ -265,9 +299,16 @@ class PrefixReuse:
                 self._operations.append(Release(slot.index))
 
     def forget_slots(self) -> None:
-        """The context is new: no slot holds anything."""
+        """The context is new: no slot holds anything, and who runs is to be filled again."""
+        self._operations.clear()
         for slot in self._slots.all:
-            if slot.sequence is None:
-                self._slots.empty(slot)
-            else:
-                self._slots.rewind(slot.sequence, 0)
+            self._lose(slot)
+        for sequence in self._slots.running:
+            sequence.leader = None
+            sequence.points.clear()
+        self._emptied = sorted(self._slots.running, key=lambda s: s.rank)
+
+
+def _n_cells(hit: Hit) -> int:
+    """Cells a restore takes: a piece is restored whole before its end is cut off."""
+    return max((entry.stop for entry in hit.entries), default=0)

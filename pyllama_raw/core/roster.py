@@ -44,12 +44,21 @@ class Roster:
         entered: list[Sequence] = []
         try:
             for order, request in enumerate(requests, self.counters.submitted):
-                entered.append(_sequence(request, order, now))
+                entered.append(self._sequence(request, order, now))
                 self._enter(entered[-1])
         except BaseException:
             self._forget(entered)
             raise
         self.counters.submitted += len(entered)
+
+    def _sequence(self, request: Request, order: int, now: float) -> Sequence:
+        """The request in progress, if the order of the queue and the cache can bear it."""
+        assert isinstance(request.priority, int)
+        if request.deadline is not None:
+            assert isinstance(request.deadline, float | int)
+            assert not isnan(request.deadline)
+        hash(request.namespace)  # raises here instead of in the middle of a step
+        return Sequence(request, order, now, replays=not self.slots.limits.mixes)
 
     def _enter(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -173,6 +182,8 @@ class Roster:
             steps=counters.steps,
             aborted_steps=counters.aborted_steps,
             no_space_steps=counters.no_space_steps,
+            failed_steps=counters.failed_steps,
+            rebuilds=counters.rebuilds,
             computed_tokens=counters.computed_tokens,
             output_tokens=counters.output_tokens,
         )
@@ -187,13 +198,3 @@ class Roster:
         stats = self.stats()
         ended = sum(stats.finished.values()) + stats.failed
         assert ended + stats.running + stats.waiting == stats.submitted
-
-
-def _sequence(request: Request, order: int, now: float) -> Sequence:
-    """The request in progress, if the order of the queue and the cache can bear it."""
-    assert isinstance(request.priority, int)
-    if request.deadline is not None:
-        assert isinstance(request.deadline, float | int)
-        assert not isnan(request.deadline)
-    hash(request.namespace)  # raises here instead of in the middle of a step
-    return Sequence(request, order, now)

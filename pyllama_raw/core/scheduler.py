@@ -11,6 +11,8 @@ Rules, in this order:
    computed again later. Only a sequence that is alone and does not fit is ended.
 4. Every request ends exactly once, with a `Finished` event. If there is work and
    nothing of it can be computed, all end with `EngineStalled`.
+5. After a failed decode all go on from the tokens that are known; only a request that
+   fails alone, twice, ends with the error.
 
 The caller passes the time in; nothing here blocks.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
@@ -37,11 +39,20 @@ from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Captured, Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.suspects import Part, Suspects
 from pyllama_raw.errors import PromptTooLong
 
 NO_COST = SnapshotCost()
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
+
+
+class Ready(NamedTuple):
+    """Sequences that can go on in the next step."""
+
+    streams: list[Sequence]  # by one token
+    prompts: list[Sequence]
+    replays: bool  # a stream computes output again that is known
 
 
 class Scheduler:
@@ -69,8 +80,6 @@ class Scheduler:
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
         """
-        assert limits.n_batch >= limits.n_slots
-        self.limits = limits
         self._max_overtakes = max_overtakes
         self._speed = PrefillSpeed()
         self._budget = StepBudget(
@@ -94,11 +103,17 @@ class Scheduler:
             interval=snapshot_interval_tokens,
             keeps=keeps,
         )
+        self._suspects = Suspects()
         self._prefill_cap: int | None = None  # after a step that found no space
         self._started = 0.0  # when the last plan was made
         self._has_decoded = False  # whether the last plan had decodes
 
     # -- requests ---------------------------------------------------------------
+
+    @property
+    def limits(self) -> ContextLimits:
+        """What the context can hold and do, as far as is known."""
+        return self._slots.limits
 
     @property
     def has_work(self) -> bool:
@@ -224,21 +239,19 @@ class Scheduler:
 
     def _chunks(self, now: float) -> tuple[list[Chunk], int]:
         """What to compute, and how many steps go on with just that."""
-        decodes, prompts = self._ready(now)
+        decodes, prompts, replays = self._ready(now)
+        recovers = bool(self._suspects)
+        if recovers:
+            decodes, prompts = self._suspects.narrow(decodes, prompts)
         has_streams, has_prompts = bool(decodes), bool(prompts)
         if has_streams and prompts and not self.limits.mixes:
             decodes, prompts = ([], prompts) if self._has_decoded else (decodes, [])
         self._has_decoded = bool(decodes)
         n_decodes = len(decodes)
-        chunks = [
-            new(
-                Chunk,
-                (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:], True, None),
-            )
-            for s in decodes
-        ]
+        chunks = _replay(decodes) if replays else _decode(decodes)
+        stays = recovers or replays  # what comes next is not the same again
         if not prompts:
-            return chunks, 0 if has_prompts else self._goes_on(decodes)
+            return chunks, 0 if has_prompts or stays else self._goes_on(decodes)
         limits = self.limits
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, mixes=limits.mixes)
@@ -250,6 +263,8 @@ class Scheduler:
             n_tokens = shares.get(slot, 0)
             if n_tokens:
                 chunks.append(_prefill(s, slot, n_tokens))
+        if stays:
+            return chunks, 0
         if self._completes(chunks) and not any(s.points for s in prompts):
             return chunks, min(self._goes_on([*decodes, *prompts]), 1)
         return chunks, 0
@@ -286,21 +301,33 @@ class Scheduler:
             and not any(s.points or s.stop_finder for s in decodes)
         )
 
-    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
-        """Sequences that decode and that prefill; preempts until all decodes fit."""
+    def _ready(self, now: float) -> Ready:
+        """Sequences that can go on; preempts until all that decode fit."""
         while True:
-            decodes: list[Sequence] = []
-            prompts: list[Sequence] = []
-            for sequence in self._slots.running:
-                if sequence.leader is None:
-                    if sequence.points:
-                        self._reuse.reach(sequence)
-                    n_behind = len(sequence.tokens) - sequence.n_computed
-                    (decodes if n_behind == 1 else prompts).append(sequence)
-            self._reuse.reclaim(len(decodes))
-            if not decodes or len(decodes) <= self._slots.n_free_cells:
-                return decodes, prompts
-            self._roster.make_room(now)  # one runs less, so this ends
+            ready = self._divide()
+            n_cells = len(ready.streams) or min(len(ready.prompts), 1)
+            self._reuse.reclaim(n_cells)
+            # Each turn takes one of those who run away, so this comes to an end.
+            if n_cells <= self._slots.n_free_cells or not self._slots.running:
+                return ready
+            self._roster.make_room(now)
+
+    def _divide(self) -> Ready:
+        streams: list[Sequence] = []
+        prompts: list[Sequence] = []
+        replays = False
+        for sequence in self._slots.running:
+            if sequence.leader is None:
+                if sequence.points:
+                    self._reuse.reach(sequence)
+                if len(sequence.tokens) - sequence.n_computed == 1:
+                    streams.append(sequence)
+                elif sequence.n_computed < sequence.n_chunked:
+                    prompts.append(sequence)
+                else:
+                    streams.append(sequence)
+                    replays = True
+        return Ready(streams, prompts, replays)
 
     def _prefill_budget(
         self, n_decodes: int, n_behind: int, *, has_streams: bool
@@ -327,6 +354,8 @@ class Scheduler:
             case DecodeStatus.OK:
                 self._prefill_cap = None
                 n_tokens = self._outputs.take(plan, result, now)
+                if self._suspects:
+                    self._suspects.clear(self._roster.alive)
                 if plan.goes_on < 2 and n_tokens > len(plan.chunks):  # else no prompt
                     self._speed.observe(n_tokens, now - self._started)
             case DecodeStatus.ABORTED:
@@ -345,7 +374,8 @@ class Scheduler:
             if sequence is not None:
                 # The last token is computed again: its output row was not sampled.
                 n_fresh = min(self.limits.n_fresh, len(chunk.tokens))
-                n_tokens = len(sequence.tokens)
+                is_prompt = chunk.pos < sequence.n_chunked
+                n_tokens = sequence.n_in_chunks if is_prompt else len(sequence.tokens)
                 known = min(n_computed.get(chunk.slot, 0), n_tokens - n_fresh)
                 if sequence.is_scoring:  # nor were those of its other tokens
                     known = min(known, len(sequence.prompt_logprobs))
@@ -360,13 +390,51 @@ class Scheduler:
             self._roster.make_room(now)
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """All go on, with what is known of them, but for who is sure to be the cause."""
         assert result.error is not None
-        for chunk in plan.chunks:
-            sequence = self._roster.alive.get(chunk.request_id)
-            if sequence is not None:
-                self._roster.finish(sequence, result.error, now)
-        if result.status is DecodeStatus.FAILED:  # the new context is empty
-            self._reuse.forget_slots()
+        roster, is_fatal = self._roster, result.status is DecodeStatus.FAILED
+        parts = [
+            Part(roster.alive[chunk.request_id], chunk.pos + len(chunk.tokens))
+            for chunk in plan.chunks
+            if chunk.request_id in roster.alive
+            and chunk.slot not in result.not_restored
+        ]
+        roster.counters.failed_steps += 1
+        alone = len(plan.chunks) == 1
+        if is_fatal:
+            roster.counters.rebuilds += 1
+            self._reuse.forget_slots()  # the new context is empty
+        elif alone:  # the slot may hold something else than is believed
+            for sequence, _ in parts:
+                roster.rewind(sequence, 0)
+        culprit = self._suspects.accuse(parts, alone=alone, by_chance=is_fatal)
+        if culprit is not None:
+            roster.finish(culprit, result.error, now)
+
+
+def _decode(streams: list[Sequence]) -> list[Chunk]:
+    """The last token of each."""
+    return [
+        new(
+            Chunk,
+            (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:], True, None),
+        )
+        for s in streams
+    ]
+
+
+def _replay(streams: list[Sequence]) -> list[Chunk]:
+    """The next token of each; nothing is sampled where the one after it is known."""
+    return [
+        Chunk(
+            s.request.request_id,
+            s.slot or 0,
+            s.n_computed,
+            s.tokens[s.n_computed : s.n_computed + 1],
+            s.n_behind == 1,
+        )
+        for s in streams
+    ]
 
 
 def _prefill(sequence: Sequence, slot: int, n_tokens: int) -> Chunk:

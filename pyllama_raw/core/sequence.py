@@ -17,6 +17,8 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.errors import PyllamaError
 
+NO_LIMIT = 2**31
+
 
 class Sequence:
     """
@@ -24,6 +26,10 @@ class Sequence:
 
     `tokens` is what the slot holds or will hold: the prompt, then the output, less what
     a context shift dropped. The last sampled token is in `tokens`, not yet computed.
+
+    Args:
+        replays: output that is computed again is computed token by token, as it was at
+            first, because a chunk gives other last digits.
     """
 
     __slots__ = (
@@ -36,6 +42,7 @@ class Sequence:
         "leader",
         "max_rows",
         "n_cached",
+        "n_chunked",
         "n_computed",
         "n_output",
         "n_overtaken",
@@ -51,11 +58,15 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, order: int, now: float) -> None:
+    def __init__(
+        self, request: Request, order: int, now: float, *, replays: bool = False
+    ) -> None:
         self.request = request
         self.order = order  # of arrival; kept through preemption
         self.tokens: array[int] = array("i", request.tokens)
         self.n_computed = 0
+        # So many first tokens are computed in chunks, those after them one by one.
+        self.n_chunked = request.n_prompt if replays else NO_LIMIT
         self.n_output = 0
         self.slot: int | None = None
         self.deficit = 0  # prefill tokens left of this turn
@@ -81,6 +92,11 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_in_chunks(self) -> int:
+        """Tokens to be computed in chunks; others may share these only."""
+        return min(len(self.tokens), self.n_chunked)
+
+    @property
     def is_scoring(self) -> bool:
         """Whether log-probabilities of the prompt are missing."""
         request = self.request
@@ -102,6 +118,7 @@ class Sequence:
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* computed tokens after the first *n_keep*."""
         self.is_shifted = True
+        self.n_chunked = NO_LIMIT  # positions have moved: it cannot be as at first
         del self.tokens[n_keep : n_keep + n_discard]
         self.n_computed -= n_discard
 

@@ -36,6 +36,13 @@ class ContextLimits:
     n_outputs: int | None = None  # output rows of one step; None: one a slot
     n_swa: int = 0  # positions a window of the model holds; 0: it has none
 
+    def __post_init__(self) -> None:
+        assert self.n_ctx_slot >= 2, "one token of a prompt and one of output"
+        assert self.n_batch >= self.n_slots >= 1, "every stream goes on in every step"
+        assert self.n_cells >= 1
+        assert min(self.n_parked, self.n_swa) >= 0
+        assert self.n_outputs is None or self.n_outputs >= self.n_slots
+
     @property
     def can_cut(self) -> bool:
         """Whether a slot can forget its last tokens only."""
@@ -135,6 +142,13 @@ class Slots:
         if not limits.unified:
             return limits.n_slots * limits.n_ctx_slot
         return limits.n_cells - self.cells.n_used
+
+    @property
+    def n_not_running(self) -> int:
+        """Cells that idle slots and nobody hold; a split slot never lacks any."""
+        if not self.limits.unified:
+            return self.limits.n_slots * self.limits.n_ctx_slot
+        return self.limits.n_cells - self.n_used_by_running
 
     @property
     def n_unpromised(self) -> int:

@@ -24,7 +24,8 @@ class Source:
 
 def find_source(slots: Slots, sequence: Sequence) -> Source | None:
     """The slot that will have most of *sequence*; of equals the one that has it now."""
-    key = sequence.tokens[: -slots.limits.n_fresh].tobytes()
+    n_most = max(sequence.n_in_chunks - slots.limits.n_fresh, 0)
+    key = sequence.tokens[:n_most].tobytes()
     best: Source | None = None
     for slot in slots.all:
         found = _shared(slot, sequence, key, slots.limits)
@@ -65,7 +66,7 @@ def _n_later(leader: Sequence, n_same: int, limits: ContextLimits) -> int:
     """How many of the first *n_same* tokens *leader* can stop at, to be copied."""
     if limits.can_cut:
         return n_same
-    n_tokens, n_fresh = len(leader.tokens), limits.n_fresh
+    n_tokens, n_fresh = leader.n_in_chunks, limits.n_fresh
     if 0 < n_tokens - n_same < n_fresh:
         n_same = n_tokens - n_fresh
     n_later = limits.n_movable(n_same)

@@ -21,6 +21,8 @@ class Counters:
     steps: int = 0
     aborted_steps: int = 0
     no_space_steps: int = 0
+    failed_steps: int = 0
+    rebuilds: int = 0
     computed_tokens: int = 0  # all tokens that went through a successful decode
     output_tokens: int = 0
 
@@ -43,5 +45,7 @@ class SchedulerStats:
     steps: int
     aborted_steps: int
     no_space_steps: int
+    failed_steps: int  # decodes that libllama refused or could not do
+    rebuilds: int  # of these, those after which the context was made anew
     computed_tokens: int
     output_tokens: int

@@ -125,7 +125,8 @@ class StepPlan(NamedTuple):
     """What one step does; at most one chunk a slot, each sampled at most once."""
 
     operations: tuple[Operation, ...] = ()
-    chunks: tuple[Chunk, ...] = ()  # decode chunks first, each kind by rising slot
+    # Single tokens of streams first, each kind by rising slot.
+    chunks: tuple[Chunk, ...] = ()
     # Next plans of just the next token of each chunk: the first likely, all of several for
     # certain, until a sampled token ends a request. Then they may be done with this one.
     goes_on: int = 0
@@ -146,7 +147,7 @@ class DecodeStatus(Enum):
     NO_SPACE = "no space"  # memory is as the operations left it
     ABORTED = "aborted"  # some chunks may be computed in part
     INVALID = "invalid"  # memory as after NO_SPACE; the batch broke a rule
-    FAILED = "failed"  # the executor has rebuilt an empty context
+    FAILED = "failed"  # nothing was sampled; the executor has made an empty context
 
 
 class Captured(NamedTuple):

@@ -1,0 +1,120 @@
+"""
+Who is computed with whom after a decode has failed.
+
+libllama does not say which sequence made a batch fail, so they are computed again:
+1. All together once more, since most failures are of the moment. A batch that broke a rule
+   will do so again, and skips this.
+2. Who takes part in a second failure is computed alone until it is past the place.
+3. Who fails alone twice is the culprit, and ends. The others are suspected no more.
+
+A failure either brings somebody nearer to its end or comes after somebody got on, so there
+is no endless loop. What fails only together is computed alone for longer each time, so the
+number of failures grows with the logarithm of the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyllama_raw.core.sequence import Sequence
+
+N_TOGETHER = 1  # failures after which a sequence is computed with others again
+N_ALONE = 2  # failures alone that end a request
+MAX_STRETCH = 1024  # tokens computed alone, at most
+STRETCH_FACTOR = 4
+
+
+class Part(NamedTuple):
+    """What a sequence had in a batch that failed."""
+
+    sequence: Sequence
+    end: int  # tokens of it that would have been computed then
+
+
+@dataclass(slots=True)
+class _Suspect:
+    sequence: Sequence
+    n_failed: int = 0  # decodes it took part in, since it was cleared
+    n_alone: int = 0  # of these, alone
+    until: int = 0  # it is cleared with so many tokens computed
+    until_output: int = 0  # or so many sampled
+
+    @property
+    def is_isolated(self) -> bool:
+        return self.n_failed > N_TOGETHER
+
+    @property
+    def is_cleared(self) -> bool:
+        sequence = self.sequence
+        return (
+            sequence.n_computed >= self.until or sequence.n_output >= self.until_output
+        )
+
+
+class Suspects:
+    """Sequences that took part in a failed decode and have not got past it yet."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, _Suspect] = {}  # by request_id
+        self._stretch = 1  # tokens that who is isolated next is computed alone
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def accuse(
+        self, parts: Iterable[Part], *, alone: bool, by_chance: bool
+    ) -> Sequence | None:
+        """
+        Take in that the decode of *parts* failed; returns the culprit, once it is known.
+
+        Args:
+            alone: nobody else was in the batch.
+            by_chance: the same batch might work.
+        """
+        isolates = False
+        for sequence, end in parts:
+            request_id = sequence.request.request_id
+            suspect = self._all.setdefault(request_id, _Suspect(sequence))
+            was_isolated = suspect.is_isolated
+            suspect.n_failed += 1 if by_chance else 1 + N_TOGETHER
+            suspect.n_alone += alone
+            if suspect.n_alone >= N_ALONE:
+                self._all.clear()
+                self._stretch = 1  # it was a request, not the context
+                return sequence
+            n_more = 1
+            if suspect.is_isolated and not was_isolated and not alone:
+                isolates, n_more = True, self._stretch
+            suspect.until = max(suspect.until, end + n_more - 1)
+            suspect.until_output = max(suspect.until_output, sequence.n_output + n_more)
+        if isolates:
+            self._stretch = min(self._stretch * STRETCH_FACTOR, MAX_STRETCH)
+        return None
+
+    def clear(self, alive: Mapping[int, Sequence]) -> None:
+        """Forget who has got past its failure, or has ended."""
+        self._all = {
+            request_id: suspect
+            for request_id, suspect in self._all.items()
+            if request_id in alive and not suspect.is_cleared
+        }
+
+    def narrow(
+        self, streams: list[Sequence], prompts: list[Sequence]
+    ) -> tuple[list[Sequence], list[Sequence]]:
+        """Of who could be computed, only the first of those to be computed alone."""
+        isolated = [
+            sequence
+            for sequence in (*streams, *prompts)
+            if self._is_isolated(sequence.request.request_id)
+        ]
+        if not isolated:
+            return streams, prompts
+        first = min(isolated, key=lambda sequence: sequence.rank)
+        return ([first], []) if first in streams else ([], [first])
+
+    def _is_isolated(self, request_id: int) -> bool:
+        suspect = self._all.get(request_id)
+        return suspect is not None and suspect.is_isolated
