@@ -137,7 +137,8 @@ class Outputs:
         if n_keep is None or n_discard < 1:
             self._finish(sequence, FinishReason.LENGTH, LengthLimit.SLOT, now)
             return
-        if self._slots.cells.is_shared(sequence.slot or 0):
+        is_shared = self._slots.cells.is_shared(sequence.slot or 0)
+        if is_shared or not self._slots.limits.can_shift:
             # Cells have one position for all who share them: compute again instead.
             sequence.drop(n_keep, n_discard)
             self._roster.rewind(sequence, 0)

@@ -23,6 +23,7 @@ from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import Slot, Slots
+from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshot_points import spaced
 from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
 from pyllama_raw.core.sources import Source, find_source
@@ -74,6 +75,7 @@ class PrefixReuse:
         }
         self._restoring: dict[int, Restoring] = {}  # by slot
         self._emptied: list[Sequence] = []  # whose slot turned out to hold nothing
+        self._copies = True  # whether there may be snapshots and files
         self._snapshots = Snapshots(
             cache, operations, cost=cost, interval=interval, limits=slots.limits
         )
@@ -186,6 +188,8 @@ class PrefixReuse:
         A file has to have much more than memory.
         """
         hit = self._match(sequence)
+        if not self._copies:
+            return replace(hit, n_tokens=0, spans=()), self._snapshots
         if hit.n_tokens > n_live and not (
             self._fits(hit) and self._pays(hit, CacheTier.HOST, n_live)
         ):
@@ -246,12 +250,14 @@ class PrefixReuse:
 
     def _save(self, slot: Slot) -> None:
         """Keep what an idle slot holds, before somebody else needs the place."""
-        if slot.is_usable:
+        if slot.is_usable and self._copies:
             self._snapshots.save(slot)
         self._operations += self.writes(slot)
 
     def writes(self, slot: Slot) -> list[Operation]:
         """What keeps in files what an idle slot holds."""
+        if not self._copies:
+            return []
         writes = self.disk.export(slot, self.cache)
         if slot.is_usable:
             writes += self.disk.save(slot, self.cache)
@@ -297,6 +303,20 @@ class PrefixReuse:
             if slot.n_left and namespace in (None, slot.namespace):
                 self._slots.empty(slot)
                 self._operations.append(Release(slot.index))
+
+    def forbid_cuts(self) -> None:
+        """
+        The memory has refused to forget a part of a slot: none is asked for any more.
+
+        Slots are of use as a whole from now on. Snapshots and files were made to be cut, so
+        there are none.
+        """
+        limits = self._slots.limits
+        if limits.can_cut:
+            kind = SnapshotKind.EXACT
+            self._slots.limits = replace(limits, kind=kind, can_shift=False)
+            self._copies = False
+            self.cache.clear()
 
     def forget_slots(self) -> None:
         """The context is new: no slot holds anything, and who runs is to be filled again."""

@@ -350,6 +350,8 @@ class Scheduler:
         self._roster.counters.steps += 1
         self._roster.in_flight = False
         self._reuse.settle(result)
+        if result.refuses_cuts:
+            self._reuse.forbid_cuts()
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None

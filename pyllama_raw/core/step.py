@@ -174,6 +174,7 @@ class StepResult(NamedTuple):
     error: PyllamaError | None = None  # after INVALID and FAILED
     captured: Mapping[int, Captured] = NONE  # by capture_id
     not_restored: frozenset[int] = frozenset()  # slots left empty, chunks not computed
+    refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took
     # By request_id: of sampled tokens, where asked for; of the chunk's targets.
     logprobs: Mapping[int, TokenLogprobs] = NONE

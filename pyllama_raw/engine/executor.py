@@ -5,7 +5,7 @@ Rules:
 1. Failures of libllama come back as a status; only a context that cannot be built again
    is an exception, and ends the engine.
 2. After an abort the memory tells how far it got. A token whose output row is lost is
-   dropped again; memory that cannot drop one is cleared.
+   dropped again; memory that cannot drop one is cleared, and the result says so.
 3. One C call a step; the batch is filled by slices.
 4. A step that is likely to be planned next is begun ahead. If another one is planned, it
    is dropped and its tokens are cut off again, so no plan can tell.
@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -42,6 +43,8 @@ from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 from pyllama_raw.native.step_run import StepRun
 from pyllama_raw.sampling.params import SamplingParams
+
+log = logging.getLogger("pyllama_raw")
 
 RUN_S = 1.0  # a call of several steps takes that long, and one step more
 
@@ -84,7 +87,9 @@ class NativeExecutor:
         self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
         self._run = StepRun(self.context.model.n_vocab, RUN_S)
         self._n_done = 0  # steps of the last call
+        self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
+        self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._samplers: dict[int, RowSampler] = {}  # by request_id
         self._ends: dict[int, frozenset[int]] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
@@ -159,17 +164,32 @@ class NativeExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
         self._run.tell_each(plan.each)
-        if not plan.operations:
+        if not plan.operations and self._continues(plan.chunks):
             return self._decode(plan.chunks, goes_on=plan.goes_on)
-        self._drop()
-        captured, lost, restore_s = self._operations.run(plan.operations)
+        lost = self._drop()
+        if not (plan.operations or lost):
+            return self._decode(plan.chunks, goes_on=plan.goes_on)
+        captured, lost, restore_s = self._operations.run(plan.operations, lost)
         if not lost:
             result = self._decode(plan.chunks, goes_on=plan.goes_on)
             return result._replace(captured=captured, restore_s=restore_s)
+        if self._operations.refuses_cuts:
+            self._note_refusal()
         chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
         result = self._decode(chunks)
         tokens = _with_gaps(result.tokens, plan.chunks, lost)
-        return result._replace(tokens=tokens, captured=captured, not_restored=lost)
+        return result._replace(
+            tokens=tokens,
+            captured=captured,
+            restore_s=restore_s,
+            not_restored=lost,
+            refuses_cuts=self._refuses_cuts,
+        )
+
+    def _continues(self, chunks: tuple[Chunk, ...]) -> bool:
+        """Whether the batch holds just the tokens of *chunks*, perhaps computed already."""
+        request_ids = [chunk.request_id for chunk in chunks]
+        return request_ids == [chunk.request_id for chunk in self._advanced]
 
     def _decode(self, chunks: tuple[Chunk, ...], *, goes_on: int = 0) -> StepResult:
         if not chunks:
@@ -177,10 +197,9 @@ class NativeExecutor:
         try:
             outcome = self._compute(chunks, goes_on if self._can_drop else 0)
         except InvalidBatch as error:
-            return StepResult(DecodeStatus.INVALID, error=error)
+            return self._refused(error)
         except NativeError as error:  # lanes could not be switched
-            self._rebuild()
-            return StepResult(DecodeStatus.FAILED, error=error)
+            return self._rebuilt(error)
         self._count(outcome, max(outcome.n_steps, 1))
         if outcome.code == 0:
             result = self._sampled(chunks, outcome)
@@ -207,9 +226,7 @@ class NativeExecutor:
     def _compute(self, chunks: tuple[Chunk, ...], goes_on: int) -> StepOutcome:
         if self._masks:
             self._prepare_masks(chunks)
-        request_ids = [chunk.request_id for chunk in chunks]
-        if request_ids != [chunk.request_id for chunk in self._advanced]:
-            self._drop()
+        if not self._advanced:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
@@ -227,14 +244,28 @@ class NativeExecutor:
             self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run
         )
 
-    def _drop(self) -> None:
-        """What was begun ahead is not wanted: as if it had not been."""
+    def _drop(self) -> frozenset[int]:
+        """
+        What was begun ahead is not wanted: as if it had not been.
+
+        Returns slots that could not be cut for that, and are empty.
+        """
         advanced, self._advanced = self._advanced, ()
-        if self.context.drop():
-            self._n_dropped += 1
-            for chunk in advanced:
-                n_known = chunk.pos + len(chunk.tokens) - 1 + self._n_done
-                self.context.seq_rm(chunk.slot, n_known, -1)
+        if not self.context.drop():
+            return frozenset()
+        self._n_dropped += 1
+        lost = set()
+        for chunk in advanced:
+            n_known = chunk.pos + len(chunk.tokens) - 1 + self._n_done
+            if not self.context.cut(chunk.slot, n_known):
+                lost.add(chunk.slot)
+        if lost:
+            self._note_refusal()
+        return frozenset(lost)
+
+    def _note_refusal(self) -> None:
+        """The memory has refused a cut: from now on it is asked for none."""
+        self._refuses_cuts, self._can_drop = True, False
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> None:
         batch = self._batch
@@ -290,26 +321,48 @@ class NativeExecutor:
                 return StepResult(DecodeStatus.NO_SPACE)
             case 2:
                 known = {chunk.slot: self._n_kept(chunk) for chunk in chunks}
-                return StepResult(DecodeStatus.ABORTED, n_computed=known)
+                return StepResult(
+                    DecodeStatus.ABORTED,
+                    n_computed=known,
+                    refuses_cuts=self._refuses_cuts,
+                )
             case -1:
-                error = decode_error(code, last_error())
-                return StepResult(DecodeStatus.INVALID, error=error)
+                return self._refused(decode_error(code, last_error()))
             case _:
-                error = decode_error(code, last_error())
-                self._rebuild()
-                return StepResult(DecodeStatus.FAILED, error=error)
+                return self._rebuilt(decode_error(code, last_error()))
+
+    def _refused(self, error: NativeError) -> StepResult:
+        self._n_failed += 1
+        log.warning("a batch was refused (failed step %d): %s", self._n_failed, error)
+        return StepResult(DecodeStatus.INVALID, error=error)
+
+    def _rebuilt(self, error: NativeError) -> StepResult:
+        """The context cannot be used any more."""
+        self._n_failed += 1
+        self._n_rebuilt += 1
+        log.warning(
+            "a decode failed (failed step %d); the context is made anew (rebuild %d) and "
+            "what ran is computed again: %s",
+            self._n_failed,
+            self._n_rebuilt,
+            error,
+        )
+        self._rebuild()
+        return StepResult(DecodeStatus.FAILED, error=error)
 
     def _n_kept(self, chunk: Chunk) -> int:
         """How many positions of its slot an aborted decode left usable."""
         slot = chunk.slot
-        if self._kind is SnapshotKind.EXACT:
+        if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
             self.context.seq_rm(slot)
             return 0
         highest = self.context.seq_pos_max(slot)
         n_known = 0 if highest is None else highest + 1
         if chunk.wants_output and n_known == chunk.pos + len(chunk.tokens):
             n_known -= 1
-            self.context.seq_rm(slot, n_known, -1)
+            if not self.context.cut(slot, n_known):
+                self._note_refusal()
+                return 0
         return n_known
 
     def _rebuild(self) -> None:

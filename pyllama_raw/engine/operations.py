@@ -44,7 +44,7 @@ class Done(NamedTuple):
     """What came of the operations of a plan."""
 
     captured: Mapping[int, Captured]  # by capture_id
-    lost: frozenset[int]  # slots that could not be filled
+    lost: frozenset[int]  # slots that could not be filled or cut, and are empty
     restore_s: Mapping[int, float]  # by slot
 
 
@@ -82,10 +82,11 @@ class SlotOperations:
         self._lost: set[int] = set()
         self._restore_s: dict[int, float] = {}
         self._times = times
+        self.refuses_cuts = False  # the memory has refused to forget a part of a slot
 
-    def run(self, operations: Iterable[Operation]) -> Done:
-        """Do all, in order."""
-        self._captured, self._lost, self._restore_s = {}, set(), {}
+    def run(self, operations: Iterable[Operation], lost: Iterable[int] = ()) -> Done:
+        """Do all, in order; the slots *lost* are empty, against what the plan says."""
+        self._captured, self._lost, self._restore_s = {}, set(lost), {}
         for operation in operations:
             self._do(operation)
         return Done(self._captured, frozenset(self._lost), self._restore_s)
@@ -99,9 +100,7 @@ class SlotOperations:
             case Trim(slot, n_tokens):
                 self._trim(slot, n_tokens)
             case Shift(slot, n_keep, n_discard):
-                end = n_keep + n_discard
-                context.seq_rm(slot, n_keep, end)
-                context.seq_add(slot, end, -1, -n_discard)
+                self._shift(slot, n_keep, n_keep + n_discard)
             case Copy(src, dst, n_tokens):
                 self._copy(src, dst, n_tokens)
             case Capture():
@@ -161,8 +160,22 @@ class SlotOperations:
     def _trim(self, slot: int, n_tokens: int) -> None:
         if n_tokens == 0:
             self._context.seq_rm(slot)
-        elif self._kind is not SnapshotKind.EXACT:
-            self._context.seq_rm(slot, n_tokens, -1)
+        elif self._kind is SnapshotKind.EXACT or self._context.cut(slot, n_tokens):
+            return
+        else:
+            self._refuse(slot)
+
+    def _shift(self, slot: int, start: int, end: int) -> None:
+        """Forget [start, end), close the gap."""
+        if self._context.seq_rm(slot, start, end):
+            self._context.seq_add(slot, end, -1, start - end)
+        else:
+            self._context.seq_rm(slot)
+            self._refuse(slot)
+
+    def _refuse(self, slot: int) -> None:
+        self._lost.add(slot)
+        self.refuses_cuts = True
 
     def _copy(self, src: int, dst: int, n_tokens: int) -> None:
         if src in self._lost:

@@ -61,6 +61,21 @@ class SlotMemory(Handle):
         self._check_range(p0, p1)
         return bool(lib.llama_memory_seq_rm(self._memory, slot, p0, p1))
 
+    def cut(self, slot: int, n_kept: int) -> bool:
+        """
+        Forget all but the first *n_kept* positions of *slot*.
+
+        Returns:
+            False if this memory cannot forget a part; the slot is empty then.
+        """
+        if self.seq_rm(slot, n_kept, -1):
+            return True
+        highest = self.seq_pos_max(slot)
+        if highest is None or highest < n_kept:
+            return True  # there was nothing to forget
+        self.seq_rm(slot)
+        return False
+
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """
         Let *dst* have a range of *src* too; free of cost with kv_unified.

@@ -118,6 +118,7 @@ class FakeExecutor:
     Args:
         next_token: the sampler; gets all tokens of the slot.
         failures: what the decode of the n-th step ends with, instead of OK.
+        poison: what a decode ends with if it has a chunk of that request_id.
         failing_rows: (step, request_id) whose sampler fails.
         on_step: called with the step's number and plan before it is computed.
     """
@@ -129,6 +130,7 @@ class FakeExecutor:
         *,
         next_token: NextToken = letters,
         failures: Mapping[int, DecodeStatus] | None = None,
+        poison: Mapping[int, DecodeStatus] | None = None,
         failing_rows: frozenset[tuple[int, int]] = frozenset(),
         on_step: Callable[[int, StepPlan], None] | None = None,
     ) -> None:
@@ -141,6 +143,7 @@ class FakeExecutor:
         self._asked: dict[int, SamplingParams] = {}  # by request_id
         self._next_token = next_token
         self._failures = dict(failures or {})
+        self._poison = dict(poison or {})
         self._failing_rows = failing_rows
         self._on_step = on_step
         self.on_compute: Callable[[], None] = lambda: None
@@ -179,6 +182,8 @@ class FakeExecutor:
         if self._on_step is not None:
             self._on_step(step, plan)
         status = self._failures.get(step, DecodeStatus.OK)
+        for chunk in plan.chunks:
+            status = self._poison.get(chunk.request_id, status)
         if plan.chunks and self.flag.is_set:
             status = DecodeStatus.ABORTED
         elif status is DecodeStatus.OK and self._is_full(plan):

@@ -6,7 +6,8 @@ from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshots import SnapshotCost
-from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
+from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler
 
@@ -85,6 +86,19 @@ class Engine:
                 self._check(chunk)
             tokens += [ANSWER] * chunk.wants_output
         result = StepResult(tokens=tuple(tokens), captured=captured, not_restored=lost)
+        self._take(self.scheduler.apply(plan, result, 0.0))
+        self.scheduler.check_integrity()
+
+    def fail(self, plan: StepPlan) -> None:
+        """The decode of *plan* breaks the context, and a new one is made."""
+        captured, lost = self.memory.run(plan.operations)
+        self.memory.clear()
+        result = StepResult(
+            DecodeStatus.FAILED,
+            error=DecodeFailed("llama_decode", -3, "injected"),
+            captured=captured,
+            not_restored=lost,
+        )
         self._take(self.scheduler.apply(plan, result, 0.0))
         self.scheduler.check_integrity()
 
