@@ -145,9 +145,7 @@ class Slots:
 
     @property
     def n_not_running(self) -> int:
-        """Cells that idle slots and nobody hold; a split slot never lacks any."""
-        if not self.limits.unified:
-            return self.limits.n_slots * self.limits.n_ctx_slot
+        """Cells of unified memory that no running sequence holds."""
         return self.limits.n_cells - self.n_used_by_running
 
     @property

@@ -51,7 +51,8 @@ class FakeMemory:
     Does memory operations and asserts what libllama would.
 
     Args:
-        fails: asked before each capture, restore, write and read; true: it fails.
+        fails: asked before each capture, restore, write, read and trim; true: it fails.
+            A trim that fails is refused, and from the next run() on must not be asked for.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class FakeMemory:
         self.files: set[FakeFile] = set()  # complete ones
         self.writing: list[tuple[int, FakeFile | None]] = []  # until end_write()
         self._numbers = count()
+        self.refuses_cuts = False  # has refused one
+        self._must_not_cut = limits.kind is SnapshotKind.EXACT
         self._lost: set[int] = set()
         self._captured: dict[int, Captured] = {}
 
@@ -97,6 +100,7 @@ class FakeMemory:
         self._lost, self._captured = set(), {}
         for operation in operations:
             self._do(operation)
+        self._must_not_cut = self._must_not_cut or self.refuses_cuts
         return self._captured, frozenset(self._lost)
 
     def _do(self, operation: Operation) -> None:
@@ -105,10 +109,8 @@ class FakeMemory:
                 self.slots[slot] = []
                 self.shifted.discard(slot)
                 self._lost.discard(slot)
-            case Trim(slot, n_tokens):
-                assert len(self.slots[slot]) >= n_tokens or slot in self._lost
-                self._check_cut(slot, n_tokens)
-                del self.slots[slot][n_tokens:]
+            case Trim():
+                self._trim(operation)
             case Shift():
                 self._shift(operation)
             case Copy():
@@ -119,6 +121,17 @@ class FakeMemory:
                 self._restore(operation)
             case Write() | Export() | Read() | Delete():
                 self._do_on_disk(operation)
+
+    def _trim(self, trim: Trim) -> None:
+        slot, n_tokens = trim
+        n_held = len(self.slots[slot])
+        assert n_held >= n_tokens or slot in self._lost
+        self._check_cut(slot, n_tokens)
+        if 0 < n_tokens < n_held and self._fails(trim):
+            self.slots[slot] = []
+            self._lost.add(slot)
+            self.refuses_cuts = True
+        del self.slots[slot][n_tokens:]
 
     def _do_on_disk(self, operation: FileOperation) -> None:
         match operation:
@@ -161,7 +174,7 @@ class FakeMemory:
         del self.slots[read.slot][read.n_tokens :]
 
     def _check_cut(self, slot: int, n_tokens: int) -> None:
-        if self.limits.kind is SnapshotKind.EXACT:
+        if self._must_not_cut:
             assert n_tokens in (0, len(self.slots[slot])), "this memory cannot be cut"
 
     def _shift(self, shift: Shift) -> None:

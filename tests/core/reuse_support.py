@@ -85,7 +85,12 @@ class Engine:
             if chunk.slot not in self.memory.shifted:
                 self._check(chunk)
             tokens += [ANSWER] * chunk.wants_output
-        result = StepResult(tokens=tuple(tokens), captured=captured, not_restored=lost)
+        result = StepResult(
+            tokens=tuple(tokens),
+            captured=captured,
+            not_restored=lost,
+            refuses_cuts=self.memory.refuses_cuts,
+        )
         self._take(self.scheduler.apply(plan, result, 0.0))
         self.scheduler.check_integrity()
 

@@ -48,11 +48,25 @@ class SchedulerModel(RuleBasedStateMachine):
         interval=st.sampled_from([0, 3, 8]),
         disk=st.booleans(),
         n_outputs=st.integers(N_SLOTS, N_BATCH),
+        refuses=st.sampled_from([False, False, False, True]),
     )
     def start(
-        self, *, unified, budget, shift, quantum, kind, mode, interval, disk, n_outputs
+        self,
+        *,
+        unified,
+        budget,
+        shift,
+        quantum,
+        kind,
+        mode,
+        interval,
+        disk,
+        n_outputs,
+        refuses=False,
     ):
         self.unified = unified
+        self.refuses = refuses  # whether cuts may be refused
+        self.alone = Counter()  # failures alone, by id
         self.n_outputs = n_outputs
         self.max_bytes = MAX_BYTES if mode == "snapshots" else 0
         cache = PrefixCache(kind, max_bytes=self.max_bytes, max_entries=MAX_ENTRIES)
@@ -171,6 +185,8 @@ class SchedulerModel(RuleBasedStateMachine):
         return chunks, captured, lost
 
     def fails(self, operation):
+        if isinstance(operation, Trim) and not self.refuses:
+            return False
         return self.data.draw(st.integers(0, 7)) == 0
 
     def is_shifted(self, chunk):
@@ -188,10 +204,15 @@ class SchedulerModel(RuleBasedStateMachine):
     def finish_step(self, **fields):
         plan, self.plan = self.plan, None
         self.now += 0.5
-        events = self.scheduler.apply(plan, StepResult(**fields), self.now)
+        refuses_cuts = self.memory.refuses_cuts
+        result = StepResult(**fields, refuses_cuts=refuses_cuts)
+        events = self.scheduler.apply(plan, result, self.now)
         for event in events:
             if isinstance(event, Delta):
                 self.texts[event.request_id] += event.tokens
+                self.alone[event.request_id] = 0
+            elif isinstance(event.error, DecodeFailed | InvalidBatch):
+                assert self.alone[event.request_id] >= 2, "only who fails alone, twice"
         self.events += events
         assert not self.unified or (
             self.scheduler.stats().n_cells_used == self.memory.n_used
@@ -272,6 +293,8 @@ class SchedulerModel(RuleBasedStateMachine):
                 DecodeStatus.FAILED,
                 DecodeFailed("llama_decode", -3, "injected"),
             )
+        if len(self.plan.chunks) == 1:
+            self.alone[self.plan.chunks[0].request_id] += 1
         self.finish_step(
             status=status, error=error, captured=captured, not_restored=lost
         )

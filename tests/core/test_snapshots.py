@@ -72,7 +72,8 @@ def test_a_restore_that_fails_is_a_miss(kind):
 
     [end] = engine.run([*A, ANSWER, 5])
 
-    assert len(engine.of(Restore)) == 1
+    n_known = 2 if kind is SnapshotKind.EXACT else 1  # each is tried once
+    assert len(engine.of(Restore)) == n_known
     assert (end.reason, end.n_cached, end.cache_tier) == (FinishReason.LENGTH, 0, None)
     assert engine.cache.n_evictions[Eviction.DROPPED] >= 1
 
@@ -95,7 +96,7 @@ def test_a_capture_that_fails_is_a_miss(kind):
 
 def test_a_copy_of_what_was_not_restored_is_lost_too():
     """
-    Both requests compute their prompt.
+    One request computes its prompt, and the other may take that over.
     """
     engine = Engine(2, token_budget=64)
     engine.run(A)
@@ -105,7 +106,7 @@ def test_a_copy_of_what_was_not_restored_is_lost_too():
     ends = engine.run([*A, ANSWER, 5], [*A, ANSWER, 6])
 
     assert engine.of(Restore)
-    assert [end.n_cached for end in ends] == [0, 0] or ends[1].n_cached > 0
+    assert sorted(end.n_cached for end in ends)[0] == 0
     assert {end.reason for end in ends} == {FinishReason.LENGTH}
 
 
