@@ -2,6 +2,7 @@
 
 #include "shim.h"
 
+#include "fault.h"
 #include "ggml.h"
 #include "guard.h"
 #include "kernels.h"
@@ -223,7 +224,17 @@ extern "C" int plr_set_lanes(llama_context * ctx, int32_t n_lanes,
     });
 }
 
+static Fault fault;  // of tests
+
+extern "C" void plr_fail_decode(int32_t code, int32_t n_until, int32_t seq_id) {
+    fault = {code, n_until, seq_id};
+}
+
 static int decode(llama_context * ctx, const llama_batch * batch) {
+    if (const int32_t code = fault.take(*batch)) {
+        remember("a test wants this decode to fail");
+        return code;
+    }
     return guarded<int>(PLR_EXCEPTION, [&] {
         const int code = llama_decode(ctx, *batch);
         llama_synchronize(ctx);

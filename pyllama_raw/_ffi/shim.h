@@ -228,6 +228,13 @@ int plr_more(plr_runner * runner, const plr_times * times);
 bool plr_drop(plr_runner * runner, plr_flag * flag);
 
 /*
+ * For tests: after n_until decodes one ends with code, of all contexts, and is not computed;
+ * n_until < 0: all do. With seq_id >= 0 only batches with that slot count. 0: none any more.
+ * Not while something is computed.
+ */
+void plr_fail_decode(int32_t code, int32_t n_until, int32_t seq_id);
+
+/*
  * Log-probabilities of tokens[i] in output row rows[i] of the last batch; ids and values have
  * n_rows times n_top places, unused ids are LLAMA_TOKEN_NULL. Rows that were sampled are
  * changed: ask for others only.

@@ -168,9 +168,7 @@ def test_no_history_of_failures_loses_a_token(seed):
         limits = make_limits(n_slots=rng.randrange(1, 5), **layout)
         requests = make_requests(rng.randrange(1, 7), rng.randrange(1, 40))
 
-        run = Served(
-            requests, limits, rng.choice([4, 16]), failures=draw_failures(rng)
-        )
+        run = Served(requests, limits, rng.choice([4, 16]), failures=draw_failures(rng))
 
         assert run.tokens == Served(requests, limits).tokens
         assert run.errors == {}

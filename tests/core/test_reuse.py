@@ -13,14 +13,11 @@ from pyllama_raw.core.sources import find_source
 from pyllama_raw.core.step import (
     Capture,
     Copy,
-    DecodeStatus,
     Release,
     Restore,
     Shift,
-    StepResult,
     Trim,
 )
-from pyllama_raw.errors import DecodeFailed
 from tests.core.reuse_support import ANSWER, A, B, Engine
 from tests.core.support import finished, make_scheduler, run_until_idle
 

@@ -1,6 +1,6 @@
 """Steps that fail, are aborted or find no memory."""
 
-from pyllama_raw.core.request import Delta, FinishReason
+from pyllama_raw.core.request import Delta
 from pyllama_raw.core.step import DecodeStatus, Release, StepResult, Trim
 from pyllama_raw.errors import (
     DecodeFailed,

@@ -1,5 +1,6 @@
 """Random histories of the scheduler against a model of the context's memory."""
 
+import os
 from array import array
 from collections import Counter
 from random import Random
@@ -366,7 +367,10 @@ class NoFailure:
         return 5
 
 
-SchedulerModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+SchedulerModel.TestCase.settings = settings(
+    max_examples=int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "150")),
+    stateful_step_count=40,
+)
 TestSchedulerModel = SchedulerModel.TestCase
 
 

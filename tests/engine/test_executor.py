@@ -9,7 +9,7 @@ from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan
 from pyllama_raw.engine.opening import build
-from pyllama_raw.errors import DecodeFailed, InvalidBatch, SamplingFailed
+from pyllama_raw.errors import InvalidBatch, SamplingFailed
 from pyllama_raw.native.context import StepOutcome
 from tests.tiny import GENERATING, tiny_model
 
@@ -151,7 +151,7 @@ def test_no_space_changes_no_output(make_parts, step):
 @pytest.mark.parametrize("code", [-2, -3, -1000])
 def test_a_broken_context_is_built_again(make_parts, code):
     """
-    Requests of the failed step end with the error, the others are computed again.
+    All requests are computed again, and have the tokens of runs alone.
     """
     requests = make_requests(5)
     parts = make_parts(token_budget=16)
@@ -159,14 +159,47 @@ def test_a_broken_context_is_built_again(make_parts, code):
     failing = Failing(parts.executor, 2, code)
 
     tokens, ends = run(parts, requests, failing)
-    alone = run_alone(make_parts, "llama", requests)
-    failed = {i for i, end in ends.items() if end.reason is None}
 
     assert failing.status is DecodeStatus.FAILED
     assert before.closed
-    assert 0 < len(failed) < 5
-    assert all(isinstance(ends[i].error, DecodeFailed) for i in failed)
-    assert all(tokens[i] == alone[i] for i in set(alone) - failed)
+    assert [ends[i].error for i in range(5)] == [None] * 5
+    assert tokens == run_alone(make_parts, "llama", requests)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_refused_cut_empties_the_slot(make_parts, name):
+    """
+    What could not be cut is computed again, and no cut is asked for after that.
+    """
+    parts = make_parts(name, n_slots=1, deterministic=False)
+    asked = refuse_cuts(parts.executor)
+    prompts = [make_prompt(0, 60), make_prompt(0, 40) + make_prompt(1, 5)]
+
+    first = [Request(i, p, 4, sampling=GREEDY) for i, p in enumerate(prompts)]
+    tokens, ends = run(parts, first)
+    later = [Request(i + 2, p, 4, sampling=GREEDY) for i, p in enumerate(prompts)]
+    tokens_later, _ = run(parts, later)
+
+    assert {i: len(said) for i, said in tokens.items()} == {0: 4, 1: 4}
+    assert list(tokens_later.values()) == list(tokens.values())
+    assert ends[1].n_cached == 0
+    assert len(asked) <= 1
+
+
+def refuse_cuts(executor) -> list[tuple[int, int]]:
+    """Let the memory forget whole slots only, as recurrent memory does."""
+    context, asked = executor.context, []
+    seq_rm = context.seq_rm
+
+    def refuse(slot, p0=-1, p1=-1):
+        highest = context.seq_pos_max(slot)
+        if 0 < p0 <= (-1 if highest is None else highest):
+            asked.append((slot, p0))
+            return False
+        return seq_rm(slot, p0, p1)
+
+    context.seq_rm = refuse
+    return asked
 
 
 def test_a_bad_batch_is_a_status(make_parts):

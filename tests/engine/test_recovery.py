@@ -1,0 +1,208 @@
+"""Decodes that fail in libllama: what runs is computed again, and nothing is lost."""
+
+import logging
+import os
+from array import array
+from contextlib import contextmanager
+
+import pytest
+
+from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.config import ContextConfig, SchedulerConfig
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.engine.opening import build
+from pyllama_raw.errors import DecodeFailed, InvalidBatch
+from pyllama_raw.native.libllama import lib
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+N_STREAMS = 8
+STRIDE = int(os.environ.get("PYLLAMA_RAW_TEST_STRIDE", "5"))  # 1: a failure at any step
+NAMES = ["llama", "gemma3", "mamba", "jamba"]  # one of each class of memory
+GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
+DRAWN = SamplingParams(
+    temperature=1.5,
+    top_k=0,
+    seed=7,
+    repeat_penalty=1.3,
+    frequency_penalty=0.5,
+    ignore_eos=True,
+)
+SCORED = SamplingParams(
+    temperature=0, seed=0, ignore_eos=True, logprobs=2, prompt_logprobs=1
+)
+
+
+def make_requests(sampling=GREEDY, max_tokens=10) -> list[Request]:
+    return [
+        Request(i, make_prompt(i, 5 + 6 * i), max_tokens, sampling=sampling, **scored)
+        for scored in [{"scores_prompt": sampling.prompt_logprobs is not None}]
+        for i in range(N_STREAMS)
+    ]
+
+
+def make_prompt(number: int, n_tokens: int) -> array:
+    return array("i", [3 + (number * 37 + i * 11) % 200 for i in range(n_tokens)])
+
+
+@contextmanager
+def opened(path, *, deterministic=True, **options):
+    context = ContextConfig(n_ctx=N_STREAMS * 128, n_threads=1)
+    scheduler = SchedulerConfig(n_slots=N_STREAMS, token_budget=64, **options)
+    parts = build(
+        path,
+        EngineConfig(context=context, scheduler=scheduler, deterministic=deterministic),
+    )
+    try:
+        yield parts
+    finally:
+        lib.plr_fail_decode(0, 0, -1)
+        parts.release()
+
+
+class Served:
+    """What came of requests that were all there at the start, told as to `complete`."""
+
+    def __init__(self, parts, requests, code=0, n_until=0, seq_id=-1) -> None:
+        scheduler, executor = parts.scheduler, parts.executor
+        self.tokens = {r.request_id: [] for r in requests}
+        self.logprobs = {r.request_id: [] for r in requests}
+        self.ends = {}
+        for request in requests:
+            executor.open(request)
+            scheduler.add(request, 0.0)
+        before = scheduler.stats()
+        self.n_calls = 0
+        lib.plr_fail_decode(code, n_until, seq_id)
+        while plan := scheduler.schedule(0.0):
+            self.n_calls += 1
+            assert self.n_calls < 5000
+            for event in scheduler.apply(plan, executor.execute(plan), 0.0):
+                self._take(event, executor)
+            scheduler.check_integrity()
+        lib.plr_fail_decode(0, 0, -1)
+        executor._drop()
+        after = scheduler.stats()
+        self.n_steps = after.steps - before.steps
+        self.n_failed = after.failed_steps - before.failed_steps
+        self.n_rebuilt = after.rebuilds - before.rebuilds
+        scheduler.clear_cache()
+
+    def _take(self, event, executor) -> None:
+        if isinstance(event, Finished):
+            self.ends[event.request_id] = event
+            executor.close(event.request_id)
+        else:
+            self.tokens[event.request_id] += event.tokens
+            self.logprobs[event.request_id].append(event.logprobs)
+
+    @property
+    def errors(self) -> dict:
+        return {i: e.error for i, e in self.ends.items() if e.error is not None}
+
+    @property
+    def scores(self) -> dict:
+        return {i: end.prompt_logprobs for i, end in self.ends.items()}
+
+
+def check_any_step(path, requests, code=-3, **options) -> list[int]:
+    """A failure at each step loses nothing; returns the steps whose tokens differ."""
+    with opened(path, **options) as parts:
+        whole = Served(parts, requests)
+        again = Served(parts, requests)
+        assert again.tokens == whole.tokens
+        differ = []
+        for step in range(0, whole.n_steps, STRIDE):
+            run = Served(parts, requests, code, step)
+            assert run.errors == {}
+            assert run.n_failed in (0, 1)  # 0: of a step that was dropped anyway
+            assert run.scores == whole.scores
+            if (run.tokens, run.logprobs) != (whole.tokens, whole.logprobs):
+                differ.append(step)
+        return differ
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("code", [-1, -3, -1000])
+def test_a_decode_that_fails_once_changes_no_token(name, code):
+    """
+    At whichever step of eight deterministic streams, begun ahead or not: no error, and
+    the tokens of an undisturbed run.
+    """
+    assert check_any_step(tiny_model(name), make_requests(), code) == []
+
+
+@pytest.mark.parametrize("sampling", [DRAWN, SCORED], ids=["drawn", "scored"])
+def test_samplers_and_scores_do_not_notice(sampling):
+    """
+    Nothing is drawn, penalised or scored twice.
+    """
+    assert check_any_step(tiny_model("llama"), make_requests(sampling)) == []
+
+
+def test_the_default_model_loses_no_token(model_path):
+    """
+    As with the tiny models, at a few steps.
+    """
+    with opened(model_path) as parts:
+        requests = make_requests(max_tokens=12)
+        whole = Served(parts, requests)
+
+        runs = [Served(parts, requests, -3, step) for step in (3, 11, 17)]
+
+    assert [run.errors for run in runs] == [{}] * 3
+    assert [run.tokens for run in runs] == [whole.tokens] * 3
+
+
+def test_a_shared_pool_loses_no_request():
+    """
+    Without `deterministic` outputs are whole, too; last digits may differ.
+    """
+    with opened(tiny_model("llama"), deterministic=False) as parts:
+        requests = make_requests()
+        n_steps = Served(parts, requests).n_steps
+
+        runs = [Served(parts, requests, -3, k) for k in range(0, n_steps, STRIDE)]
+
+    assert [run.errors for run in runs] == [{}] * len(runs)
+    assert all(len(t) == 10 for run in runs for t in run.tokens.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("code", "error"), [(-1, InvalidBatch), (-3, DecodeFailed), (-2, DecodeFailed)]
+)
+def test_only_who_always_fails_ends(name, code, error):
+    """
+    A decode with one certain request fails whenever; the others have all their tokens.
+    """
+    requests = make_requests()
+    with opened(tiny_model(name)) as parts:
+        whole = Served(parts, requests)
+
+        run = Served(parts, requests, code, -1, seq_id=3)
+
+    assert list(run.errors) == [3]
+    assert isinstance(run.errors[3], error)
+    assert run.tokens == whole.tokens | {3: []}
+    assert run.n_failed <= 4
+
+
+def test_a_context_that_always_fails_ends_all_and_serves_again(caplog):
+    """
+    Every request has the error of libllama, rebuilds are bounded, counted and logged, and
+    when it works again so does the engine.
+    """
+    requests = make_requests()
+    with opened(tiny_model("llama")) as parts:
+        whole = Served(parts, requests)
+        with caplog.at_level(logging.WARNING, logger="pyllama_raw"):
+            broken = Served(parts, requests, -3, -1)
+        later = Served(parts, requests)
+
+    assert sorted(broken.errors) == list(range(N_STREAMS))
+    assert broken.n_failed == broken.n_rebuilt <= 4 * N_STREAMS
+    assert len(caplog.records) == broken.n_rebuilt
+    assert f"rebuild {broken.n_rebuilt}" in caplog.records[-1].getMessage()
+    assert later.tokens == whole.tokens
