@@ -23,6 +23,7 @@ class PrefillTurns:
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
         self._turn = 0  # slot that goes first
+        self._last_turn = 0  # the one that went first the last time
 
     def share(
         self, budget: int, prompts: Items[Sequence], *, mixes: bool = True
@@ -37,6 +38,7 @@ class PrefillTurns:
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
         """
+        self._last_turn = self._turn
         ring = self._ring(prompts)
         given: dict[int, int] = {}
         while ring and budget > 0:
@@ -63,6 +65,14 @@ class PrefillTurns:
         if ring:
             self._turn = ring[0].slot or 0
         return given
+
+    def repeat(self) -> None:
+        """What was shared last was not computed: whose turn it was goes first again."""
+        self._turn = self._last_turn
+
+    def restart(self) -> None:
+        """Begin with the first slot, as if there had been no step."""
+        self._turn = 0
 
     def _ring(self, prompts: Items[Sequence]) -> deque[Sequence]:
         ring = deque(prompts)

@@ -326,6 +326,7 @@ class PrefixReuse:
         for sequence in self._slots.running:
             sequence.leader = None
             sequence.points.clear()
+            sequence.deficit = 0
         self._emptied = sorted(self._slots.running, key=lambda s: s.rank)
 
 

@@ -409,9 +409,19 @@ class Scheduler:
         elif alone:  # the slot may hold something else than is believed
             for sequence, _ in parts:
                 roster.rewind(sequence, 0)
-        culprit = self._suspects.accuse(parts, alone=alone, by_chance=is_fatal)
+        self._repeat(from_start=is_fatal)
+        culprit = self._suspects.accuse(parts, alone=alone)
         if culprit is not None:
             roster.finish(culprit, result.error, now)
+
+    def _repeat(self, *, from_start: bool) -> None:
+        """Take the failed step, or all, again: equal steps give equal last digits."""
+        if from_start:
+            self._turns.restart()
+            self._has_decoded = False
+        else:
+            self._turns.repeat()
+            self._has_decoded = not self._has_decoded
 
 
 def _decode(streams: list[Sequence]) -> list[Chunk]:

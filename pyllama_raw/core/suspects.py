@@ -2,10 +2,9 @@
 Who is computed with whom after a decode has failed.
 
 libllama does not say which sequence made a batch fail, so they are computed again:
-1. All together once more, since most failures are of the moment. A batch that broke a rule
-   will do so again, and skips this.
+1. All together once more, since most failures are of the moment.
 2. Who takes part in a second failure is computed alone until it is past the place.
-3. Who fails alone twice is the culprit, and ends. The others are suspected no more.
+3. Who fails alone twice is the culprit, and ends. The others go on together again.
 
 A failure either brings somebody nearer to its end or comes after somebody got on, so there
 is no endless loop. What fails only together is computed alone for longer each time, so the
@@ -63,26 +62,22 @@ class Suspects:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def accuse(
-        self, parts: Iterable[Part], *, alone: bool, by_chance: bool
-    ) -> Sequence | None:
+    def accuse(self, parts: Iterable[Part], *, alone: bool) -> Sequence | None:
         """
         Take in that the decode of *parts* failed; returns the culprit, once it is known.
 
         Args:
             alone: nobody else was in the batch.
-            by_chance: the same batch might work.
         """
         isolates = False
         for sequence, end in parts:
             request_id = sequence.request.request_id
             suspect = self._all.setdefault(request_id, _Suspect(sequence))
             was_isolated = suspect.is_isolated
-            suspect.n_failed += 1 if by_chance else 1 + N_TOGETHER
+            suspect.n_failed += 1
             suspect.n_alone += alone
             if suspect.n_alone >= N_ALONE:
-                self._all.clear()
-                self._stretch = 1  # it was a request, not the context
+                self._release(request_id)
                 return sequence
             n_more = 1
             if suspect.is_isolated and not was_isolated and not alone:
@@ -92,6 +87,14 @@ class Suspects:
         if isolates:
             self._stretch = min(self._stretch * STRETCH_FACTOR, MAX_STRETCH)
         return None
+
+    def _release(self, culprit: int) -> None:
+        """Nobody is suspected any more for what the *culprit* did."""
+        del self._all[culprit]
+        self._stretch = 1  # it was a request, not the context
+        for suspect in self._all.values():
+            if not suspect.n_alone:
+                suspect.n_failed = min(suspect.n_failed, N_TOGETHER)
 
     def clear(self, alive: Mapping[int, Sequence]) -> None:
         """Forget who has got past its failure, or has ended."""

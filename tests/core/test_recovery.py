@@ -275,15 +275,16 @@ def test_who_was_not_computed_is_not_suspected():
     assert [chunk.request_id for chunk in plan.chunks] == [1]
 
 
-def test_a_batch_that_is_refused_is_not_tried_again():
+def test_a_batch_that_is_refused_has_changed_nothing():
     """
-    INVALID is no chance: its sequences are computed alone at once, from where they are.
+    INVALID twice: its sequences are computed alone, from where they are.
     """
     scheduler = make_scheduler()
     for request_id in range(2):
         scheduler.add(make_request(request_id, n_prompt=4), 0.0)
     step(scheduler)
-    fail(scheduler, scheduler.schedule(0.0), INVALID, -1)
+    for _ in range(2):
+        fail(scheduler, scheduler.schedule(0.0), INVALID, -1)
 
     plans = [step(scheduler)[0] for _ in range(2)]
 

@@ -29,9 +29,8 @@ DRAWN = SamplingParams(
     frequency_penalty=0.5,
     ignore_eos=True,
 )
-SCORED = SamplingParams(
-    temperature=0, seed=0, ignore_eos=True, logprobs=2, prompt_logprobs=1
-)
+WATCHED = SamplingParams(temperature=0, seed=0, ignore_eos=True, logprobs=2)
+SCORED = SamplingParams(temperature=0, seed=0, ignore_eos=True, prompt_logprobs=1)
 
 
 def make_requests(sampling=GREEDY, max_tokens=10) -> list[Request]:
@@ -106,21 +105,27 @@ class Served:
         return {i: end.prompt_logprobs for i, end in self.ends.items()}
 
 
-def check_any_step(path, requests, code=-3, **options) -> list[int]:
-    """A failure at each step loses nothing; returns the steps whose tokens differ."""
-    with opened(path, **options) as parts:
-        whole = Served(parts, requests)
-        again = Served(parts, requests)
-        assert again.tokens == whole.tokens
-        differ = []
-        for step in range(0, whole.n_steps, STRIDE):
-            run = Served(parts, requests, code, step)
-            assert run.errors == {}
-            assert run.n_failed in (0, 1)  # 0: of a step that was dropped anyway
-            assert run.scores == whole.scores
-            if (run.tokens, run.logprobs) != (whole.tokens, whole.logprobs):
-                differ.append(step)
-        return differ
+def check_any_step(path, requests, code=-3) -> list[int]:
+    """
+    A failure at each step loses nothing; returns the steps whose tokens or log-probabilities
+    differ.
+    """
+    whole = serve(path, requests)
+    differ = []
+    for step in range(0, whole.n_steps, STRIDE):
+        run = serve(path, requests, code, step)
+        assert run.errors == {}
+        assert run.n_failed in (0, 1)  # 0: of a step that was dropped anyway
+        assert run.scores == whole.scores
+        if (run.tokens, run.logprobs) != (whole.tokens, whole.logprobs):
+            differ.append(step)
+    return differ
+
+
+def serve(path, requests, code=0, n_until=0, seq_id=-1) -> Served:
+    """All *requests* on a new engine."""
+    with opened(path) as parts:
+        return Served(parts, requests, code, n_until, seq_id)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -133,10 +138,12 @@ def test_a_decode_that_fails_once_changes_no_token(name, code):
     assert check_any_step(tiny_model(name), make_requests(), code) == []
 
 
-@pytest.mark.parametrize("sampling", [DRAWN, SCORED], ids=["drawn", "scored"])
+@pytest.mark.parametrize(
+    "sampling", [DRAWN, WATCHED, SCORED], ids=["drawn", "watched", "scored"]
+)
 def test_samplers_and_scores_do_not_notice(sampling):
     """
-    Nothing is drawn, penalised or scored twice.
+    Nothing is drawn, penalised or scored twice, and log-probabilities have the same bits.
     """
     assert check_any_step(tiny_model("llama"), make_requests(sampling)) == []
 
