@@ -147,7 +147,8 @@ async def test_if_all_fail_the_first_error_is_raised():
     """
     Reading and the results raise only when no output is left.
     """
-    executor = FakeExecutor(fake_limits(), failures={0: DecodeStatus.FAILED})
+    always = dict.fromkeys(range(20), DecodeStatus.FAILED)
+    executor = FakeExecutor(fake_limits(), failures=always)
     async with fake_engine(executor) as engine:
         with pytest.raises(DecodeFailed):
             await engine.complete_n("hello", SamplingParams(n=2))

@@ -298,7 +298,8 @@ async def test_failures_below_are_raised_in_the_reader():
     """
     What libllama failed with ends the request; deltas before it are read first.
     """
-    executor = FakeExecutor(fake_limits(), failures={2: DecodeStatus.FAILED})
+    twice = {2: DecodeStatus.FAILED, 3: DecodeStatus.FAILED}
+    executor = FakeExecutor(fake_limits(), failures=twice)
     async with fake_engine(executor) as engine:
         async with engine.generate("a", SamplingParams(max_tokens=9)) as generation:
             first = [(await anext(generation)).text]

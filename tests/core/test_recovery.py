@@ -243,6 +243,21 @@ def test_a_suspect_is_computed_alone_until_it_is_past():
     ]
 
 
+def test_a_culprit_does_not_clear_who_failed_alone():
+    """
+    One failure alone is remembered while another request turns out to be a culprit.
+    """
+    scheduler = make_scheduler(unified=False, mixes=False, kind=SnapshotKind.STATE)
+    for request_id in range(2):
+        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=9), 0.0)
+    step(scheduler)
+    step(scheduler)
+
+    ends = [fail(scheduler, scheduler.schedule(0.0))[0] for _ in range(4)]
+
+    assert [[end.request_id for end in found] for found in ends] == [[], [], [0], [1]]
+
+
 def test_who_left_while_its_step_failed_is_not_suspected():
     """
     A request that was cancelled meanwhile ends as that, and the other goes on.

@@ -153,11 +153,26 @@ def test_an_executor_that_breaks_ends_every_stream(loop):
     thread.close()
 
 
-def test_a_failed_decode_ends_its_requests_and_not_the_engine(loop, started):
+def test_a_failed_decode_is_counted_and_loses_nothing(loop, started):
+    """
+    The request has all its tokens, and statistics tell of the failure.
+    """
+    executor = FakeExecutor(fake_limits(), failures={1: DecodeStatus.FAILED})
+    started(thread := make_thread(executor))
+    stream = PlainStream(loop)
+
+    thread.submit(make_request(0), stream)
+    end = stream.read_to_end()[-1]
+
+    assert (end.reason, end.error) == (FinishReason.LENGTH, None)
+    assert (thread.stats.failed_steps, thread.stats.rebuilds) == (1, 1)
+
+
+def test_a_decode_that_always_fails_ends_its_request_and_not_the_engine(loop, started):
     """
     Statuses of the executor are no bugs: the next request is served.
     """
-    executor = FakeExecutor(fake_limits(), failures={0: DecodeStatus.FAILED})
+    executor = FakeExecutor(fake_limits(), poison={0: DecodeStatus.FAILED})
     started(thread := make_thread(executor))
     first, second = PlainStream(loop), PlainStream(loop)
 
