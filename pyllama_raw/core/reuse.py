@@ -266,9 +266,9 @@ class PrefixReuse:
     def settle(self, result: StepResult) -> None:
         """Take in which captures and restores of the step have worked."""
         for index, (tier, hit, n_live) in self._restoring.items():
-            seconds = result.restore_s.get(index, 0.0)
-            self._speeds[tier.tier].observe(hit.n_bytes, seconds)
             if index not in result.not_restored:
+                seconds = result.restore_s.get(index, 0.0)
+                self._speeds[tier.tier].observe(hit.n_bytes, seconds)
                 tier.cache.record(hit, n_live)
             elif (sequence := self._slots.all[index].sequence) is not None:
                 self._emptied.append(sequence)  # the next best may be had

@@ -2,9 +2,12 @@
 
 import pytest
 
+from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Restore, Trim
+from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
 from tests.core.reuse_support import ANSWER, A, B, Engine
 
 LONG = [*A, *range(300, 318)]
@@ -112,12 +115,16 @@ def test_memory_that_refuses_cuts_is_not_shifted_either():
     assert engine.scheduler.stats().shifted == 0
 
 
-def test_nothing_is_written_to_files_that_would_have_to_be_cut():
+@pytest.mark.parametrize(("fails", "n_plans"), [((), 1), ((Trim,), 0)])
+def test_nothing_is_written_to_files_that_would_have_to_be_cut(fails, n_plans):
     """
-    Nor is what idle slots hold at the end.
+    Not even what idle slots hold at the end, which is written otherwise.
     """
-    engine = Engine(1, fails=(Trim,))
+    index = PrefixCache(SnapshotKind.STATE, max_bytes=10**6, max_entries=10)
+    disk = DiskTier(index, lambda n: HEAD_BYTES + TOKEN_BYTES * n)
+    disk.min_gain = 1
+    engine = Engine(1, fails=fails, disk=disk)
     engine.run(A)
     engine.run([*A[:20], 5])
 
-    assert list(engine.scheduler.last_plans()) == []
+    assert len(list(engine.scheduler.last_plans())) == n_plans

@@ -380,19 +380,23 @@ def test_after_a_failure_snapshots_and_leaders_are_used(kind):
 
 def test_prompts_that_lack_cells_make_room():
     """
-    Sequences that shared cells may not fit together any more: one gives way.
+    Two that shared cells do not fit when each computes its own: one gives way, and a step
+    is never empty.
     """
-    limits = ContextLimits(2, 64, 64, 60)
-    scheduler = Scheduler(limits, Pieces(), token_budget=64)
-    scheduler.add(make_request(0, n_prompt=40, max_tokens=2), 0.0)
-    plan = scheduler.schedule(0.0)
-    lost = frozenset({0})
-    sequence = scheduler._roster.alive[0]
+    engine = Engine(
+        2, n_ctx_slot=128, n_cells=200, token_budget=8, prefill_quantum=8, n_batch=8
+    )
+    prompt = list(range(100, 120))
+    for _ in range(2):
+        engine.add(prompt, 100)
+    while min(len(text) for text in engine.texts.values()) < 108:
+        engine.step()
+    engine.scheduler._reuse.keeps = False  # nothing is shared this time
+    engine.fail(engine.plan())
 
-    scheduler.apply(plan, StepResult(tokens=(None,), not_restored=lost), 0.0)
+    engine.run()
 
-    assert sequence.n_computed == 0
-    assert shape(scheduler.schedule(0.0)) == [(0, 0, 40, True)]
+    assert {end.n_output for end in engine.ends.values()} == {100}
 
 
 @pytest.mark.parametrize(
