@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
@@ -45,14 +45,6 @@ from pyllama_raw.errors import PromptTooLong
 NO_COST = SnapshotCost()
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
-
-
-class Ready(NamedTuple):
-    """Sequences that can go on in the next step."""
-
-    streams: list[Sequence]  # by one token
-    prompts: list[Sequence]
-    replays: bool  # a stream computes output again that is known
 
 
 class Scheduler:
@@ -240,7 +232,7 @@ class Scheduler:
     def _chunks(self, now: float) -> tuple[list[Chunk], int]:
         """What to compute, and how many steps go on with just that."""
         decodes, prompts, replays = self._ready(now)
-        recovers = bool(self._suspects)
+        recovers = bool(self._suspects.all)
         if recovers:
             decodes, prompts = self._suspects.narrow(decodes, prompts)
         has_streams, has_prompts = bool(decodes), bool(prompts)
@@ -283,7 +275,7 @@ class Scheduler:
         """See StepPlan.goes_on."""
         if not decodes:
             return 0
-        n_ctx_slot = self.limits.n_ctx_slot
+        n_ctx_slot = self._slots.limits.n_ctx_slot
         n_more = self._slots.n_free_cells // len(decodes) - 1
         for s in decodes:
             n_left = min(s.request.max_tokens - s.n_output, n_ctx_slot - len(s.tokens))
@@ -301,18 +293,22 @@ class Scheduler:
             and not any(s.points or s.stop_finder for s in decodes)
         )
 
-    def _ready(self, now: float) -> Ready:
-        """Sequences that can go on; preempts until all that decode fit."""
+    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], bool]:
+        """
+        Sequences that go on by one token, and prompts; preempts until all that decode fit.
+
+        Also whether one of the former computes output again that is known.
+        """
         while True:
-            ready = self._divide()
-            n_cells = len(ready.streams) or min(len(ready.prompts), 1)
+            ready = streams, prompts, _ = self._divide()
+            n_cells = len(streams) or min(len(prompts), 1)
             self._reuse.reclaim(n_cells)
             # Each turn takes one of those who run away, so this comes to an end.
             if n_cells <= self._slots.n_free_cells or not self._slots.running:
                 return ready
             self._roster.make_room(now)
 
-    def _divide(self) -> Ready:
+    def _divide(self) -> tuple[list[Sequence], list[Sequence], bool]:
         streams: list[Sequence] = []
         prompts: list[Sequence] = []
         replays = False
@@ -327,7 +323,7 @@ class Scheduler:
                 else:
                     streams.append(sequence)
                     replays = True
-        return Ready(streams, prompts, replays)
+        return streams, prompts, replays
 
     def _prefill_budget(
         self, n_decodes: int, n_behind: int, *, has_streams: bool
@@ -356,7 +352,7 @@ class Scheduler:
             case DecodeStatus.OK:
                 self._prefill_cap = None
                 n_tokens = self._outputs.take(plan, result, now)
-                if self._suspects:
+                if self._suspects.all:
                     self._suspects.clear(self._roster.alive)
                 if plan.goes_on < 2 and n_tokens > len(plan.chunks):  # else no prompt
                     self._speed.observe(n_tokens, now - self._started)

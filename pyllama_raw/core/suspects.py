@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Suspect:
+class Suspect:
     sequence: Sequence
     n_failed: int = 0  # decodes it took part in, since it was cleared
     n_alone: int = 0  # of these, alone
@@ -53,14 +53,15 @@ class _Suspect:
 
 
 class Suspects:
-    """Sequences that took part in a failed decode and have not got past it yet."""
+    """
+    Sequences that took part in a failed decode and have not got past it yet.
+
+    `all` is empty most of the time; every step looks at it.
+    """
 
     def __init__(self) -> None:
-        self._all: dict[int, _Suspect] = {}  # by request_id
+        self.all: dict[int, Suspect] = {}  # by request_id
         self._stretch = 1  # tokens that who is isolated next is computed alone
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
 
     def accuse(self, parts: Iterable[Part], *, alone: bool) -> Sequence | None:
         """
@@ -72,7 +73,7 @@ class Suspects:
         isolates = False
         for sequence, end in parts:
             request_id = sequence.request.request_id
-            suspect = self._all.setdefault(request_id, _Suspect(sequence))
+            suspect = self.all.setdefault(request_id, Suspect(sequence))
             was_isolated = suspect.is_isolated
             suspect.n_failed += 1
             suspect.n_alone += alone
@@ -90,17 +91,17 @@ class Suspects:
 
     def _release(self, culprit: int) -> None:
         """Nobody is suspected any more for what the *culprit* did."""
-        del self._all[culprit]
+        del self.all[culprit]
         self._stretch = 1  # it was a request, not the context
-        for suspect in self._all.values():
+        for suspect in self.all.values():
             if not suspect.n_alone:
                 suspect.n_failed = min(suspect.n_failed, N_TOGETHER)
 
     def clear(self, alive: Mapping[int, Sequence]) -> None:
         """Forget who has got past its failure, or has ended."""
-        self._all = {
+        self.all = {
             request_id: suspect
-            for request_id, suspect in self._all.items()
+            for request_id, suspect in self.all.items()
             if request_id in alive and not suspect.is_cleared
         }
 
@@ -119,5 +120,5 @@ class Suspects:
         return ([first], []) if first in streams else ([], [first])
 
     def _is_isolated(self, request_id: int) -> bool:
-        suspect = self._all.get(request_id)
+        suspect = self.all.get(request_id)
         return suspect is not None and suspect.is_isolated
