@@ -3,16 +3,16 @@
 import pytest
 
 from pyllama_raw.core.request import FinishReason
-from pyllama_raw.errors import EngineStalled
+from pyllama_raw.errors import EngineStalled, NoKVSpace
 from tests.core.support import answer, make_request, make_scheduler
 
 
-@pytest.mark.parametrize("n_cells", [0, 3])
-def test_work_that_cannot_be_planned_ends_with_counts(n_cells):
+def test_work_that_cannot_be_planned_ends_with_counts():
     """
-    A context whose cells hold no prompt ends all who are left, running or waiting.
+    A batch that takes no token ends all who are left, running or waiting.
     """
-    scheduler = make_scheduler(n_slots=1, n_cells=n_cells)
+    scheduler = make_scheduler(n_slots=1, n_cells=64)
+    object.__setattr__(scheduler.limits, "n_batch", 0)  # no context is like that
     for request_id in range(3):
         scheduler.add(make_request(request_id, n_prompt=8), 0.0)
     ends = []
@@ -30,8 +30,8 @@ def test_work_that_cannot_be_planned_ends_with_counts(n_cells):
             "n_running": 1,
             "n_waiting": 2,
             "n_slots": 1,
-            "n_cells_used": n_cells,
-            "n_cells": n_cells,
+            "n_cells_used": 0,
+            "n_cells": 64,
         }
 
 
@@ -55,5 +55,5 @@ def test_planning_ends_whatever_the_context_says_it_has(n_cells):
     assert plan.chunks
     assert [end.reason or type(end.error) for end in ends] == [
         FinishReason.CANCELLED,
-        EngineStalled,
+        NoKVSpace,
     ]
