@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from pyllama_raw.sampling.params import SamplingParams
     from pyllama_raw.sync import generate, score
 
+__version__ = "0.1.0"  # pyproject.toml reads it here
+
 __all__ = [
     "AsyncEngine",
     "BadGrammar",

@@ -113,7 +113,7 @@ def _from_hugging_face(spec: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise ModelNotFound(spec, "run `pip install pyllama_raw[hf]` first") from error
+        raise ModelNotFound(spec, "run `pip install huggingface_hub` first") from error
     try:
         return Path(hf_hub_download(f"{owner}/{repo}", file))
     except (OSError, ValueError) as error:  # its errors all derive from these

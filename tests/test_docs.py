@@ -63,8 +63,8 @@ def test_commands_are_understood(path: Path):
         words = shlex.split(line, comments=True)
         for word in words:
             assert not word.startswith("benchmarks/") or (ROOT / word).is_file()
-        if words[1:3] == ["-m", "pyllama_raw"]:
-            _parser().parse_args(words[3:])
+        if words[:1] == ["pyllama-raw"]:
+            _parser().parse_args(words[1:])
         elif words and words[0].startswith("scripts/"):
             assert (ROOT / words[0]).is_file()
 

@@ -2,17 +2,15 @@
 
 import ast
 import importlib.metadata
+import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import pyllama_raw
 from pyllama_raw import LibraryNotBuilt, _ffi
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # A finder that refuses the extension, as on a machine where it was never built.
 HIDE_EXTENSION = """
@@ -46,13 +44,11 @@ def test_every_public_name_exists():
     assert all(hasattr(pyllama_raw, name) for name in names)
 
 
-def test_installed_version_is_the_declared_one():
+def test_the_version_is_that_of_the_installation():
     """
-    The metadata of the installation carries the version of pyproject.toml.
+    The package and the metadata of its installation carry one version.
     """
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-    assert importlib.metadata.version("pyllama_raw") == declared["version"]
+    assert importlib.metadata.version("pyllama_raw") == pyllama_raw.__version__
 
 
 def test_types_are_shipped():
@@ -141,6 +137,32 @@ except LibraryNotBuilt as error:
 
     assert "hidden by a test" in message
     assert "pip install" in message
+
+
+@pytest.mark.native
+def test_a_source_tree_names_the_installed_copy_that_it_hides(tmp_path: Path):
+    """
+    A copy without the extension, first on the path, says where the built one is and
+    three ways to get to it.
+    """
+    package = Path(pyllama_raw.__file__).parent
+    unbuilt = shutil.ignore_patterns("*.so", "lib", "__pycache__")
+    shutil.copytree(package, tmp_path / "pyllama_raw", ignore=unbuilt)
+    code = f"import sys; sys.path.append({str(package.parent)!r}); import pyllama_raw._ffi as f; f.lib"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    message = done.stderr.splitlines()[-1]
+    assert f"imports pyllama_raw from {tmp_path}/pyllama_raw" in message
+    assert f"in {package.parent}: run `pyllama-raw`" in message
+    assert "leave this folder, or start Python with -P" in message
 
 
 def test_boundary_keeps_the_cause(monkeypatch):
