@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pyllama_raw.bench.shape import Shape
 from pyllama_raw.bench.workloads import WORKLOADS
-from pyllama_raw.cli.options import MODEL_HELP, add_engine
+from pyllama_raw.cli.engine_options import add_engine
+from pyllama_raw.cli.options import MODEL_HELP
 
 SHAPE = tuple(field.name for field in fields(Shape))
 

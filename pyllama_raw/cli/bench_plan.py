@@ -13,7 +13,7 @@ from pyllama_raw.bench.words import generator
 from pyllama_raw.bench.workloads import WORKLOADS, Workload
 from pyllama_raw.bench.writer import Writer
 from pyllama_raw.cli.bench_options import SHAPE
-from pyllama_raw.cli.options import engine_config, given
+from pyllama_raw.cli.engine_options import engine_config, given
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.errors import ConfigError
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from functools import partial
 from signal import SIG_IGN, SIGINT, signal
+from typing import Any
 
+from pyllama_raw import __version__
 from pyllama_raw.cli import bench_options, options
+from pyllama_raw.cli.flags import Parser, told
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
+STATUS = """\
+exit status:
+  0    everything that was asked for succeeded
+  1    a request failed, or something cannot be read, written or run; for
+       `bench compare`: something got worse
+  2    the flags or files do not make sense; for `tune` and `bench compare`: what was
+       measured proves nothing
+  130  interrupted by Ctrl-C
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,38 +43,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Nobody reads: let the flush at exit go nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except ConfigError as error:
+        sys.stderr.write(f"error: {told(error, parsed.parser.flags())}\n")
+        return WRONG_USE
     except (PyllamaError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return WRONG_USE if isinstance(error, ConfigError) else FAILED
+        return FAILED
     return status
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="pyllama_raw", description="Run GGUF models.")
+def _parser() -> Parser:
+    parser = Parser(
+        prog="pyllama-raw",
+        description="Run GGUF models.",
+        epilog=STATUS,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"pyllama_raw {__version__}"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    generate = commands.add_parser("generate", help="complete prompts, many at a time")
-    options.add_generate(generate)
-    generate.set_defaults(run=_generate)
-    info = commands.add_parser("info", help="show library, devices, model and limits")
-    options.add_info(info)
-    info.set_defaults(run=_info)
-    tune = commands.add_parser("tune", help="find the fastest options on this machine")
-    options.add_tune(tune)
-    tune.set_defaults(run=_tune)
-    _add_bench(commands.add_parser("bench", help="measure, compare and report speed"))
+    _add(commands, "chat", options.add_chat, _chat, "talk with a model")
+    _add(
+        commands,
+        "generate",
+        options.add_generate,
+        _generate,
+        "complete prompts, many at a time",
+    )
+    _add(
+        commands,
+        "info",
+        options.add_info,
+        _info,
+        "show library, devices, model, limits",
+    )
+    _add(
+        commands,
+        "tune",
+        options.add_tune,
+        _tune,
+        "find the fastest options on a machine",
+    )
+    bench = commands.add_parser("bench", help="measure, compare and report speed")
+    of_bench = bench.add_subparsers(required=True, metavar="COMMAND")
+    for name, add, text in (
+        ("run", bench_options.add_run, "put a workload on targets"),
+        ("compare", bench_options.add_compare, "tell changes from noise"),
+        ("report", bench_options.add_report, "show results again"),
+    ):
+        _add(of_bench, name, add, partial(_bench, name), text)
     return parser
 
 
-def _add_bench(bench: ArgumentParser) -> None:
-    commands = bench.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="put a workload on targets")
-    bench_options.add_run(run)
-    compare = commands.add_parser("compare", help="tell changes from noise")
-    bench_options.add_compare(compare)
-    report = commands.add_parser("report", help="show results again")
-    bench_options.add_report(report)
-    for name, parser in (("run", run), ("compare", compare), ("report", report)):
-        parser.set_defaults(run=partial(_bench, name))
+def _add(
+    commands: Any,
+    name: str,
+    add_flags: Callable[[ArgumentParser], None],
+    run: Callable[[Namespace], int],
+    text: str,
+) -> None:
+    parser: Parser = commands.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=STATUS,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    add_flags(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _chat(parsed: Namespace) -> int:
+    from pyllama_raw.cli.chat import chat
+
+    return chat(parsed)
 
 
 def _generate(parsed: Namespace) -> int:
@@ -87,6 +142,7 @@ def _bench(name: str, parsed: Namespace) -> int:
     try:
         from pyllama_raw.cli import bench
     except ImportError as error:
-        raise ConfigError(f"{error}: pip install pyllama_raw[bench]") from error
+        missing = "pip install httptools matplotlib psutil"
+        raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error
     status: int = getattr(bench, name)(parsed)
     return status

@@ -15,6 +15,8 @@ from typing import Any
 import anyio
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli.conversation import Conversation
+from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.groups import first
 from pyllama_raw.cli.inputs import (
     BadInput,
@@ -23,7 +25,7 @@ from pyllama_raw.cli.inputs import (
     from_file,
     from_prompts,
 )
-from pyllama_raw.cli.options import SAMPLING, engine_config, given, model_spec
+from pyllama_raw.cli.sampling_options import SAMPLING
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
@@ -151,8 +153,13 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
     deadline_s = options.deadline_s
     if bool(options.prompts) == bool(options.input):
         raise ConfigError("give prompts or --input FILE, one of them")
+    if options.system is not None and not options.chat:
+        raise ConfigError("--system goes with --chat; a line of --input has messages")
     if options.input:
         return from_file(options.input, defaults=defaults, deadline_s=deadline_s)
     return from_prompts(
-        options.prompts, chat=options.chat, defaults=defaults, deadline_s=deadline_s
+        options.prompts,
+        chat=Conversation(options.system) if options.chat else None,
+        defaults=defaults,
+        deadline_s=deadline_s,
     )

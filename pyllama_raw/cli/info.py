@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pyllama_raw.cli.options import engine_config, model_spec
+from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
 from pyllama_raw.engine.kernels_used import kernels_used

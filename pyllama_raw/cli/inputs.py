@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.config import Token
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.prompt import Prompt
@@ -53,16 +54,16 @@ Input = InputRequest | BadInput
 def from_prompts(
     prompts: Sequence[str],
     *,
-    chat: bool,
+    chat: Conversation | None,
     defaults: Mapping[str, Any],
     deadline_s: float | None,
 ) -> list[Input]:
-    """Requests for prompts given as arguments; chat: each is a message of the user."""
+    """Requests for prompts given as arguments; each is what the user says in *chat*."""
     sampling = SamplingParams(**defaults)
     return [
         InputRequest(
             index,
-            [{"role": "user", "content": prompt}] if chat else prompt,
+            prompt if chat is None else chat.with_message(prompt),
             sampling,
             deadline_s=deadline_s,
         )

@@ -49,6 +49,10 @@ class Terminal:
         self._err.flush()
         self._draw()
 
+    def note(self, line: str) -> None:
+        """Like say(), dim on a terminal: beside what the person came for."""
+        self.say(f"\x1b[2m{line}\x1b[0m" if self.has_status else line)
+
     def status(self, line: str) -> None:
         """Show *line* until the next one; nothing if stderr is no terminal."""
         self._status = line

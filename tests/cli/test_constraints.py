@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import SamplingParams
+from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.inputs import InputRequest, parse_line
-from pyllama_raw.cli.options import SAMPLING, add_generate, given
+from pyllama_raw.cli.options import add_generate
+from pyllama_raw.cli.sampling_options import SAMPLING
 
 
 def parse(*arguments: str) -> dict[str, object]:

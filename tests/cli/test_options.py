@@ -4,7 +4,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from pyllama_raw import ContextConfig, Profile
-from pyllama_raw.cli.options import add_engine, add_generate, engine_config, model_spec
+from pyllama_raw.cli.engine_options import add_engine, engine_config, model_spec
+from pyllama_raw.cli.options import add_generate
 from pyllama_raw.config import CacheConfig
 from pyllama_raw.profile import Settings
 

@@ -1,0 +1,168 @@
+"""
+`chat`: a conversation in the terminal, or with a pipe.
+
+The main thread reads lines and gets Ctrl-C; the engine's event loop has a thread of its
+own. So Ctrl-C can cancel one answer, and the engine and what it has cached stay. While
+there is a generation Ctrl-C cancels that, and raises nothing; else it is an exception.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from signal import SIGINT, signal
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli.conversation import Conversation
+from pyllama_raw.cli.engine_options import engine_config, given, model_spec
+from pyllama_raw.cli.sampling_options import SAMPLING
+from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.errors import PromptTooLong, RequestError
+from pyllama_raw.generation import Generation
+from pyllama_raw.models import resolve_model
+from pyllama_raw.results import Result
+from pyllama_raw.sampling.params import SamplingParams
+
+MAX_TOKENS = 1024  # of an answer
+
+
+def chat(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    params = SamplingParams(**{"max_tokens": MAX_TOKENS} | given(options, SAMPLING))
+    opening = AsyncEngine.open(
+        resolve_model(model_spec(options)), engine_config(options)
+    )
+    terminal = Terminal(sys.stdout, sys.stderr)
+    terminal.status("loading the model")
+    try:
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(opening) as engine,
+        ):
+            terminal.close()
+            talk = Conversation(options.system)
+            talker = Chat(portal, engine, params, terminal, talk)
+            previous = signal(SIGINT, talker.on_interrupt)
+            try:
+                return talker.run()
+            finally:
+                signal(SIGINT, previous)
+    finally:
+        terminal.close()
+
+
+class Chat:
+    """Reads lines and answers them until there are no more."""
+
+    def __init__(
+        self,
+        portal: BlockingPortal,
+        engine: AsyncEngine,
+        params: SamplingParams,
+        terminal: Terminal,
+        conversation: Conversation,
+    ) -> None:
+        self._portal = portal
+        self._engine = engine
+        self._params = params
+        self._terminal = terminal
+        self._conversation = conversation
+        self._generation: Generation | None = None  # what Ctrl-C cancels
+        self._is_seen = sys.stdin.isatty() and sys.stdout.isatty()
+
+    def run(self) -> int:
+        """
+        Return the exit status: 1 if a message could not be answered.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came twice at the prompt.
+        """
+        status, was_interrupted = 0, False
+        if self._is_seen:
+            with suppress(ImportError):
+                import readline  # noqa: F401 - lets input() edit and recall lines
+            self._terminal.say("/help lists the commands, /quit ends")
+        while True:
+            try:
+                line = self._read()
+                if line is None or line.rstrip() == "/quit":
+                    return status
+                if not self._do(line.rstrip()):
+                    status = 1
+                was_interrupted = False
+            except KeyboardInterrupt:
+                if was_interrupted:
+                    raise
+                was_interrupted = True
+                self._terminal.say("\nCtrl-C again ends")
+
+    def on_interrupt(self, *_: object) -> None:
+        """Handle SIGINT: stop the answer, or leave the prompt."""
+        if self._generation is None:
+            raise KeyboardInterrupt
+        self._portal.start_task_soon(self._generation.cancel)
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of the input."""
+        try:
+            return input("> " if self._is_seen else "")
+        except EOFError:
+            if self._is_seen:
+                self._terminal.write("\n")
+            return None
+
+    def _do(self, line: str) -> bool:
+        """Follow a command or answer a message; return whether that was possible."""
+        if line.startswith("/"):
+            self._terminal.say(self._conversation.command(line))
+            return True
+        return not line.strip() or self._turn(line.strip())
+
+    def _turn(self, text: str) -> bool:
+        messages = self._conversation.with_message(text)
+        try:
+            result = self._answered(self._engine.generate(messages, self._params))
+        except RequestError as error:
+            advice = "; /reset begins anew" if isinstance(error, PromptTooLong) else ""
+            self._terminal.say(f"error: {error}{advice}")
+            return False
+        self._conversation.take(text, result.text)
+        if not result.text.endswith("\n"):
+            self._terminal.write("\n")
+        self._terminal.note(_summary(result, self._params))
+        return True
+
+    def _answered(self, generation: Generation) -> Result:
+        """The whole answer, or what there is of it when Ctrl-C comes."""
+        answer = self._portal.start_task_soon(self._show, generation)
+        self._generation = generation  # is cancelled after it has begun
+        try:
+            return answer.result()
+        finally:
+            self._generation = None
+
+    async def _show(self, generation: Generation) -> Result:
+        async with generation:
+            async for delta in generation:
+                self._terminal.write(delta.text)
+            return generation.result
+
+
+def _summary(result: Result, params: SamplingParams) -> str:
+    """One line: what was cached, how fast it was, and what cut it."""
+    usage, timings = result.usage, result.timings
+    parts = [f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"]
+    if timings.ttft_s is not None:
+        parts.append(f"first token after {timings.ttft_s:.2f} s")
+    rate = f" at {1 / timings.tpot_s:.1f} tokens/s" if timings.tpot_s else ""
+    parts.append(f"{usage.completion_tokens} tokens{rate}")
+    if result.finish_reason is FinishReason.CANCELLED:
+        parts.append("stopped")
+    elif result.finish_reason is FinishReason.LENGTH:
+        is_own_limit = usage.completion_tokens == params.max_tokens
+        parts.append("cut by --max-tokens" if is_own_limit else "the context is full")
+    return f"[{', '.join(parts)}]"

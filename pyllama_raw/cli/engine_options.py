@@ -1,0 +1,210 @@
+"""Flags of the engine, and what they make; one not given leaves config.py's default."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace, _ArgumentGroup
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from pyllama_raw.cli.flags import byte_size, field
+from pyllama_raw.config import (
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    KVType,
+    ModelConfig,
+    SchedulerConfig,
+)
+from pyllama_raw.profile import Profile
+
+
+def add_engine(
+    parser: ArgumentParser, *, n_slots: int | None = None, n_ctx: int | None = None
+) -> None:
+    """Flags of everything that opens a model; a command may have other defaults."""
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="options, and the model if none is named, as `tune` wrote them; "
+        "other flags win",
+    )
+    group.add_argument(
+        "--slots",
+        dest="n_slots",
+        type=field(SchedulerConfig, "n_slots"),
+        default=n_slots,
+        metavar="N",
+        help=f"requests at a time ({n_slots or 8})",
+    )
+    group.add_argument(
+        "--n-ctx",
+        type=field(ContextConfig, "n_ctx"),
+        default=n_ctx,
+        metavar="N",
+        help=f"cells of all slots ({n_ctx or '2048 a slot'})",
+    )
+    group.add_argument(
+        "--token-budget",
+        type=field(SchedulerConfig, "token_budget"),
+        metavar="N",
+        help="tokens a step (as many as --target-step-s allows)",
+    )
+    group.add_argument(
+        "--target-step-s",
+        type=field(SchedulerConfig, "target_step_s"),
+        metavar="S",
+        help="what a step may take while streams run (0.3)",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_const",
+        const=True,
+        help="an output does not depend on what runs beside it",
+    )
+    group.add_argument(
+        "--sampler-placement",
+        choices=("auto", "backend", "host"),
+        help="where tokens are chosen (auto)",
+    )
+    group.add_argument(
+        "--context-full", choices=("stop", "shift"), help="when a slot is full (stop)"
+    )
+    _add_context(group)
+    _add_devices(parser)
+    _add_cache(parser)
+
+
+def _add_context(group: _ArgumentGroup) -> None:
+    """Fields of the context."""
+    for flag, name, text in (
+        ("--threads", "n_threads", "threads that decode (one a core)"),
+        ("--threads-batch", "n_threads_batch", "threads for prompts (--threads)"),
+        ("--n-batch", "n_batch", "most tokens a decode call (2048)"),
+        ("--n-ubatch", "n_ubatch", "most tokens a graph (512)"),
+    ):
+        kind = field(ContextConfig, name)
+        group.add_argument(flag, dest=name, type=kind, metavar="N", help=text)
+    group.add_argument(
+        "--flash-attn", choices=("auto", "on", "off"), help="flash attention (auto)"
+    )
+    group.add_argument(
+        "--kv-unified",
+        action=BooleanOptionalAction,
+        help="one pool of cells for all slots, or a part for each (one pool)",
+    )
+    types = get_args(KVType)
+    for name, what in (("k", "keys"), ("v", "values")):
+        group.add_argument(
+            f"--type-{name}",
+            choices=types,
+            metavar="TYPE",
+            help=f"of the {what} in a cell: {', '.join(types)} (f16)",
+        )
+
+
+def _add_devices(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("devices")
+    group.add_argument(
+        "--device",
+        dest="devices",
+        action="append",
+        metavar="NAME",
+        help="as `info` lists it; repeatable (all)",
+    )
+    group.add_argument(
+        "--gpu-layers",
+        dest="n_gpu_layers",
+        type=field(ModelConfig, "n_gpu_layers"),
+        metavar="N",
+        help="layers on devices; -1: all that fit (-1)",
+    )
+    group.add_argument(
+        "--split-mode",
+        choices=get_args(ModelConfig.model_fields["split_mode"].annotation),
+        help="how several devices share the model (layer)",
+    )
+    group.add_argument(
+        "--main-gpu",
+        type=field(ModelConfig, "main_gpu"),
+        metavar="N",
+        help="the device that has the model with --split-mode none (0)",
+    )
+
+
+def _add_cache(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("prefix cache")
+    group.add_argument(
+        "--cache",
+        dest="mode",
+        choices=("off", "live", "snapshots"),
+        help="reuse nothing, what slots hold, or host snapshots too (snapshots)",
+    )
+    group.add_argument(
+        "--snapshot-interval",
+        dest="snapshot_interval_tokens",
+        type=field(CacheConfig, "snapshot_interval_tokens"),
+        metavar="N",
+        help="tokens between snapshots where memory cannot be cut (256)",
+    )
+    group.add_argument(
+        "--cache-bytes",
+        dest="max_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="host memory for snapshots, like 512M (1G)",
+    )
+    group.add_argument(
+        "--cache-entries",
+        dest="max_entries",
+        type=field(CacheConfig, "max_entries"),
+        metavar="N",
+        help="snapshots kept at most (65536)",
+    )
+    group.add_argument(
+        "--cache-dir",
+        dest="directory",
+        type=Path,
+        metavar="DIR",
+        help="keep what slots held in files here, for later runs (no files)",
+    )
+    group.add_argument(
+        "--cache-disk-bytes",
+        dest="max_disk_bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="of all files there, like 20G (10G)",
+    )
+
+
+def engine_config(options: Namespace) -> EngineConfig:
+    """
+    Raises:
+        ConfigError: names the flag that is out of range.
+    """
+    return profile_of(options).engine_config(
+        model=given(options, ModelConfig.model_fields),
+        context=given(options, ContextConfig.model_fields),
+        # The inputs are in memory already: only their number is limited.
+        scheduler={"max_waiting_tokens": 2**40}
+        | given(options, SchedulerConfig.model_fields),
+        cache=given(options, CacheConfig.model_fields),
+        engine=given(options, ("sampler_placement", "deterministic")),
+    )
+
+
+def profile_of(options: Namespace) -> Profile:
+    """The one that was named, or one without any option."""
+    return Profile() if options.profile is None else Profile.load(options.profile)
+
+
+def model_spec(options: Namespace) -> str | Path | None:
+    """The model that was named, or the profile's; None: the default one."""
+    return options.model or profile_of(options).path
+
+
+def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of *names* that were given."""
+    values = vars(options)
+    return {name: values[name] for name in names if values.get(name) is not None}
