@@ -19,7 +19,7 @@ from pyllama_raw.bench.rounds import Opener, Plan
 from pyllama_raw.bench.table import point_of, read_results, rows, table
 from pyllama_raw.bench.targets import opener
 from pyllama_raw.bench.writer import writer_for
-from pyllama_raw.cli.bench_plan import at_least, bench_config, calls_of, points_of
+from pyllama_raw.cli.bench_plan import bench_config, calls_of, points_of
 from pyllama_raw.cli.groups import first
 from pyllama_raw.models import resolve_model
 
@@ -43,8 +43,8 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
             openers,
             points,
             make_calls,
-            rounds=at_least(1, "rounds", options.rounds),
-            warm_up=at_least(0, "warm_up", options.warm_up),
+            rounds=options.rounds,
+            warm_up=options.warm_up,
             seed=options.seed,
             limits=limits,
         )
@@ -77,7 +77,7 @@ async def _collect(
 
 def _about(options: Namespace, model: Path) -> Result:
     """What a result says of its conditions."""
-    hidden = ("run", "out", "html", "plots", "model")
+    hidden = ("run", "parser", "out", "html", "plots", "model")
     shown = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 from pyllama_raw.bench.shape import Shape
 from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.cli.engine_options import add_engine
+from pyllama_raw.cli.flags import positive, share, whole
 from pyllama_raw.cli.options import MODEL_HELP
 
 SHAPE = tuple(field.name for field in fields(Shape))
@@ -46,33 +47,45 @@ def _add_sending(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("how calls are sent")
     group.add_argument(
         "--clients",
-        type=int,
+        type=whole(1),
         nargs="+",
         metavar="N",
         help="closed loop: each waits for its answer; several: one run for each",
     )
     group.add_argument(
         "--rate",
-        type=float,
+        type=positive,
         nargs="+",
         metavar="R",
         help="open loop: calls a second; several: one run for each",
     )
     group.add_argument(
         "--burstiness",
-        type=float,
+        type=positive,
         metavar="B",
         help="shape of the gamma distribution of gaps: 1 is Poisson, less is burstier",
     )
-    group.add_argument("--rounds", type=int, default=5, help="interleaved repeats (5)")
+    group.add_argument(
+        "--rounds",
+        type=whole(1),
+        default=5,
+        metavar="N",
+        help="interleaved repeats (5)",
+    )
     group.add_argument(
         "--warm-up",
-        type=int,
+        type=whole(0),
         default=8,
         metavar="N",
         help="calls after each opening of a target that do not count (8)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of text and arrivals (0)")
+    group.add_argument(
+        "--seed",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="of text and arrivals (0)",
+    )
     group.add_argument(
         "--text", action="store_true", help="send prompts as text, not as token ids"
     )
@@ -81,18 +94,27 @@ def _add_sending(parser: ArgumentParser) -> None:
 def _add_shape(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("sizes, where a workload has them")
     for name in SHAPE:
-        kind = float if name == "leave_share" else int
+        kind = share if name == "leave_share" else whole(0)
         usual = [
             f"{n} {v}" for n, w in WORKLOADS.items() if (v := getattr(w.shape, name))
         ]
         flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=kind, metavar="N", help=", ".join(usual))
+        about = ", ".join(usual) or "a size that no workload has by itself"
+        group.add_argument(flag, type=kind, metavar="N", help=about)
     group.add_argument("--trace", type=Path, metavar="FILE", help="of workload trace")
     group.add_argument(
-        "--speed", type=float, default=1.0, help="of the trace's clock (1)"
+        "--speed",
+        type=positive,
+        default=1.0,
+        metavar="X",
+        help="of the trace's clock (1)",
     )
     group.add_argument(
-        "--length-scale", type=float, default=1.0, help="of the trace's lengths (1)"
+        "--length-scale",
+        type=positive,
+        default=1.0,
+        metavar="X",
+        help="of the trace's lengths (1)",
     )
 
 
@@ -121,17 +143,19 @@ def add_showing(parser: ArgumentParser) -> None:
 
 def add_report(parser: ArgumentParser) -> None:
     """Flags of `bench report`."""
-    parser.add_argument("results", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="FILE", help="as --out wrote it"
+    )
     add_showing(parser)
 
 
 def add_compare(parser: ArgumentParser) -> None:
     """Flags of `bench compare`."""
-    parser.add_argument("before", type=Path, metavar="A")
-    parser.add_argument("after", type=Path, metavar="B")
+    parser.add_argument("before", type=Path, metavar="A", help="as --out wrote it")
+    parser.add_argument("after", type=Path, metavar="B", help="what is compared to A")
     parser.add_argument(
         "--threshold",
-        type=float,
+        type=positive,
         default=3.0,
         metavar="PERCENT",
         help="smaller changes of a median do not count (3)",

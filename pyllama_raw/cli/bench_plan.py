@@ -31,7 +31,7 @@ def bench_config(options: Namespace) -> EngineConfig:
 def points_of(options: Namespace) -> list[Point]:
     """
     Raises:
-        ConfigError: --clients and --rate together, or a number below its least.
+        ConfigError: --clients and --rate together, or --burstiness without a rate.
     """
     usual = WORKLOADS.get(options.workload)  # None: a trace, which has its own times
     clients, rates, burstiness = options.clients, options.rate, options.burstiness
@@ -43,7 +43,7 @@ def points_of(options: Namespace) -> list[Point]:
     if burstiness is not None and not rates:
         raise ConfigError("--burstiness is of an open loop: give --rate, too")
     if clients:
-        return [Point(clients=at_least(1, "clients", n)) for n in clients]
+        return [Point(clients=n) for n in clients]
     if rates:
         if burstiness is None:
             burstiness = usual.burstiness if usual else 1.0
@@ -73,9 +73,6 @@ def _trace_calls(
 ) -> MakeCalls:
     if options.trace is None or set(sizes) - {"requests"}:
         raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
-    for name in ("speed", "length_scale"):
-        if not getattr(options, name) > 0:
-            raise ConfigError(f"{name}={getattr(options, name)}: give more than 0")
     arrivals = trace_files.read(options.trace, sizes.get("requests"))
     return partial(_replayed, arrivals, writer, options.speed, options.length_scale)
 
@@ -90,9 +87,3 @@ def _replayed(
     return trace_files.calls_of(
         arrivals, writer, seed, speed=speed, length_scale=length_scale
     )
-
-
-def at_least(least: int, name: str, value: int) -> int:
-    if value < least:
-        raise ConfigError(f"{name}={value}: give {least} or more")
-    return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,10 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         told = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)
+        if choice := re.fullmatch(
+            r"(.*)invalid choice: (.*) \(choose from (.*)\)", told
+        ):
+            told = f"{choice[1]}{choice[2]}: one of {choice[3]}".replace("'", "")
         self.exit(2, f"error: {told}\n{self.prog} --help says more\n")
 
     def flags(self) -> dict[str, str]:
@@ -110,6 +114,17 @@ def positive(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise ArgumentTypeError(f"{text}: a number, 0 to 1")
+    return number
+
+
 def byte_size(text: str) -> int:
     """Bytes of a size like 48M or 1.5GiB."""
     found = re.fullmatch(r"([0-9.]+) *([kmgt]?)(i?b)?", text.strip().lower())
@@ -140,17 +155,22 @@ def json_file(name: str) -> Any:
 
 def told(error: ConfigError, flags: dict[str, str]) -> str:
     """What a person is told: flags in the place of the fields that they stand for."""
-    cause = error.__cause__
-    if not isinstance(cause, ValidationError):
-        return str(error)
-    words = dict.fromkeys(_mistake(item) for item in cause.errors())
-    return re.sub(
-        r"\b[a-z]\w*\b", lambda word: flags.get(word[0], word[0]), "; ".join(words)
-    )
+    return "; ".join(dict.fromkeys(_mistakes(error, flags)))
 
 
-def _mistake(item: Any) -> str:
-    if item["type"] == "value_error":
-        return str(item["ctx"]["error"])
-    name = item["loc"][-1] if item["loc"] else "options"
-    return f"{name} {item['input']}: {item['msg']}"
+def _mistakes(error: BaseException, flags: dict[str, str]) -> Iterator[str]:
+    """What is wrong, without pydantic's words around it."""
+    found = error.__cause__ or error.__context__
+    if not isinstance(found, ValidationError):
+        yield str(error)
+        return
+    for item in found.errors():
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):
+            yield from _mistakes(cause, flags)
+        else:
+            name = ".".join(map(str, item["loc"])) or "options"
+            told = f"{name} {item['input']}: {item['msg']}" if cause is None else cause
+            yield re.sub(
+                r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), str(told)
+            )

@@ -103,12 +103,10 @@ def test_a_mistake_in_a_trace_is_named(tmp_path: Path, capsys):
     [
         (["run", "offline", "--clients", "2", "--rate", "1"], "not both"),
         (["run", "offline", "--burstiness", "1"], "give --rate"),
-        (["run", "bursts", "--burstiness", "0", "--rounds", "1"], "burstiness=0"),
         (["run", "offline", "--target", "x"], "give engine, openai=URL"),
         (["run", "offline", "--turns", "3"], "turns=3"),
         (["run", "trace"], "needs --trace"),
         (["run", "offline", "--trace", "x"], "is for the workload trace"),
-        (["run", "offline", "--rounds", "0"], "rounds=0"),
         (["run", "offline", "--goodput", "fast"], "goodput='fast'"),
         (["compare", os.devnull, os.devnull], "no results"),
         (["report", os.devnull], "no results"),

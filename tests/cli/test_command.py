@@ -197,9 +197,19 @@ def test_summary_is_written(cli: Cli, tmp_path: Path):
     [
         (["generate"], "give prompts or --input"),
         (["generate", "a", "--input", "-"], "give prompts or --input"),
-        (["generate", "a", "--max-tokens", "0"], "max_tokens=0"),
-        (["generate", "a", "--slots", "0"], "n_slots=0"),
-        (["generate", "--input", "-", "--top-p", "2"], "top_p=2.0"),
+        (["generate", "a", "--system", "b"], "--system goes with --chat"),
+        (
+            ["generate", "a", "--n-batch", "3"],
+            "--n-ubatch must be at most --n-batch (3)",
+        ),
+        (
+            ["generate", "a", "--flash-attn", "off", "--type-v", "q8_0"],
+            "--type-v q8_0 needs flash attention",
+        ),
+        (
+            ["generate", "a", "--max-tokens", "4", "--min-tokens", "9"],
+            "--min-tokens must be at most --max-tokens 4",
+        ),
     ],
 )
 def test_wrong_use_is_told_before_a_model_is_opened(

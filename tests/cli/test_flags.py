@@ -1,0 +1,111 @@
+"""What a person is told of a wrong flag, and what help says of every one."""
+
+from argparse import SUPPRESS, ArgumentParser
+
+import pytest
+
+from pyllama_raw import __version__
+from pyllama_raw.cli import main
+from pyllama_raw.cli.command import _parser
+from pyllama_raw.cli.flags import Parser
+
+GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*GENERATE, "--slots", "0"), "--slots 0: 1 to 256"),
+        ((*GENERATE, "--slots", "x"), "--slots x: a whole number, 1 to 256"),
+        ((*GENERATE, "--slots"), "--slots expected one argument"),
+        ((*GENERATE, "--max-tokens", "0"), "--max-tokens 0: 1 or more"),
+        ((*GENERATE, "--threads", "9" * 11), f"--threads {'9' * 11}: 1 to 2147483647"),
+        ((*GENERATE, "--top-p", "0"), "--top-p 0: more than 0, at most 1"),
+        ((*GENERATE, "--temperature", "nan"), "--temperature nan: a number, 0 to 100"),
+        ((*GENERATE, "--mirostat", "3"), "--mirostat 3: one of 0, 1, 2"),
+        ((*GENERATE, "--stop", ""), "--stop '': some text"),
+        ((*GENERATE, "--cache", "x"), "--cache x: one of off, live, snapshots"),
+        (
+            (*GENERATE, "--cache-bytes", "1.2.3"),
+            "--cache-bytes 1.2.3: bytes, or a size like 512M or 2G",
+        ),
+        (
+            (*GENERATE, "--deadline-s", "inf"),
+            "--deadline-s inf: more than 0, and finite",
+        ),
+        (
+            (*GENERATE, "--grammar-file", "none"),
+            "--grammar-file none: cannot be read: No such file or directory",
+        ),
+        ((*RUN, "--rounds", "0"), "--rounds 0: 1 or more"),
+        ((*RUN, "--clients", "2", "0"), "--clients 0: 1 or more"),
+        ((*RUN, "--rate", "-1"), "--rate -1: more than 0, and finite"),
+        (
+            ("tune", "--output-tokens", "0.5"),
+            "--output-tokens 0.5: a whole number, 1 or",
+        ),
+    ],
+)
+def test_a_wrong_flag_is_told_with_its_rule(arguments, message, capsys):
+    """
+    One line names flag, value and what is allowed, one says where to read on; there is
+    no usage, and the status is 2.
+    """
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert first.startswith(f"error: {message}")
+    assert second.endswith("--help says more")
+
+
+def commands(parser: ArgumentParser) -> list[ArgumentParser]:
+    """*parser*, and the parsers of all its commands."""
+    found = [parser]
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            found += [p for choice in action.choices.values() for p in commands(choice)]
+    return found
+
+
+COMMANDS = commands(_parser())
+
+
+@pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
+def test_every_flag_has_help_and_every_command_tells_its_status(parser: Parser):
+    """
+    No flag is only listed; --help of each command that runs explains the exit status.
+    """
+    actions = [a for a in parser._actions if not isinstance(a.choices, dict)]
+    has_commands = len(actions) < len(parser._actions)
+
+    assert [a.dest for a in actions if not a.help or a.help == SUPPRESS] == []
+    assert "  130  " in parser.format_help() or has_commands
+
+
+@pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
+def test_every_number_is_checked_when_it_is_read(parser: Parser):
+    """
+    What is no number at all is refused by each flag that takes one, and so is nan.
+    """
+    flags = [action for action in parser._actions if action.option_strings]
+    numbers = [a for a in flags if a.metavar in ("N", "S", "R", "B", "X", "PERCENT")]
+
+    for action in numbers:
+        for text in ("x", "nan", "inf", "-inf", ""):
+            with pytest.raises(Exception, match=f"^{text}: "):
+                action.type(text)
+
+
+def test_the_version_is_told(capsys):
+    """
+    On stdout, with status 0.
+    """
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+
+    assert (ended.value.code, capsys.readouterr().out) == (
+        0,
+        f"pyllama_raw {__version__}\n",
+    )
