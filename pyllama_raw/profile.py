@@ -23,6 +23,7 @@ from pyllama_raw.config import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.replacing import replacing
 
 Fields = dict[str, Any]
 
@@ -64,6 +65,13 @@ class Measured(Frozen):
     perplexity: float | None = None  # of the bundled text; None: not asked
 
 
+class Machine(Frozen):
+    """What makes speeds comparable."""
+
+    cpu: str
+    n_cpus: int
+
+
 class Profile(Frozen):
     """The model file and options to open it with, and what they were measured to give."""
 
@@ -72,6 +80,9 @@ class Profile(Frozen):
     settings: Settings = Settings()
     before: Measured | None = None  # with the file that was given, and the defaults
     after: Measured | None = None
+    machine: Machine | None = None  # that it was measured on
+    model_bytes: int | None = None  # size of the model file
+    others_cpus: float | None = None  # kept busy by others meanwhile; None: not known
 
     @classmethod
     def load(cls, file: str | Path) -> Self:
@@ -87,11 +98,15 @@ class Profile(Frozen):
             raise ConfigError(f"profile {str(file)!r}: {error}") from error
         if not isinstance(fields, dict):
             raise ConfigError(f"profile {str(file)!r} is no JSON object")
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except ConfigError as error:
+            raise ConfigError(f"profile {str(file)!r}: {error}") from None
 
     def save(self, file: str | Path) -> None:
-        """Write it as JSON."""
-        Path(file).write_text(self.model_dump_json(indent=2) + "\n", "utf-8")
+        """Write it as JSON; a file that was there is replaced at once, or stays."""
+        with replacing(Path(file)) as written:
+            written.write(self.model_dump_json(indent=2) + "\n")
 
     def engine_config(self, **parts: Fields) -> EngineConfig:
         """

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 CONNECTION = {"config", "core", "engine", "errors", "sampling"}
 API = {
     "api", "chat", "choice", "generation", "loading", "models", "preparation",
-    "profile", "prompt", "results", "sync",
+    "profile", "prompt", "replacing", "results", "sync",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -25,7 +25,8 @@ RULE: dict[str, set[str]] = {
     "sampling": {"config", "errors"},
     "engine": {"config", "core", "errors", "native", "sampling"},
     "models": {"errors", "fetch"},
-    "profile": {"config", "errors"},
+    "profile": {"config", "errors", "replacing"},
+    "replacing": {"errors"},
     "chat": {"errors"},
     "results": {"core", "errors"},
     "prompt": CONNECTION | {"chat"},
@@ -37,8 +38,8 @@ RULE: dict[str, set[str]] = {
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
-    "tune": {"api", "config", "cpus", "errors", "native", "profile", "sampling"},
-    "bench": {"api", "config", "errors", "native", "sampling"},
+    "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"} | {"sampling"},
+    "bench": {"api", "config", "errors", "native", "replacing", "sampling"},
     "cli": CONNECTION | API | {"__init__", "bench", "native", "tune"},
     "__main__": {"cli"},
 }

@@ -8,6 +8,8 @@ Rules:
    threshold. With 5 rounds on each side that means: no round of one is among those of the
    other. Fewer than 5 rounds cannot show it and are called too few.
 3. Failures need no test: more of them is worse.
+4. Nothing is proven, whatever the ranks say, if another process used the CPUs in a round,
+   or if the files are of other models or workloads.
 
 Rounds show the noise within a run. They do not show a machine that was slower all along:
 take both results in one quiet hour, or measure both as targets of one run.
@@ -22,7 +24,7 @@ from statistics import median
 from typing import Literal
 
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.table import groups
+from pyllama_raw.bench.table import groups, most_busy
 
 MAX_CHANCE = 0.01
 
@@ -47,7 +49,7 @@ BETTER: dict[str, Literal["more", "less"]] = {
 CONDITIONS = ("model_id", "workload", "num_prompts", "machine", "options")
 NOT_CONDITIONS = {"date", "commit", "targets"}
 
-Verdict = Literal["better", "worse", "noise", "too few rounds"]
+Verdict = Literal["better", "worse", "equal", "noise", "too few rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,21 @@ class Change:
 
     def row(self) -> dict[str, object]:
         """As a line of the table."""
-        share = self.after / self.before - 1 if self.before else float("inf")
         return {
             "target": self.target,
             "sent": self.point,
             "figure": self.figure,
             "before": float(self.before),
             "after": float(self.after),
-            "change": f"{share:+.1%}",
+            "change": self._shown_change(),
             "chance": f"{self.chance:.2g}",
             "verdict": self.verdict,
         }
+
+    def _shown_change(self) -> str:
+        if self.before == self.after:
+            return "0"
+        return f"{self.after / self.before - 1:+.1%}" if self.before else "from 0"
 
 
 def changes(
@@ -110,8 +116,8 @@ def _change(
 ) -> Change:
     point, target = key
     if figure == "failed":
-        worse = sum(b) / len(b) > sum(a) / len(a)
-        verdict: Verdict = "worse" if worse else "noise"
+        more = sum(b) / len(b) - sum(a) / len(a)
+        verdict: Verdict = "worse" if more > 0 else "noise" if more < 0 else "equal"
         return Change(target, point, figure, sum(a), sum(b), 1.0, verdict)
     chance = mann_whitney(a, b)
     verdict = judge(a, b, chance, threshold=threshold, better=BETTER[figure])
@@ -126,7 +132,9 @@ def judge(
     threshold: float,
     better: Literal["more", "less"],
 ) -> Verdict:
-    """Rule 2."""
+    """Rule 2; what has one value in all rounds of both needs no rounds."""
+    if len({*a, *b}) == 1:
+        return "equal"
     if _least_chance(len(a), len(b)) > MAX_CHANCE:
         return "too few rounds"
     difference = median(b) - median(a)
@@ -162,6 +170,22 @@ def _ways(n: int, m: int) -> list[int]:
 def _least_chance(n: int, m: int) -> float:
     """What complete separation would be given."""
     return 2 / comb(n + m, n)
+
+
+def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
+    """Rule 4: why nothing is proven, as lines; none if it is."""
+    lines = []
+    for key, name in (("model_id", "models"), ("workload", "workloads")):
+        kinds = [
+            {str(run[key]) for run in runs if key in run} for runs in (before, after)
+        ]
+        if kinds[0] != kinds[1]:
+            shown = " and ".join(", ".join(sorted(kind)) or "none" for kind in kinds)
+            lines.append(f"other {name}: {shown}")
+    busiest = most_busy([*before, *after])
+    if busiest is not None:
+        lines.append(f"other processes used up to {busiest:.2f} CPUs")
+    return lines
 
 
 def differing(before: Result, after: Result) -> list[str]:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from pyllama_raw.bench.host import MAX_OTHERS, cpu_name
 from pyllama_raw.errors import LibraryNotBuilt
 
 PACKAGE = Path(__file__).resolve().parent
+__all__ = ["MAX_OTHERS", "Use", "busy_s", "machine", "watching"]
+
 LOOK_S = 0.1  # between two looks at the memory of a process
-MAX_OTHERS = 0.1  # CPUs other processes may use while times are taken
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ def busy_s() -> float:
 def machine() -> dict[str, object]:
     """Where and on what the figures were taken."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "n_cpus": os.cpu_count(),
         "devices": _devices(),
         "platform": f"{platform.system()}-{platform.machine()}",
@@ -117,13 +119,6 @@ def machine() -> dict[str, object]:
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    return next(names, platform.processor())
 
 
 def _devices() -> list[str]:

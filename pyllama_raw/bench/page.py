@@ -10,10 +10,10 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from pyllama_raw.bench.machine import MAX_OTHERS
 from pyllama_raw.bench.plots import STYLE
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.table import cell, columns_of, rows
+from pyllama_raw.bench.table import cell, columns_of, most_busy, rows
+from pyllama_raw.replacing import replacing
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -52,7 +52,8 @@ def write_page(results: Sequence[Result], drawn: dict[str, Figure], path: Path) 
         plots="\n".join(f"<h2>{escape(n)}</h2>\n{_svg(f)}" for n, f in drawn.items()),
         options=escape(_pairs(first.get("options", {}))),
     )
-    path.write_text(page, encoding="utf-8")
+    with replacing(path) as file:
+        file.write(page)
 
 
 def _conditions(result: Result, n_rounds: int) -> str:
@@ -64,8 +65,8 @@ def _pairs(values: dict[str, object]) -> str:
 
 
 def _warning(results: Sequence[Result]) -> str:
-    busiest = max((result["others_cpus"] or 0.0 for result in results), default=0.0)
-    if busiest <= MAX_OTHERS:
+    busiest = most_busy(results)
+    if busiest is None:
         return ""
     return f'<p class="warning">Other processes used up to {busiest:.2f} CPUs.</p>'
 

@@ -8,11 +8,13 @@ shown with the smallest and the largest.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pyllama_raw.bench.host import MAX_OTHERS
 from pyllama_raw.bench.result import Result
 from pyllama_raw.errors import ConfigError
 
@@ -36,6 +38,7 @@ COLUMNS = (
     ("others CPUs", "others_cpus", 1.0),
 )
 RATIO = "output_throughput"
+MAX_REASONS = 3  # shown for a target and point
 
 Row = Mapping[str, object]
 
@@ -96,6 +99,31 @@ def spread(values: Sequence[float]) -> str:
     if not values:
         return ""
     return f"{median(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+
+
+def most_busy(results: Iterable[Result]) -> float | None:
+    """CPUs that others used in the busiest round; None if they were few enough."""
+    busiest = max((run.get("others_cpus") or 0.0 for run in results), default=0.0)
+    return busiest if busiest > MAX_OTHERS else None
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """Why calls have failed, as lines: for each target and point, commonest first."""
+    lines = []
+    for (point, target), runs in groups(results).items():
+        reasons = Counter(
+            error for run in runs for error in run.get("errors", ()) if error
+        )
+        n_failed, n_calls = (
+            reasons.total(),
+            sum(len(run.get("errors", ())) for run in runs),
+        )
+        for reason, count in reasons.most_common(MAX_REASONS):
+            lines.append(f"failed, {target}, {point}: {count} of {n_calls}: {reason}")
+            n_failed -= count
+        if n_failed:
+            lines.append(f"failed, {target}, {point}: {n_failed} for other reasons")
+    return lines
 
 
 def table(lines: Sequence[Row]) -> list[str]:

@@ -5,23 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 import anyio
 
 from pyllama_raw.bench.figures import Limits
-from pyllama_raw.bench.machine import MAX_OTHERS, machine
+from pyllama_raw.bench.machine import machine
 from pyllama_raw.bench.result import Result
 from pyllama_raw.bench.rounds import Opener, Plan
-from pyllama_raw.bench.table import point_of, read_results, rows, table
+from pyllama_raw.bench.table import (
+    failures,
+    most_busy,
+    point_of,
+    read_results,
+    rows,
+    table,
+)
 from pyllama_raw.bench.targets import opener
 from pyllama_raw.bench.writer import writer_for
 from pyllama_raw.cli.bench_plan import bench_config, calls_of, points_of
 from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.outputs import output
 from pyllama_raw.models import resolve_model
+from pyllama_raw.replacing import check_writable
 
 
 def run(options: Namespace) -> int:
@@ -34,6 +42,7 @@ def run(options: Namespace) -> int:
 
 def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> int:
     """Run the workload on *openers*, write and show the results."""
+    _check_paths(options)
     points = points_of(options)
     limits = Limits.parse(options.goodput)
     results: list[Result] = []
@@ -50,7 +59,7 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
         )
         make_calls("a mistake shows before a model is loaded or a file written")
         about = _about(options, model)
-        with _lines_to(options.out) as out:
+        with output(options.out) as out:
             try:
                 anyio.run(_collect, plan, about, results, out)
             except BaseExceptionGroup as group:
@@ -90,17 +99,18 @@ def _about(options: Namespace, model: Path) -> Result:
     }
 
 
-@contextmanager
-def _lines_to(path: Path | None) -> Iterator[IO[str] | None]:
-    if path is None:
-        yield None
-    else:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
+def _check_paths(options: Namespace) -> None:
+    """What is written after the run can be written, as far as one can tell before."""
+    if options.html is not None:
+        check_writable(options.html)
+    if options.plots is not None:
+        options.plots.mkdir(parents=True, exist_ok=True)
+        check_writable(options.plots / "plot.svg")
 
 
 def report(options: Namespace) -> int:
     """`bench report`: what `bench run` shows, from its files."""
+    _check_paths(options)
     results = [result for path in options.results for result in read_results(path)]
     _show(results, options)
     return 0
@@ -108,8 +118,9 @@ def report(options: Namespace) -> int:
 
 def _show(results: list[Result], options: Namespace) -> None:
     lines = table(rows(results))
-    busiest = max((r["others_cpus"] or 0.0 for r in results), default=0.0)
-    if busiest > MAX_OTHERS:
+    lines += failures(results)
+    busiest = most_busy(results)
+    if busiest is not None:
         lines.append(
             f"NO PROOF: other processes used up to {busiest:.2f} CPUs; "
             "run it on a quiet machine"
@@ -127,12 +138,18 @@ def _show(results: list[Result], options: Namespace) -> None:
 
 
 def compare(options: Namespace) -> int:
-    """`bench compare`; status 1 if something got worse."""
-    from pyllama_raw.bench.compare import changes, differing
+    """`bench compare`; status 1 if something got worse, 2 if nothing is proven."""
+    from pyllama_raw.bench.compare import changes, differing, doubts
 
     before, after = read_results(options.before), read_results(options.after)
     found = changes(before, after, options.threshold / 100)
+    no_proof = doubts(before, after)
     lines = [f"differs: {line}" for line in differing(before[0], after[0])]
     lines += table([change.row() for change in found])
+    if not found:
+        lines.append("no target was sent calls in the same way in both files")
+    lines += [f"NO PROOF: {doubt}" for doubt in no_proof]
     sys.stdout.write("\n".join(lines) + "\n")
+    if no_proof or not found:
+        return 2
     return 1 if any(change.verdict == "worse" for change in found) else 0

@@ -13,6 +13,7 @@ from typing import Any
 from pyllama_raw import __version__
 from pyllama_raw.cli import bench_options, options
 from pyllama_raw.cli.flags import Parser, told
+from pyllama_raw.cli.profiles import note_of
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # In JSON, the backslash form of a lone surrogate is its escape.
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
+        if note := note_of(parsed):
+            sys.stderr.write(f"{note}\n")
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except KeyboardInterrupt:

@@ -8,9 +8,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 import anyio
 
@@ -25,12 +24,14 @@ from pyllama_raw.cli.inputs import (
     from_file,
     from_prompts,
 )
+from pyllama_raw.cli.outputs import output
 from pyllama_raw.cli.sampling_options import SAMPLING
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.models import resolve_model
+from pyllama_raw.replacing import check_writable
 
 STATUS_S = 0.25  # between two looks at the engine
 
@@ -44,7 +45,7 @@ class Run:
     inputs: list[Input]
     view: View
     terminal: Terminal
-    summary: Path | None
+    summary: IO[str] | None
     outcomes: list[Outcome] = field(default_factory=list)
 
     async def main(self) -> int:
@@ -116,7 +117,7 @@ class Run:
         )
         self.terminal.close()
         if self.summary is not None:
-            self.summary.write_text(json.dumps(totals, indent=2) + "\n")
+            self.summary.write(json.dumps(totals, indent=2) + "\n")
         if self.terminal.has_status:
             self.terminal.say(
                 f"{totals['succeeded']}/{len(self.inputs)} succeeded, "
@@ -135,14 +136,15 @@ def generate(options: Namespace) -> int:
     inputs = _inputs(options, defaults)
     config = engine_config(options)
     if options.summary is not None:
-        options.summary.touch()  # fails now, not after the work
+        check_writable(options.summary)
     opening = AsyncEngine.open(resolve_model(model_spec(options)), config)
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     max_requests = config.scheduler.n_slots + config.scheduler.max_waiting
-    run = Run(opening, max_requests, inputs, view, terminal, options.summary)
     try:
-        return anyio.run(run.main)
+        with output(options.summary) as summary:
+            run = Run(opening, max_requests, inputs, view, terminal, summary)
+            return anyio.run(run.main)
     except BaseExceptionGroup as group:
         raise first(group) from None
     finally:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from pyllama_raw.cli.profiles import is_busy
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.models import resolve_model
 from pyllama_raw.native.model import Model
 from pyllama_raw.profile import Measured, Profile
+from pyllama_raw.replacing import check_writable
 from pyllama_raw.tune import Tuning, Work, n_measurements
 from pyllama_raw.tune import tune as search
 
@@ -21,7 +23,7 @@ def tune(options: Namespace) -> int:
     """Run the command; return its exit status."""
     model = resolve_model(options.model)
     out = Path(options.out or f"{model.stem}.profile.json")
-    out.touch()  # fails now, not after the work
+    check_writable(out)
     work = Work(
         n_slots=options.n_slots,
         n_prompt=options.prompt_tokens,
@@ -44,7 +46,7 @@ def tune(options: Namespace) -> int:
         bar.total = bar.n
     found.profile.save(out)
     sys.stdout.write("\n".join(_lines(found, out, kept=options.requantize)) + "\n")
-    return 0
+    return 2 if is_busy(found.profile) else 0
 
 
 def _lines(found: Tuning, out: Path, *, kept: Path | None) -> Iterator[str]:
@@ -64,6 +66,11 @@ def _lines(found: Tuning, out: Path, *, kept: Path | None) -> Iterator[str]:
     if kept is None and _decode(best) > 1.1 * _decode(after):
         yield "requantising pays here: --requantize FILE keeps the file in a new place"
     yield f"written: {out}"
+    if is_busy(profile):
+        yield (
+            f"NO PROOF: other processes used {profile.others_cpus:.2f} CPUs meanwhile; "
+            "run it again on a quiet machine"
+        )
 
 
 def _kernels(profile: Profile) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyllama_raw.bench import host
+from pyllama_raw.bench.host import Others
 from pyllama_raw.config import ContextConfig
 from pyllama_raw.cpus import n_cpus
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FileType, quantize
-from pyllama_raw.profile import Measured, Profile, Settings
+from pyllama_raw.profile import Machine, Measured, Profile, Settings
 from pyllama_raw.tune.knobs import Knob, knobs
 from pyllama_raw.tune.search import descend
 from pyllama_raw.tune.space import Space
@@ -73,13 +74,16 @@ def tune(
         for file_type, file in files.items():
             progress(f"requantised to {file_type}")
             quantize(model, file, file_type)
+        others = Others()
         space = make_space(
             model,
             list(files.values()) if keep else [],
             work,
             progress=lambda: progress("speed"),
+            others=others,
         )
         tuning = _search(space, files, progress)
+        tuning = _described(tuning, others.cpus)
         return tuning if keep is None else _kept(tuning, model, keep)
 
 
@@ -88,10 +92,17 @@ def make_space(
     files: Sequence[Path],
     work: Work,
     progress: Callable[[], object] = lambda: None,
+    others: Others | None = None,
 ) -> Space:
     """All that is searched: *model*, or one of *files*, with every choice of the knobs."""
     table = _knobs()
-    measuring = partial(measure, n_vocab=_facts(model).n_vocab)
+    n_vocab = _facts(model).n_vocab
+    watch = others or Others()
+
+    def measuring(file: Path, settings: Settings, work: Work) -> Measured:
+        with watch.watched():
+            return measure(file, settings, work, n_vocab=n_vocab)
+
     return Space([model, *files], table, work, measuring, progress)
 
 
@@ -121,6 +132,17 @@ def _search(space: Space, files: Mapping[FileType, Path], progress: Progress) ->
     )
 
 
+def _described(tuning: Tuning, others_cpus: float | None) -> Tuning:
+    """With what tells whether the profile fits elsewhere, and whether it is proof."""
+    assert tuning.profile.path is not None
+    facts = {
+        "machine": Machine(cpu=host.cpu_name(), n_cpus=host.n_cpus()),
+        "model_bytes": tuning.profile.path.stat().st_size,
+        "others_cpus": others_cpus,
+    }
+    return replace(tuning, profile=tuning.profile.model_copy(update=facts))
+
+
 def _kept(tuning: Tuning, model: Path, keep: Path) -> Tuning:
     """Give the file of the profile its name, if it is not the model itself."""
     profile = tuning.profile
@@ -128,7 +150,7 @@ def _kept(tuning: Tuning, model: Path, keep: Path) -> Tuning:
         return tuning
     profile.path.replace(keep)
     moved = profile.model_copy(update={"path": keep.absolute()})
-    return Tuning(moved, tuning.requantised)
+    return replace(tuning, profile=moved)
 
 
 def _folder_of(keep: Path) -> Path:

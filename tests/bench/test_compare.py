@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.bench.compare import changes, differing, judge, mann_whitney
+from pyllama_raw.bench.compare import changes, differing, doubts, judge, mann_whitney
 
 FEW = st.lists(st.integers(0, 30), min_size=1, max_size=5, unique=True)
 
@@ -51,7 +51,11 @@ def test_equal_results_are_noise(values):
     """
     results = make_results(values)
 
-    assert {change.verdict for change in changes(results, results, 0.03)} == {"noise"}
+    alike = len(set(values)) == 1
+    (change,) = changes(results, results, 0.03)
+
+    assert change.verdict == ("equal" if alike else "noise")
+    assert change.row()["change"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,7 @@ def test_equal_results_are_noise(values):
         ([102, 111, 112, 113, 114], "noise"),  # one round is among the others
         ([105, 105, 105, 105, 105], "noise"),  # apart, but by less than 3 %
         ([50, 51, 52, 53], "too few rounds"),
+        ([100] * 2, "too few rounds"),
     ],
 )
 def test_verdicts(after, verdict):
@@ -93,6 +98,42 @@ def test_more_failures_are_worse_without_a_test():
 
     assert [c.verdict for c in changes(before, after, 0.03)] == ["worse"]
     assert [c.verdict for c in changes(after, before, 0.03)] == ["noise"]
+    assert [c.verdict for c in changes(after, after, 0.03)] == ["equal"]
+    assert [c.row()["change"] for c in changes(before, after, 0.03)] == ["from 0"]
+
+
+def test_one_value_everywhere_is_equal_whatever_the_number_of_rounds():
+    """
+    A count that never changes needs no five rounds to be the same, also if it is 0.
+    """
+    for value in (0.0, 7.0):
+        results = make_results([value] * 2, "cached_share")
+
+        assert [c.verdict for c in changes(results, results, 0.03)] == ["equal"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ({}, {}, []),
+        ({"others_cpus": None}, {"others_cpus": 0.05}, []),
+        ({}, {"others_cpus": 0.7}, ["other processes used up to 0.70 CPUs"]),
+        ({"others_cpus": 0.7}, {}, ["other processes used up to 0.70 CPUs"]),
+        ({"model_id": "a"}, {"model_id": "b"}, ["other models: a and b"]),
+        (
+            {"workload": "offline", "model_id": "a"},
+            {"workload": "bursts", "model_id": "a"},
+            ["other workloads: offline and bursts"],
+        ),
+    ],
+)
+def test_what_proves_nothing_is_said(before, after, found):
+    """
+    A busy round in one of the files, another model, another workload.
+    """
+    files = [make_results([1] * 5, **more) for more in (before, after)]
+
+    assert doubts(*files) == found
 
 
 def test_other_points_are_not_compared():

@@ -9,7 +9,7 @@ import pytest
 from pyllama_raw.bench.page import write_page
 from pyllama_raw.bench.plots import figures, write_plots
 from pyllama_raw.bench.rounds import Opened, Plan, Point
-from pyllama_raw.bench.table import read_results, rows, table
+from pyllama_raw.bench.table import failures, read_results, rows, table
 from pyllama_raw.bench.words import generator
 from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.errors import ConfigError
@@ -140,6 +140,25 @@ async def test_a_ratio_is_taken_within_each_round():
     assert b["out tok/s ratio"] == "2.000 [1.000, 2.000]"
     assert a["out tok/s"] == 4.0
     assert len({len(line) for line in table([a, b])}) == 1
+
+
+@pytest.mark.anyio
+async def test_failed_calls_name_their_reasons():
+    """
+    By target and point, the commonest first, with how many; the rest is counted.
+    """
+    results, _, _ = await collect([Point(clients=2)], rounds=2, names=("a",))
+    results[0]["errors"] = ["x", "y", "y"]
+    results[1]["errors"] = ["z", "w", ""]
+
+    lines = failures(results)
+
+    assert lines == [
+        "failed, a, 2 clients: 2 of 6: y",
+        "failed, a, 2 clients: 1 of 6: x",
+        "failed, a, 2 clients: 1 of 6: z",
+        "failed, a, 2 clients: 1 for other reasons",
+    ]
 
 
 def test_plots_and_page_have_everything(tmp_path):

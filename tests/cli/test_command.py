@@ -241,8 +241,10 @@ def test_summary_that_cannot_be_written(cli: Cli, opened: list[object], tmp_path
     """
     status, out, err = cli("generate", "a", "--summary", str(tmp_path / "no" / "s"))
 
-    assert (status, out, opened) == (1, "", [])
-    assert err.startswith("error: ")
+    assert (status, out, opened) == (2, "", [])
+    assert err == (
+        f"error: {tmp_path}/no/s cannot be written: there is no folder {tmp_path}/no\n"
+    )
 
 
 @pytest.mark.parametrize(

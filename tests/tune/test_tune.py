@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import ConfigError, Profile
+from pyllama_raw.bench.host import Others
 from pyllama_raw.cli import main
 from pyllama_raw.tune import Work, tune, tuning
 from pyllama_raw.tune.knobs import Knob
@@ -20,9 +21,22 @@ TABLE = (
 LITTLE = ("--slots", "2", "--prompt-tokens", "8", "--output-tokens", "2")
 
 
+class QuietMachine(Others):
+    """Nobody else runs, whatever this machine does."""
+
+    cpus = 0.0
+
+
+class BusyMachine(Others):
+    """Others run all the time."""
+
+    cpus = 0.83
+
+
 @pytest.fixture(autouse=True)
 def short_table(monkeypatch):
     monkeypatch.setattr(tuning, "knobs", lambda *_: TABLE)
+    monkeypatch.setattr(tuning, "Others", QuietMachine)
 
 
 def test_a_profile_is_found_shown_and_used(tmp_path: Path, capsys):
@@ -47,6 +61,38 @@ def test_a_profile_is_found_shown_and_used(tmp_path: Path, capsys):
     arguments = ["generate", "ab", "--jsonl", "--max-tokens", "2", "--ignore-eos"]
     assert main([*arguments, "--profile", str(out)]) == 0
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 2
+
+
+def test_a_busy_machine_proves_nothing(tmp_path: Path, monkeypatch, capsys):
+    """
+    The profile is written and marked, the person is told, now and when it is used.
+    """
+    monkeypatch.setattr(tuning, "Others", BusyMachine)
+    out = tmp_path / "tiny.profile.json"
+
+    status = main(["tune", str(tiny_model("llama")), "--out", str(out), *LITTLE])
+
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert status == 2
+    assert last.startswith("NO PROOF: other processes used 0.83 CPUs meanwhile")
+    assert Profile.load(out).others_cpus == 0.83
+    assert main(["generate", "ab", "--max-tokens", "2", "--profile", str(out)]) == 0
+    assert "other processes used 0.83 CPUs while" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["no/p.json", ""])
+def test_a_profile_that_cannot_be_written_is_told_before_the_work(
+    name, tmp_path: Path, monkeypatch, capsys
+):
+    """
+    Nothing is measured, and the status is 2.
+    """
+    monkeypatch.setattr(tuning, "make_space", None)
+
+    status = main(["tune", str(tiny_model("llama")), "--out", str(tmp_path / name)])
+
+    assert status == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_requantised_file_is_kept_where_it_was_asked_for(tmp_path: Path, monkeypatch):
