@@ -39,7 +39,7 @@ RULE: dict[str, set[str]] = {
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"} | {"sampling"},
-    "bench": {"api", "config", "errors", "native", "replacing", "sampling"},
+    "bench": {"__init__", "api", "config", "errors", "native", "replacing", "sampling"},
     "cli": CONNECTION | API | {"__init__", "bench", "native", "tune"},
     "__main__": {"cli"},
 }

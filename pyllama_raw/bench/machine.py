@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from pyllama_raw import __version__
 from pyllama_raw.bench.host import MAX_OTHERS, cpu_name
 from pyllama_raw.errors import LibraryNotBuilt
 
@@ -116,6 +117,8 @@ def machine() -> dict[str, object]:
         "devices": _devices(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
+        "pyllama_raw": __version__,
+        "llama_cpp": _llama_version(),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -129,6 +132,16 @@ def _devices() -> list[str]:
         return [found.description for found in devices() if found.kind != "cpu"]
     except LibraryNotBuilt:
         return []
+
+
+def _llama_version() -> str | None:
+    """Of the library that is loaded; None if there is none."""
+    try:
+        from pyllama_raw.native.libllama import llama_version
+
+        return llama_version()
+    except LibraryNotBuilt:
+        return None
 
 
 def _commit() -> str | None:

@@ -10,32 +10,50 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from pyllama_raw.bench.headline import CAPTION, headline
 from pyllama_raw.bench.plots import STYLE
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.table import cell, columns_of, most_busy, rows
+from pyllama_raw.bench.table import (
+    Row,
+    cell,
+    columns_of,
+    failures,
+    most_busy,
+    rows,
+    shown_rows,
+)
 from pyllama_raw.replacing import replacing
 
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; }}
-table {{ border-collapse: collapse; font-size: 13px; }}
-td, th {{ border-bottom: 1px solid #ccc; padding: .3em .7em; text-align: right; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em;
+  padding: 0 1em; }}
+div {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: 13px; white-space: nowrap; }}
+td, th {{ border-bottom: 1px solid #ccc; padding: .3em .6em; text-align: right; }}
 td:first-child, th:first-child {{ text-align: left; }}
+details table {{ font-size: 12px; }}
+code {{ overflow-wrap: anywhere; }}
 svg {{ max-width: 100%; height: auto; }}
+.failed {{ color: #a00; margin: 0; }}
 .warning {{ color: #a00; font-weight: bold; }}
 </style>
 <h1>{title}</h1>
 <p>{conditions}</p>
 {warning}
-{table}
-<p>Medians over rounds. A ratio is taken within each round, to the first target: median
-[smallest, largest]. In plots, lines join medians and bars reach from the smallest to the
-largest round; timeline and distribution are of the last point.</p>
+<div>{table}</div>
+<p>{caption}. A ratio is taken within each round: its median, smallest and largest.</p>
+{failures}
+<details><summary>All figures</summary><div>{wide}</div></details>
 {plots}
-<p>Options: {options}</p>
+<p>In plots, lines join medians and bars reach from the smallest to the largest round; a
+cross is a round in which others used the CPUs. Timeline and distribution are of the last
+point.</p>
+<details><summary>Options</summary><p>{options}</p></details>
 </html>
 """
 
@@ -46,18 +64,21 @@ def write_page(results: Sequence[Result], drawn: dict[str, Figure], path: Path) 
     title = f"{first.get('workload', 'benchmark')}: {first.get('model_id', '')}"
     page = PAGE.format(
         title=escape(title),
-        conditions=escape(_conditions(first, len({r["round"] for r in results}))),
+        conditions="<br>\n".join(
+            f"<code>{escape(s)}</code>" for s in headline(results)
+        ),
         warning=_warning(results),
-        table=_table(results),
-        plots="\n".join(f"<h2>{escape(n)}</h2>\n{_svg(f)}" for n, f in drawn.items()),
+        table=_table(shown_rows(results)),
+        caption=escape(CAPTION.capitalize()),
+        failures="\n".join(
+            f'<p class="failed">{escape(s)}</p>' for s in failures(results)
+        ),
+        wide=_table(rows(results, wide=True)),
+        plots="\n".join(_plot(*item) for item in drawn.items()),
         options=escape(_pairs(first.get("options", {}))),
     )
     with replacing(path) as file:
         file.write(page)
-
-
-def _conditions(result: Result, n_rounds: int) -> str:
-    return f"{n_rounds} rounds; {_pairs(result.get('machine', {}))}"
 
 
 def _pairs(values: dict[str, object]) -> str:
@@ -68,11 +89,10 @@ def _warning(results: Sequence[Result]) -> str:
     busiest = most_busy(results)
     if busiest is None:
         return ""
-    return f'<p class="warning">Other processes used up to {busiest:.2f} CPUs.</p>'
+    return f'<p class="warning">NO PROOF: others used up to {busiest:.2f} CPUs.</p>'
 
 
-def _table(results: Sequence[Result]) -> str:
-    lines = rows(results)
+def _table(lines: Sequence[Row]) -> str:
     columns = columns_of(lines)
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "\n".join(
@@ -82,6 +102,10 @@ def _table(results: Sequence[Result]) -> str:
         for line in lines
     )
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def _plot(name: str, figure: Figure) -> str:
+    return f"<h2>{escape(name.replace('-', ' '))}</h2>\n{_svg(figure)}"
 
 
 def _svg(figure: Figure) -> str:

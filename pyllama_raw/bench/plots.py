@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.table import groups, middle
+from pyllama_raw.bench.table import groups, middle, most_busy, short_names
 
 STYLE: Any = {
     "axes.grid": True,
@@ -23,6 +23,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "svg.hashsalt": "pyllama_raw",  # the same results give the same file
 }
+BUSY = "others used the CPUs"
 MAX_DOTS = 20_000  # of a scatter plot
 
 Draw = Callable[[Sequence[Result]], Figure | None]
@@ -46,8 +47,15 @@ def write_plots(drawn: dict[str, Figure], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         for name, figure in drawn.items():
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-            figure.savefig(folder / f"{name}.png", dpi=150)
+            _save(figure, folder / f"{name}.svg", metadata={"Date": None})
+            _save(figure, folder / f"{name}.png", dpi=150)
+
+
+def _save(figure: Figure, path: Path, **options: Any) -> None:
+    """Write beside and rename: what was there stays until the plot is whole."""
+    part = path.with_name(f".{path.name}")
+    figure.savefig(part, format=path.suffix[1:], **options)
+    part.replace(path)
 
 
 def latency_by_rate(results: Sequence[Result]) -> Figure | None:
@@ -61,7 +69,7 @@ def latency_by_rate(results: Sequence[Result]) -> Figure | None:
     _against(axes[2], sent, "request_rate", "median_tpot_ms", "TPOT, median (ms)")
     for ax in axes:
         ax.set_xlabel("calls a second")
-    return figure
+    return _with_legend(figure)
 
 
 def throughput_by_clients(results: Sequence[Result]) -> Figure | None:
@@ -69,40 +77,59 @@ def throughput_by_clients(results: Sequence[Result]) -> Figure | None:
     sent = [r for r in results if r["max_concurrency"] is not None]
     if not sent:
         return None
-    figure, axes = _canvas(2)
+    figure, axes = _canvas(2, width=5.4)
     key, label = "output_throughput", "output tokens a second"
     _against(axes[0], sent, "max_concurrency", key, label)
     _against(axes[1], sent, "max_concurrency", "p99_ttft_ms", "TTFT, p99 (ms)")
     for ax in axes:
         ax.set_xlabel("clients")
-    return figure
+    return _with_legend(figure)
 
 
 def _against(
     ax: Axes, results: Sequence[Result], x_key: str, y_key: str, label: str
 ) -> None:
     """A line for each target: medians of rounds, from the smallest to the largest."""
-    for target in _targets(results):
-        points: dict[float, list[Result]] = {}
-        for result in results:
-            if result["target"] == target and result[y_key] is not None:
-                points.setdefault(result[x_key], []).append(result)
-        xs = sorted(points)
-        ys = [middle(points[x], y_key) or 0.0 for x in xs]
-        ranges = [[run[y_key] for run in points[x]] for x in xs]
-        below = [y - min(values) for y, values in zip(ys, ranges, strict=True)]
-        above = [max(values) - y for y, values in zip(ys, ranges, strict=True)]
-        ax.errorbar(xs, ys, yerr=[below, above], marker="o", capsize=3, label=target)
+    known = [result for result in results if result[y_key] is not None]
+    values = sorted({result[x_key] for result in known})
+    names = short_names(result["target"] for result in results)
+    for index, (target, name) in enumerate(names.items()):
+        points: dict[int, list[Result]] = {}
+        for result in known:
+            if result["target"] == target:
+                points.setdefault(values.index(result[x_key]), []).append(result)
+        # Targets stand beside each other, so that their bars can be told apart.
+        aside = (index - (len(names) - 1) / 2) * min(0.12, 0.5 / len(names))
+        _line(ax, {x + aside: points[x] for x in sorted(points)}, y_key, name)
+    ax.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    ax.set_xlim(-0.5, len(values) - 0.5)
     ax.set_ylabel(label)
     ax.set_ylim(bottom=0)
-    ax.legend()
+
+
+def _line(ax: Axes, points: dict[float, list[Result]], y_key: str, name: str) -> None:
+    xs = list(points)
+    ys = [middle(points[x], y_key) or 0.0 for x in xs]
+    ranges = [[run[y_key] for run in points[x]] for x in xs]
+    below = [y - min(values) for y, values in zip(ys, ranges, strict=True)]
+    above = [max(values) - y for y, values in zip(ys, ranges, strict=True)]
+    ax.errorbar(xs, ys, yerr=[below, above], marker="o", ms=4, capsize=3, label=name)
+    busy = [
+        (x, run[y_key]) for x in xs for run in points[x] if most_busy([run]) is not None
+    ]
+    if busy:
+        busy_xs, busy_ys = zip(*busy, strict=True)
+        ax.scatter(busy_xs, busy_ys, marker="x", color="#a00", zorder=3, label=BUSY)
 
 
 def itl_timeline(results: Sequence[Result]) -> Figure | None:
     """Every gap at the moment it ended, in one round: stalls stand out."""
-    figure, (ax,) = _canvas(1, width=8.0)
+    last = [(target, result) for target, result in _last_point(results)]
+    figure, axes = _canvas(1, n_rows=len(last), width=10.8, height=1.9)
+    names = short_names(target for target, _ in last)
     n_dots = 0
-    for target, result in _last_point(results):
+    colours = {target: f"C{i}" for i, target in enumerate(_targets(results))}
+    for ax, (target, result) in zip(axes, last, strict=True):
         times, gaps = [], []
         for start, ttft, itl in zip(
             result["start_times"], result["ttfts"], result["itls"], strict=True
@@ -112,18 +139,28 @@ def itl_timeline(results: Sequence[Result]) -> Figure | None:
                 del first
                 times += ends
                 gaps += [gap * 1e3 for gap in itl]
-        ax.scatter(times[:MAX_DOTS], gaps[:MAX_DOTS], s=4, label=target, alpha=0.6)
+        ax.scatter(
+            times[:MAX_DOTS], gaps[:MAX_DOTS], s=4, alpha=0.6, color=colours[target]
+        )
+        busy = f" ({BUSY})" if most_busy([result]) is not None else ""
+        ax.set_title(f"{names[target]}{busy}", loc="left", fontsize="medium")
+        ax.set_ylabel("gap (ms)")
+        ax.set_yscale("log")
         n_dots += len(gaps)
-    ax.set_xlabel("seconds after the start")
-    ax.set_ylabel("gap between tokens (ms)")
-    ax.set_yscale("log")
-    ax.legend()
-    return figure if n_dots else None
+    if not n_dots:
+        return None
+    for ax in axes:  # one scale, so that targets can be compared
+        ax.set_xlim(0, max(other.get_xlim()[1] for other in axes))
+        low, high = zip(*(other.get_ylim() for other in axes), strict=True)
+        ax.set_ylim(min(low), max(high))
+    axes[-1].set_xlabel("seconds after the start")
+    return figure
 
 
 def latency_cdf(results: Sequence[Result]) -> Figure | None:
     """Share of calls (of gaps) that took at most so long, all rounds of one point."""
     figure, axes = _canvas(3)
+    names = short_names(_targets(results))
     n_values = 0
     for (point, target), runs in groups(results).items():
         if point != _points(results)[-1]:
@@ -132,19 +169,17 @@ def latency_cdf(results: Sequence[Result]) -> Figure | None:
         whole = [value for run in runs for value in run["latencies"]]
         gaps = [gap for run in runs for itl in run["itls"] for gap in itl or ()]
         for ax, values in zip(axes, (calls, gaps, whole), strict=True):
-            known = sorted(value for value in values if value is not None)
+            known = sorted(value * 1e3 for value in values if value is not None)
             n_values += len(known)
             shares = [i / len(known) for i in range(len(known) + 1)]
-            ax.step([*known[:1], *known], shares, where="post", label=target)
+            ax.step([*known[:1], *known], shares, where="post", label=names[target])
     for ax, label in zip(axes, ("TTFT", "ITL", "E2EL"), strict=True):
-        ax.set_xlabel(f"{label} (s)")
+        ax.set_xlabel(f"{label} (ms)")
         ax.set_ylim(0, 1)
     axes[1].set_xscale("log")
     axes[1].xaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("share")
-    lines, labels = axes[0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels))
-    return figure if n_values else None
+    return _with_legend(figure) if n_values else None
 
 
 def _last_point(results: Sequence[Result]) -> Iterable[tuple[str, Result]]:
@@ -162,6 +197,21 @@ def _targets(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(result["target"] for result in results))
 
 
-def _canvas(n_axes: int, width: float = 3.6) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width * n_axes, 3.2), layout="constrained")
-    return figure, [figure.add_subplot(1, n_axes, i + 1) for i in range(n_axes)]
+def _canvas(
+    n_columns: int, *, n_rows: int = 1, width: float = 3.6, height: float = 3.2
+) -> tuple[Figure, list[Axes]]:
+    figure = Figure((width * n_columns, height * n_rows), layout="constrained")
+    places = range(1, n_columns * n_rows + 1)
+    return figure, [figure.add_subplot(n_rows, n_columns, place) for place in places]
+
+
+def _with_legend(figure: Figure) -> Figure:
+    """Name each target once, below the plots: there it covers nothing."""
+    shown: dict[str, Any] = {}
+    for ax in figure.axes:
+        lines, labels = ax.get_legend_handles_labels()
+        shown |= dict(zip(labels, lines, strict=True))
+    names = sorted(shown, key=lambda name: name == BUSY)  # sorting keeps the order
+    lines = [shown[name] for name in names]
+    figure.legend(lines, names, loc="outside lower center", ncols=max(len(names), 1))
+    return figure

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import floor, isfinite, log10
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,26 +19,35 @@ from pyllama_raw.bench.host import MAX_OTHERS
 from pyllama_raw.bench.result import Result
 from pyllama_raw.errors import ConfigError
 
-# Of each line: heading, key, factor to the unit of the heading.
-COLUMNS = (
-    ("tok/s", "total_token_throughput", 1.0),
-    ("out tok/s", "output_throughput", 1.0),
-    ("req/s", "request_throughput", 1.0),
-    ("good req/s", "request_goodput", 1.0),
-    ("TTFT p50 s", "median_ttft_ms", 1e-3),
-    ("TTFT p99 s", "p99_ttft_ms", 1e-3),
-    ("TPOT ms", "median_tpot_ms", 1.0),
-    ("ITL p50 ms", "median_itl_ms", 1.0),
-    ("ITL p99 ms", "p99_itl_ms", 1.0),
-    ("ITL max ms", "max_itl_ms", 1.0),
-    ("queue p99 s", "p99_queue_ms", 1e-3),
-    ("cached", "cached_share", 1.0),
-    ("RSS MiB", "peak_rss_bytes", 2.0**-20),
-    ("CPU s", "cpu_s", 1.0),
-    ("failed", "failed", 1.0),
-    ("others CPUs", "others_cpus", 1.0),
-)
+# Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
+MAIN = {
+    "tok/s": "output_throughput",
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "ITL p99": "p99_itl_ms",
+    "ITL max": "max_itl_ms",
+}
+WIDE = {
+    "tok/s": "output_throughput",
+    "all tok/s": "total_token_throughput",
+    "req/s": "request_throughput",
+    "good req/s": "request_goodput",
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT p50": "median_tpot_ms",
+    "ITL p50": "median_itl_ms",
+    "ITL p99": "p99_itl_ms",
+    "ITL max": "max_itl_ms",
+    "queue p99": "p99_queue_ms",
+    "cached": "cached_share",
+    "RSS MiB": "peak_rss_bytes",
+    "CPU s": "cpu_s",
+    "others CPUs": "others_cpus",
+}
+FACTORS = {"peak_rss_bytes": 2.0**-20}  # to the unit of the heading
+LOADS = ("clients", "calls/s", "sent")
 RATIO = "output_throughput"
+RATIO_HEADING = "ratio min-max"
 MAX_REASONS = 3  # shown for a target and point
 
 Row = Mapping[str, object]
@@ -53,29 +63,65 @@ def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
 
 def point_of(result: Result) -> str:
     """How the calls were sent, in words."""
-    if result["max_concurrency"] is not None:
-        return f"{result['max_concurrency']} clients"
+    clients = result["max_concurrency"]
+    if clients is not None:
+        return f"{clients} client{'s' * (clients != 1)}"
     if result["request_rate"] is not None:
-        return f"{result['request_rate']:g}/s, burstiness {result['burstiness']:g}"
+        burstiness = result["burstiness"]
+        shape = "" if burstiness == 1 else f", burstiness {burstiness:g}"
+        return f"{result['request_rate']:g}/s{shape}"
     return "own times"
 
 
-def rows(results: Sequence[Result]) -> list[Row]:
+def _load(result: Result, point: str) -> Row:
+    """How the calls were sent, as a cell: the number alone where the heading says it."""
+    if result["max_concurrency"] is not None:
+        return {"clients": result["max_concurrency"]}
+    if result["request_rate"] is not None and result["burstiness"] == 1:
+        return {"calls/s": f"{result['request_rate']:g}"}
+    return {"sent": point}
+
+
+def short_names(targets: Iterable[str]) -> dict[str, str]:
+    """Targets by their kind, which has a number where there are several of it."""
+    targets = list(dict.fromkeys(targets))
+    kinds = [target.partition("=")[0] for target in targets]
+    return {
+        target: kind
+        if kinds.count(kind) == 1
+        else f"{kind}-{kinds[: i + 1].count(kind)}"
+        for i, (target, kind) in enumerate(zip(targets, kinds, strict=True))
+    }
+
+
+def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
     """Lines of the table; columns without any value are left out."""
     found = groups(results)
+    names = short_names(result["target"] for result in results)
     first = results[0]["target"] if results else ""
     lines: list[Row] = []
     for (point, target), runs in found.items():
-        line: dict[str, object] = {"target": target, "sent": point}
-        line |= {
-            heading: value * factor
-            for heading, key, factor in COLUMNS
-            if (value := middle(runs, key)) is not None
-        }
-        if target != first and (point, first) in found:
-            line["out tok/s ratio"] = spread(ratios(runs, found[point, first], RATIO))
+        line: dict[str, object] = {"target": names[target], **_load(runs[0], point)}
+        for heading, key in (WIDE if wide else MAIN).items():
+            value = middle(runs, key)
+            if value is not None:
+                line[heading] = value * FACTORS.get(key, 1.0)
+            if key == RATIO and len(names) > 1:
+                below = found.get((point, first), []) if target != first else []
+                line[RATIO_HEADING] = spread(ratios(runs, below, RATIO))
+        line["failed"] = sum(run.get("failed", 0) for run in runs)
+        if n_busy := sum(most_busy([run]) is not None for run in runs):
+            line["busy"] = f"{n_busy}/{len(runs)}"
         lines.append(line)
     return lines
+
+
+def shown_rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
+    """rows() without the load if that is the same in all: then the headline has it."""
+    lines = rows(results, wide=wide)
+    if len(set(map(point_of, results))) > 1:
+        return lines
+    return [{k: v for k, v in line.items() if k not in LOADS} for line in lines]
 
 
 def middle(runs: Iterable[Result], key: str) -> float | None:
@@ -98,7 +144,8 @@ def spread(values: Sequence[float]) -> str:
     """Median, smallest and largest."""
     if not values:
         return ""
-    return f"{median(values):.3f} [{min(values):.3f}, {max(values):.3f}]"
+    shown = [digits(value) for value in (median(values), min(values), max(values))]
+    return "{} {}-{}".format(*shown)
 
 
 def most_busy(results: Iterable[Result]) -> float | None:
@@ -110,7 +157,9 @@ def most_busy(results: Iterable[Result]) -> float | None:
 def failures(results: Sequence[Result]) -> list[str]:
     """Why calls have failed, as lines: for each target and point, commonest first."""
     lines = []
+    names = short_names(result["target"] for result in results)
     for (point, target), runs in groups(results).items():
+        where = f"failed, {names[target]}, {point}"
         reasons = Counter(
             error for run in runs for error in run.get("errors", ()) if error
         )
@@ -119,22 +168,30 @@ def failures(results: Sequence[Result]) -> list[str]:
             sum(len(run.get("errors", ())) for run in runs),
         )
         for reason, count in reasons.most_common(MAX_REASONS):
-            lines.append(f"failed, {target}, {point}: {count} of {n_calls}: {reason}")
+            lines.append(f"{where}: {count} of {n_calls}: {reason}")
             n_failed -= count
         if n_failed:
-            lines.append(f"failed, {target}, {point}: {n_failed} for other reasons")
+            lines.append(f"{where}: {n_failed} for other reasons")
     return lines
 
 
 def table(lines: Sequence[Row]) -> list[str]:
-    """Lines of text with aligned columns."""
+    """Lines of text with aligned columns: words to the left, the rest to the right."""
     columns = columns_of(lines)
     cells = [columns, *([cell(line.get(c, "")) for c in columns] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_word = [all(_is_word(line.get(c, "")) for line in lines) for c in columns]
     return [
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
+        "  ".join(
+            text.ljust(width) if word else text.rjust(width)
+            for text, width, word in zip(line, widths, is_word, strict=True)
+        ).rstrip()
         for line in cells
     ]
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and not value[:1].isdigit()
 
 
 def columns_of(lines: Iterable[Row]) -> list[str]:
@@ -143,8 +200,17 @@ def columns_of(lines: Iterable[Row]) -> list[str]:
 
 
 def cell(value: object) -> str:
-    """A number with four digits, anything else as it is."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A measured number with three digits, anything else as it is."""
+    return digits(value) if isinstance(value, float) else str(value)
+
+
+def digits(value: float) -> str:
+    """*value* with three significant digits and no exponent."""
+    if not isfinite(value) or not value:
+        return f"{value:g}"
+    n_decimals = 2 - floor(log10(abs(value)))
+    rounded = round(value, n_decimals)
+    return f"{rounded:.{max(2 - floor(log10(abs(rounded))), 0)}f}"
 
 
 def read_results(path: Path) -> list[Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import IO
 import anyio
 
 from pyllama_raw.bench.figures import Limits
+from pyllama_raw.bench.headline import CAPTION, headline
 from pyllama_raw.bench.machine import machine
 from pyllama_raw.bench.result import Result
 from pyllama_raw.bench.rounds import Opener, Plan
@@ -20,7 +22,7 @@ from pyllama_raw.bench.table import (
     most_busy,
     point_of,
     read_results,
-    rows,
+    shown_rows,
     table,
 )
 from pyllama_raw.bench.targets import opener
@@ -86,12 +88,13 @@ async def _collect(
 
 def _about(options: Namespace, model: Path) -> Result:
     """What a result says of its conditions."""
-    hidden = ("run", "parser", "out", "html", "plots", "model")
+    hidden = ("run", "parser", "out", "html", "plots", "model", "wide")
     shown = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()
     return {
         "date": facts["date"],
         "backend": "pyllama_raw bench",
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "model_id": model.name,
         "workload": options.workload,
         "machine": facts,
@@ -117,7 +120,8 @@ def report(options: Namespace) -> int:
 
 
 def _show(results: list[Result], options: Namespace) -> None:
-    lines = table(rows(results))
+    lines = headline(results)
+    lines += ["", *table(shown_rows(results, wide=options.wide)), CAPTION]
     lines += failures(results)
     busiest = most_busy(results)
     if busiest is not None:

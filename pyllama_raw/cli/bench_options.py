@@ -135,6 +135,9 @@ def _add_output(parser: ArgumentParser) -> None:
 
 def add_showing(parser: ArgumentParser) -> None:
     """Flags for reports made of results."""
+    parser.add_argument(
+        "--wide", action="store_true", help="show all figures, however many columns"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page")
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="write plots as SVG and PNG"

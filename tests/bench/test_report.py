@@ -6,10 +6,19 @@ from functools import partial
 import anyio
 import pytest
 
+from pyllama_raw.bench.headline import headline
 from pyllama_raw.bench.page import write_page
-from pyllama_raw.bench.plots import figures, write_plots
+from pyllama_raw.bench.plots import BUSY, figures, write_plots
 from pyllama_raw.bench.rounds import Opened, Plan, Point
-from pyllama_raw.bench.table import failures, read_results, rows, table
+from pyllama_raw.bench.table import (
+    LOADS,
+    digits,
+    failures,
+    read_results,
+    rows,
+    shown_rows,
+    table,
+)
 from pyllama_raw.bench.words import generator
 from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.errors import ConfigError
@@ -136,10 +145,110 @@ async def test_a_ratio_is_taken_within_each_round():
 
     a, b = rows(results)
 
-    assert "out tok/s ratio" not in a
-    assert b["out tok/s ratio"] == "2.000 [1.000, 2.000]"
-    assert a["out tok/s"] == 4.0
-    assert len({len(line) for line in table([a, b])}) == 1
+    heading = "ratio min-max"
+    assert (a[heading], b[heading]) == ("", "2.00 1.00-2.00")
+    assert a["tok/s"] == 4.0
+
+
+@pytest.mark.anyio
+async def test_what_matters_fits_a_hundred_columns():
+    """
+    Six figures of targets with long addresses, with a ratio and busy rounds; the rest is
+    there when asked for.
+    """
+    names = (
+        "engine",
+        "llama-server=http://127.0.0.1:8080",
+        "openai=http://a",
+        "openai=b",
+    )
+    results, _, _ = await collect(
+        [Point(clients=2), Point(clients=256)], names, rounds=2
+    )
+    for result in results:
+        result |= {"others_cpus": 1.0, "output_throughput": 123456.0}
+        result |= {"max_itl_ms": 123456.0, "p99_itl_ms": 123456.0}
+
+    lines = table(shown_rows(results))
+    wide = table(rows(results, wide=True))
+
+    columns = "target clients tok/s ratio min-max TTFT p50 TTFT p99 ITL p99 ITL max failed busy"
+    assert " ".join(lines[0].split()) == columns
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines[1::2]] == [
+        "engine",
+        "llama-server",
+        "openai-1",
+        "openai-2",
+    ]
+    assert set(columns.split()) < set(wide[0].split())
+
+
+@pytest.mark.anyio
+async def test_how_calls_were_sent_is_a_column_only_if_it_varies():
+    """
+    One way is in the headline alone; of several each has its own column.
+    """
+    ways = [Point(clients=1), Point(rate=500.0), Point(rate=500.0, burstiness=0.5)]
+    results, _, _ = await collect(ways, rounds=1, names=("a",))
+
+    cells = [[str(row.get(k, "")) for k in LOADS] for row in shown_rows(results)]
+    (alone,) = shown_rows(results[:1])
+
+    assert cells == [["1", "", ""], ["", "500", ""], ["", "", "500/s, burstiness 0.5"]]
+    assert not alone.keys() & set(LOADS)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0"),
+        (0.012345, "0.0123"),
+        (0.9996, "1.00"),
+        (4.0, "4.00"),
+        (97.25, "97.2"),
+        (999.6, "1000"),
+        (123456.0, "123000"),
+        (-1.5, "-1.50"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_number_has_three_digits_and_no_exponent(value, shown):
+    """
+    Whatever its size; nothing is not measured to three digits.
+    """
+    assert digits(value) == shown
+
+
+def test_the_headline_says_what_where_and_how():
+    """
+    Versions, commit, model, machine, command and addresses; what is unknown is left out.
+    """
+    point = {"max_concurrency": 1, "round": 0}
+    known = {
+        "workload": "offline",
+        "model_id": "m.gguf",
+        "date": "today",
+        "command": "pyllama-raw bench run offline",
+        "machine": {
+            "cpu": "X",
+            "n_cpus": 2,
+            "devices": [],
+            "python": "3.11",
+            "pyllama_raw": "0.1.0",
+            "llama_cpp": "b1",
+            "commit": "abc",
+        },
+    }
+
+    assert headline([{"target": "openai=http://a", **point, **known}]) == [
+        "offline, m.gguf, 1 round, 1 client",
+        "pyllama_raw 0.1.0 (abc), llama.cpp b1, Python 3.11",
+        "X, 2 CPUs, today",
+        "pyllama-raw bench run offline",
+        "openai: http://a",
+    ]
+    assert headline([{"target": "engine", **point}]) == ["benchmark, 1 round, 1 client"]
 
 
 @pytest.mark.anyio
@@ -188,3 +297,21 @@ def test_plots_and_page_have_everything(tmp_path):
     assert "&lt;a&gt;" in page
     assert "<script" not in page
     assert "<link" not in page
+
+
+def test_a_busy_round_is_marked(tmp_path):
+    """
+    In the table, the plots and above them; a quiet run has no such mark.
+    """
+    measure = partial(collect, [Point(clients=1), Point(clients=2)], rounds=2)
+    results, _, _ = anyio.run(measure)
+    found = []
+    for others_cpus in (0.0, 0.5):
+        results[0]["others_cpus"] = others_cpus
+        drawn = figures(results)
+        write_page(results, {}, tmp_path / "page.html")
+        labels = drawn["throughput-by-clients"].axes[0].get_legend_handles_labels()[1]
+        page = (tmp_path / "page.html").read_text()
+        found.append((BUSY in labels, "NO PROOF" in page, "<td>1/2</td>" in page))
+
+    assert found == [(False, False, False), (True, True, True)]
