@@ -1,5 +1,5 @@
 """
-Any workload of `python -m pyllama_raw bench run`, on our engine and on the peers.
+Any workload of `pyllama-raw bench run`, on our engine and on the peers.
 
 Options are those of that command, and --peers. Each peer is started for its turn in a
 round and stopped after it. Memory-pressure is for engines that say how many cells they

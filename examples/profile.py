@@ -1,4 +1,4 @@
-"""Open a model with what `python -m pyllama_raw tune` has found."""
+"""Open a model with what `pyllama-raw tune` has found."""
 
 from pathlib import Path
 

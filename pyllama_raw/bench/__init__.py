@@ -8,5 +8,5 @@ Load for engines and servers, and what is made of their times.
     rounds                      several targets, interleaved
     table, plots, page, compare what is made of results
 
-`python -m pyllama_raw bench` is its command; benchmarks/README.md explains the numbers.
+`pyllama-raw bench` is its command; benchmarks/README.md explains the numbers.
 """

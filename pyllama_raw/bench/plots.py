@@ -176,6 +176,7 @@ def latency_cdf(results: Sequence[Result]) -> Figure | None:
     for ax, label in zip(axes, ("TTFT", "ITL", "E2EL"), strict=True):
         ax.set_xlabel(f"{label} (ms)")
         ax.set_ylim(0, 1)
+        ax.locator_params(axis="x", nbins=4)  # numbers of five digits stay apart
     axes[1].set_xscale("log")
     axes[1].xaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("share")

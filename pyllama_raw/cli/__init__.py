@@ -1,4 +1,4 @@
-"""The command line: `python -m pyllama_raw generate`, `info`, `tune` and `bench`."""
+"""The command line: `pyllama-raw chat`, `generate`, `info`, `tune` and `bench`."""
 
 from pyllama_raw.cli.command import main
 
