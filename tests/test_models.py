@@ -133,7 +133,7 @@ def test_hub_without_its_package_says_what_to_install(monkeypatch):
     """
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
-    with pytest.raises(ModelNotFound, match=r"pip install pyllama_raw\[hf\]"):
+    with pytest.raises(ModelNotFound, match="pip install huggingface_hub"):
         models.resolve_model("hf:owner/repo/file.gguf")
 
 

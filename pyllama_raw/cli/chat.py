@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from concurrent.futures import wait
 from contextlib import suppress
 from signal import SIGINT, signal
 
@@ -28,6 +29,7 @@ from pyllama_raw.results import Result
 from pyllama_raw.sampling.params import SamplingParams
 
 MAX_TOKENS = 1024  # of an answer
+WAKE_S = 0.2
 
 
 def chat(options: Namespace) -> int:
@@ -72,6 +74,7 @@ class Chat:
         self._terminal = terminal
         self._conversation = conversation
         self._generation: Generation | None = None  # what Ctrl-C cancels
+        self._is_stopping = False
         self._is_seen = sys.stdin.isatty() and sys.stdout.isatty()
 
     def run(self) -> int:
@@ -104,6 +107,7 @@ class Chat:
         """Handle SIGINT: stop the answer, or leave the prompt."""
         if self._generation is None:
             raise KeyboardInterrupt
+        self._is_stopping = True
         self._portal.start_task_soon(self._generation.cancel)
 
     def _read(self) -> str | None:
@@ -138,14 +142,20 @@ class Chat:
 
     def _answered(self, generation: Generation) -> Result:
         """The whole answer, or what there is of it when Ctrl-C comes."""
-        answer = self._portal.start_task_soon(self._show, generation)
-        self._generation = generation  # is cancelled after it has begun
+        self._generation, self._is_stopping = generation, False
         try:
+            answer = self._portal.start_task_soon(self._show, generation)
+            # A signal that comes just before a wait begins is seen when the wait ends.
+            while not wait([answer], WAKE_S).done:
+                pass
             return answer.result()
         finally:
             self._generation = None
 
     async def _show(self, generation: Generation) -> Result:
+        if self._is_stopping:  # before it has begun
+            generation.cancel()
+            return generation.result
         async with generation:
             async for delta in generation:
                 self._terminal.write(delta.text)
