@@ -38,7 +38,8 @@ RULE: dict[str, set[str]] = {
     "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
-    "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"} | {"sampling"},
+    "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}
+    | {"sampling"},
     "bench": {"__init__", "api", "config", "errors", "native", "replacing", "sampling"},
     "cli": CONNECTION | API | {"__init__", "bench", "native", "tune"},
     "__main__": {"cli"},
