@@ -1,0 +1,151 @@
+"""
+One file, one process: what an engine makes of it.
+
+Every trial is a fork of a process that has imported everything, and that has no threads: so
+it takes milliseconds, and what happens in it harms nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+
+from pyllama_raw import AsyncEngine, EngineConfig, EngineStopped, PyllamaError, SamplingParams
+from pyllama_raw.config import ContextConfig, SchedulerConfig
+from pyllama_raw.native import libllama
+
+MAX_S = 20.0
+MAX_BYTES = 6 * 2**30  # of addresses, those of threads and libraries included
+PROMPTS = ("The quick brown fox", "a")
+CONFIG = EngineConfig(
+    context=ContextConfig(n_ctx=256, n_batch=64, n_ubatch=64, n_threads=2),
+    scheduler=SchedulerConfig(n_slots=2),
+)
+WORKS, REFUSED, DEFECT = "works", "refused", "DEFECT"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one file."""
+
+    index: int
+    said: str  # what was done to the file
+    kind: str  # WORKS, REFUSED or DEFECT
+    text: str  # the error, signal or output
+
+
+def prepare() -> None:
+    """Load what every trial needs, and start no thread."""
+    libllama.load()
+
+
+def run_all(
+    files: Iterable[tuple[int, bytes, str]], n_workers: int = 2, max_s: float = MAX_S
+) -> Iterator[Outcome]:
+    """Try each (index, content, what was done), *n_workers* at a time."""
+    prepare()
+    running: dict[int, tuple[int, str, Path, float]] = {}
+    with TemporaryDirectory(dir=_fast_folder()) as folder:
+        source = iter(files)
+        left = True
+        while left or running:
+            while left and len(running) < n_workers:
+                item = next(source, None)
+                if item is None:
+                    left = False
+                    break
+                index, content, said = item
+                path = Path(folder) / f"{index}.gguf"
+                path.write_bytes(content)
+                running[_start(path)] = (index, said, path, time.monotonic() + max_s)
+            yield from _collect(running)
+
+
+def _fast_folder() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
+
+
+def _start(path: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:  # in the child: nothing may return
+        _limit()
+        text = _try(path)
+        path.with_suffix(".txt").write_text(text, encoding="utf-8", errors="replace")
+    finally:
+        os._exit(0)
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
+def _try(path: Path) -> str:
+    try:
+        outputs = anyio.run(_generate, path)
+    except PyllamaError as error:
+        cause = error.__cause__
+        if isinstance(error, EngineStopped) and not isinstance(cause, PyllamaError):
+            return f"{DEFECT}\nuntyped {cause!r}"
+        return f"{REFUSED}\n{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 -- told to the parent
+        return f"{DEFECT}\nuntyped {error!r}"
+    return f"{WORKS}\n{outputs}"
+
+
+async def _generate(path: Path) -> list[str]:
+    params = SamplingParams(max_tokens=4, temperature=0)
+    try:
+        async with AsyncEngine.open(path, CONFIG) as engine:
+            results = await engine.complete_many(list(PROMPTS), params)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return [result.text for result in results]
+
+
+def _collect(running: dict[int, tuple[int, str, Path, float]]) -> Iterator[Outcome]:
+    """Outcomes of the processes that have ended; those too late are ended."""
+    time.sleep(0.001)
+    for pid, (index, said, path, deadline) in list(running.items()):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        late = not ended and time.monotonic() > deadline
+        if late:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        if ended or late:
+            del running[pid]
+            kind, text = _read(path, status, late=late)
+            yield Outcome(index, said, kind, text)
+
+
+def _read(path: Path, status: int, *, late: bool) -> tuple[str, str]:
+    answer = path.with_suffix(".txt")
+    text = answer.read_text(encoding="utf-8") if answer.exists() else ""
+    for used in (path, answer):
+        with suppress(FileNotFoundError):
+            used.unlink()
+    if late:
+        return DEFECT, "hang"
+    if os.WIFSIGNALED(status):
+        return DEFECT, f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+    kind, _, rest = text.partition("\n")
+    return (kind, rest) if kind else (DEFECT, "ended without an answer")
+
+
+if sys.platform == "win32":
+    raise ImportError("trials need fork")
