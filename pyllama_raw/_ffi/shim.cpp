@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 
@@ -167,6 +168,24 @@ extern "C" llama_model * plr_model_load(const char * path, const llama_model_par
         }
         return llama_model_load_from_file(path, used);
     });
+}
+
+extern "C" int64_t plr_skip_strings(const uint8_t * data, int64_t size, int64_t at,
+                                    uint64_t count) {
+    constexpr int64_t n_head = sizeof(uint64_t);
+    for (uint64_t i = 0; i < count; ++i) {
+        uint64_t length;
+        if (size - at < n_head) {
+            return -1;
+        }
+        std::memcpy(&length, data + at, n_head);
+        at += n_head;
+        if (length > static_cast<uint64_t>(size - at)) {
+            return -1;
+        }
+        at += static_cast<int64_t>(length);
+    }
+    return at;
 }
 
 extern "C" llama_context * plr_context_new(llama_model * model,

@@ -1,20 +1,31 @@
 """
-What the memory of a context can do, and what a snapshot of it costs.
+What the memory of a context can do, what a snapshot of it costs, and whether libllama
+computes the model at all.
 
-A short decode tells how large a snapshot is; it also brings the weights into memory
-before the first request.
+A short decode tells. It runs in one thread, where an assertion of libllama that fails is an
+error, and it brings the weights into memory before the first request.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
 from pyllama_raw.config import ContextConfig
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshots import SnapshotCost
+from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
 from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
+MUCH_CLOSER = 4.0  # a row that is another one by mistake differs from it in digits only
+
+Row: TypeAlias = "array[float]"
 
 
 def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
@@ -31,24 +42,126 @@ def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
 
 def measure(context: Context) -> SnapshotCost:
     """
-    Decode one token and two of an empty *context*; it is empty again then.
+    What a snapshot of *context* costs, which is empty before and after.
 
     Raises:
-        NativeError: the context cannot decode at all.
+        ModelLoadFailed: libllama cannot compute the model.
+        Unsupported: it computes the model wrongly, as its architecture is used here.
     """
-    batch = Batch(context.max_tokens)
-    batch.add([0], 0, 0, False)
-    if context.n_seq_max > 1 and context.max_tokens > 2:
-        batch.add([0, 0], 0, 1, True)  # on another slot, so that one decode does
-        context.decode(batch)
-        one, two = context.state_bytes(0), context.state_bytes(1)
-    else:
-        context.decode(batch)
-        one = context.state_bytes(0)
+    model = context.model
+    with context.one_thread(), _blaming(model):
+        cost = _compute(context)
+        context.clear()
+        if model.is_recurrent or model.is_hybrid:
+            _check_sequences(context)
+    return cost
+
+
+@contextmanager
+def _blaming(model: Model) -> Iterator[None]:
+    try:
+        yield
+    except DecodeFailed as error:
+        if error.code != EXCEPTION:
+            raise
+        message = f"libllama cannot compute this model: {error}"
+        raise ModelLoadFailed(model.path, message) from error
+
+
+def _compute(context: Context) -> SnapshotCost:
+    """Two tokens, and three in another slot: one decode, if all find room in it."""
+    fits = context.n_seq_max > 1 and context.max_tokens >= 5
+    many_rows = context.n_outputs_max > 2 and not context.has_lanes  # one a sequence
+    compute = _at_once if fits and many_rows else _one_by_one
+    cost, rows = compute(context, _tokens(context))
+    first, second, middle = rows
+    if MUCH_CLOSER * _distance(middle, first) < _distance(middle, second):
+        raise _unsupported(context, "gives out wrong rows of a prompt")
+    return cost
+
+
+def _at_once(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Row]]:
+    batch = Batch(5)
+    batch.add_scored(tokens[:2], 0, 0)
+    batch.add(tokens[:2], 0, 1, True)
+    batch.add(tokens[2:], 2, 1, False)
+    context.decode(batch)
+    rows = [context.row(place) for place in (0, 1, 3)]
+    return _cost(2, context.state_bytes(0), context.state_bytes(1)), rows
+
+
+def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Row]]:
+    batch = Batch(2)
+    n_bytes, rows = [], []
+    for pos in range(2):
         batch.clear()
-        batch.add([0], 1, 0, True)
+        batch.add(tokens[pos : pos + 1], pos, 0, True)
         context.decode(batch)
-        two = context.state_bytes(0)
+        n_bytes.append(context.state_bytes(0))
+        rows.append(context.row(0))
+    if context.max_tokens < 2:  # no prompt is ever computed in chunks
+        return _cost(1, *n_bytes), [rows[0], rows[1], rows[1]]
     context.clear()
-    token_bytes = two - one
-    return SnapshotCost(max(one - token_bytes, 0) + SLACK_BYTES, token_bytes)
+    batch.clear()
+    batch.add(tokens[:2], 0, 0, True)
+    context.decode(batch)
+    return _cost(1, *n_bytes), [*rows, context.row(1)]
+
+
+def _cost(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
+    """Of slots that hold *n_tokens*, and one more."""
+    token_bytes = one_more - n_bytes
+    head_bytes = max(n_bytes - n_tokens * token_bytes, 0)
+    return SnapshotCost(head_bytes + SLACK_BYTES, token_bytes)
+
+
+def _check_sequences(context: Context) -> None:
+    """
+    A sequence must come to the same alone and beside another one.
+
+    Some architectures put the recurrent states of a batch where those of others are.
+    """
+    n_slots = context.n_seq_max
+    if n_slots < 2 or context.max_tokens < 4:
+        return
+    x, y, z = _tokens(context)
+    try:
+        _decode(context, {0: [x, y]}, 0)
+        before = context.row(1)
+        _decode(context, {0: [z]}, 2)
+        alone = context.row(0)
+        if n_slots == 2:
+            context.clear()  # else slot 0 stays, and the others come to lie behind it
+        _decode(context, {n_slots - 2: [y, z], n_slots - 1: [x, y]}, 0)
+        _decode(context, {n_slots - 2: [x], n_slots - 1: [z]}, 2)
+        beside = context.row(1)
+    except DecodeFailed as error:
+        raise _unsupported(context, "fails with several sequences: n_slots=1 works") from error
+    context.clear()
+    if MUCH_CLOSER * _distance(alone, beside) > _distance(alone, before):
+        raise _unsupported(context, "mixes sequences: give n_slots=1")
+
+
+def _decode(context: Context, tokens: dict[int, list[int]], pos: int) -> None:
+    """Compute tokens by slot, from *pos* on, with an output row for each slot."""
+    batch = Batch(4)
+    for slot, run in tokens.items():
+        batch.add(run, pos, slot, True)
+    context.decode(batch)
+
+
+def _unsupported(context: Context, what: str) -> Unsupported:
+    name = context.model.meta.get("general.architecture", "")
+    return Unsupported(f"libllama does not compute the architecture {name!r} rightly: it {what}")
+
+
+def _tokens(context: Context) -> list[int]:
+    """Three tokens from the middle of the vocabulary: those at its ends may mean nothing."""
+    n_vocab = context.model.n_vocab
+    return [n_vocab // 3, n_vocab // 2, n_vocab * 2 // 3]
+
+
+def _distance(row: Row, other: Row) -> float:
+    """Of a few hundred numbers; not a number if one is none."""
+    step = len(row) // 256 + 1
+    return sum(abs(x - y) for x, y in zip(row[::step], other[::step], strict=False))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,6 +114,7 @@ class Context(SlotMemory):
             raise ContextFailed("plr_runner_new", None, last_error())
         super().__init__(pointer, partial(_free, runner), parents=parents)
         self.model = model
+        self.has_lanes = bool(lanes)
         self._abort = abort
         self._runner = runner
         self._read_back(params)
@@ -231,6 +233,7 @@ class Context(SlotMemory):
         code = lib.plr_set_lanes(ptr, self.n_seq_max, chains)
         if code:
             raise NativeError("llama_set_sampler", code, last_error())
+        self.has_lanes = bool(lanes)
 
     def drop(self) -> bool:
         """
@@ -274,6 +277,15 @@ class Context(SlotMemory):
         raw = ffi.buffer(found, 4 * self._n_vocab)
         return np.frombuffer(raw, np.float32).copy()
 
+    def row(self, row: int) -> array[float]:
+        """The logits at place *row* without numpy; with a lane its candidates', sorted."""
+        if self._is_on_lane(row):
+            n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
+            found = lib.llama_get_sampled_logits_ith(self.ptr, row)
+            return array("f", sorted(ffi.unpack(found, n_values)))
+        found = lib.llama_get_logits_ith(self.ptr, row)
+        return array("f", bytes(ffi.buffer(found, 4 * self._n_vocab)))
+
     def _is_on_lane(self, row: int) -> bool:
         return bool(lib.llama_get_sampled_candidates_count_ith(self.ptr, row))
 
@@ -309,6 +321,21 @@ class Context(SlotMemory):
             check_threads("n_threads", n_threads),
             check_threads("n_threads_batch", n_threads_batch),
         )
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """
+        Compute in the thread that decodes, and in no other.
+
+        There a failed assertion of libllama is an exception of the call; in a thread of
+        libllama's own it ends the process.
+        """
+        before = lib.llama_n_threads(self.ptr), lib.llama_n_threads_batch(self.ptr)
+        self.set_threads(1, 1)
+        try:
+            yield
+        finally:
+            self.set_threads(*before)
 
     def _refusal(
         self, batch: Batch, samplers: RowSamplers | None = None

@@ -1,50 +1,215 @@
-"""What can be known of a model file before libllama opens it: cheap and well worded."""
+"""
+What can be known of a model file before libllama opens it: cheap and well worded.
+
+The header of a GGUF file is numbers in little-endian order: counts, then metadata (key,
+type, value), then the tensor table (name, dimensions, type, offset), then, aligned, the
+data. Nothing of it is trusted: every length is compared with what is left of the file.
+"""
 
 from __future__ import annotations
 
+import mmap
+import stat
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyllama_raw.errors import ModelLoadFailed
+from pyllama_raw.native.libllama import ffi, lib
+
+ALIGNMENT = "general.alignment"
+MAX_VALUES = 2**16
+MAX_TENSORS = 2**20
+MAX_DIMS = 4  # ggml.h: GGML_MAX_DIMS
+MAX_NAME = 63  # ggml.h: GGML_MAX_NAME, without the final NUL
 
 # magic, version, number of tensors, number of metadata pairs
 _HEADER = struct.Struct("<4sIqq")
 _MIN_PAIR_BYTES = 8 + 4 + 1  # key length, type, smallest value
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # name length, dimensions, one size, type, offset
+_STRING, _ARRAY = 8, 9  # gguf.h: enum gguf_type; the others are numbers
+_NUMBERS = {
+    kind: struct.Struct("<" + code)
+    for kind, code in (
+        (0, "B"), (1, "b"), (2, "H"), (3, "h"), (4, "I"), (5, "i"), (6, "f"), (7, "?"),
+        (10, "Q"), (11, "q"), (12, "d"),
+    )
+}  # fmt: skip
+_U32, _U64 = _NUMBERS[4], _NUMBERS[10]
+
+Scalar = bool | int | float | str
 
 
-def check_gguf(path: str) -> None:
-    """Raise ModelLoadFailed unless *path* is a file that starts as a GGUF file does."""
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One entry of the tensor table."""
+
+    name: str
+    dims: tuple[int, ...]
+    type: int  # ggml.h: enum ggml_type, if it is one
+    offset: int  # from the start of the data
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the data of a model file."""
+
+    values: Mapping[str, Scalar]  # metadata without arrays
+    tensors: tuple[TensorInfo, ...]
+    n_left: int  # bytes after the tensor table, up to the next multiple of the alignment
+    alignment: int
+
+
+class DamagedFile(Exception):
+    """The file is not what a GGUF file must be; the text says where."""
+
+
+def read_header(path: str) -> Header:
+    """
+    The header of the file at *path*.
+
+    Raises:
+        ModelLoadFailed: there is no such file, or it is damaged.
+    """
     if "\0" in path:
         raise ModelLoadFailed(path.replace("\0", "\\0"), "the path contains a NUL")
-    file = Path(path)
     try:
-        size = file.stat().st_size
-        if file.is_dir():
-            raise ModelLoadFailed(path, "this is a directory")
-        with file.open("rb") as stream:
-            head = stream.read(_HEADER.size)
+        return _read_file(Path(path))
+    except DamagedFile as error:
+        raise ModelLoadFailed(path, str(error)) from None
     except OSError as error:
         raise ModelLoadFailed(path, error.strerror or str(error)) from error
-    problem = _problem(head, size)
-    if problem is not None:
-        raise ModelLoadFailed(path, problem)
 
 
-def _problem(head: bytes, size: int) -> str | None:
+def _read_file(path: Path) -> Header:
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise DamagedFile("this is a directory")
+    if not stat.S_ISREG(status.st_mode):  # to open a FIFO would wait for its writer
+        raise DamagedFile("this is not a regular file")
+    with path.open("rb") as stream:
+        n_tensors, n_values = _counts(stream.read(_HEADER.size), status.st_size)
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(content).header(n_tensors, n_values)
+
+
+def _counts(head: bytes, size: int) -> tuple[int, int]:
     if not head:
-        return "the file is empty"
+        raise DamagedFile("the file is empty")
     if head[:4] != b"GGUF":
-        return f"not a GGUF file, it starts with {head[:4]!r}"
+        raise DamagedFile(f"not a GGUF file, it starts with {head[:4]!r}")
     if len(head) < _HEADER.size:
-        return f"the header is cut off after {len(head)} bytes"
-    _, version, n_tensors, n_pairs = _HEADER.unpack(head)
-    if version == 0 or version > 0xFFFF:
-        return f"GGUF version {version} cannot be read here"
-    least = n_tensors * _MIN_TENSOR_BYTES + n_pairs * _MIN_PAIR_BYTES
-    if min(n_tensors, n_pairs) < 0 or least > size:
-        return (
-            f"damaged header: {n_tensors} tensors and {n_pairs} metadata entries "
+        raise DamagedFile(f"the header is cut off after {len(head)} bytes")
+    _, version, n_tensors, n_values = _HEADER.unpack(head)
+    if not 2 <= version <= lib.GGUF_VERSION:
+        raise DamagedFile(
+            f"GGUF version {version} cannot be read here: 2 to {lib.GGUF_VERSION} can"
+        )
+    least = n_tensors * _MIN_TENSOR_BYTES + n_values * _MIN_PAIR_BYTES
+    if min(n_tensors, n_values) < 0 or least > size:
+        raise DamagedFile(
+            f"damaged header: {n_tensors} tensors and {n_values} metadata entries "
             f"do not fit {size} bytes"
         )
-    return None
+    if n_tensors > MAX_TENSORS or n_values > MAX_VALUES:
+        raise DamagedFile(
+            f"damaged header: {n_tensors} tensors and {n_values} metadata entries, "
+            f"at most {MAX_TENSORS} and {MAX_VALUES} are read"
+        )
+    return n_tensors, n_values
+
+
+class _Reader:
+    """Reads one file from the front; what would lie behind its end is DamagedFile."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content, self._size = content, len(content)
+        self._at = _HEADER.size
+        self._what = "the header"  # what is being read, for messages
+
+    def header(self, n_tensors: int, n_values: int) -> Header:
+        values: dict[str, Scalar] = {}
+        seen: set[str] = set()
+        for index in range(n_values):
+            self._what = f"metadata entry {index}"
+            key = self._string()
+            if not key or key in seen:
+                raise DamagedFile(f"{self._what} has the key {key!r}, as an earlier one")
+            seen.add(key)
+            self._what = key
+            value = self._value()
+            if value is not None:
+                values[key] = value
+        tensors = []
+        for index in range(n_tensors):
+            self._what = f"tensor {index}"
+            tensors.append(self._tensor())
+        alignment = _alignment(values)
+        n_left = self._size - -(-self._at // alignment) * alignment
+        return Header(values, tuple(tensors), n_left, alignment)
+
+    def _value(self) -> Scalar | None:
+        """The next value; None: an array."""
+        kind = self._number(_U32)
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            value: Scalar = self._number(self._format(kind))
+            return value
+        kind = self._number(_U32)
+        count = self._number(_U64)
+        if kind == _STRING:
+            self._skip_strings(count)
+        else:
+            self._skip(count * self._format(kind).size)
+        return None
+
+    def _tensor(self) -> TensorInfo:
+        name = self._string()
+        self._what = f"tensor {name!r}"
+        n_dims = self._number(_U32)
+        if not 0 < n_dims <= MAX_DIMS:
+            raise DamagedFile(f"{self._what} has {n_dims} dimensions, 1 to {MAX_DIMS} go")
+        dims = tuple(self._number(_U64) for _ in range(n_dims))
+        return TensorInfo(name, dims, self._number(_U32), self._number(_U64))
+
+    def _format(self, kind: int) -> struct.Struct:
+        if kind not in _NUMBERS:
+            raise DamagedFile(f"{self._what} has the type {kind}, which there is not")
+        return _NUMBERS[kind]
+
+    def _number(self, form: struct.Struct) -> int:
+        start = self._at
+        self._skip(form.size)
+        number: int = form.unpack_from(self._content, start)[0]
+        return number
+
+    def _string(self) -> str:
+        length = self._number(_U64)
+        start = self._at
+        self._skip(length)
+        return self._content[start : self._at].decode("utf-8", "backslashreplace")
+
+    def _skip(self, n_bytes: int) -> None:
+        left = self._size - self._at
+        if n_bytes > left:
+            raise DamagedFile(
+                f"{self._what} is cut off or damaged: {n_bytes} bytes of it should "
+                f"follow, the file has {left} more"
+            )
+        self._at += n_bytes
+
+    def _skip_strings(self, count: int) -> None:
+        with ffi.from_buffer("uint8_t[]", self._content) as data:
+            end = lib.plr_skip_strings(data, self._size, self._at, count)
+        if end < 0:
+            raise DamagedFile(f"{self._what} is cut off or damaged: {count} strings")
+        self._at = end
+
+
+def _alignment(values: Mapping[str, Scalar]) -> int:
+    value = values.get(ALIGNMENT, lib.GGUF_DEFAULT_ALIGNMENT)
+    if not isinstance(value, int) or value < 1 or value & (value - 1):
+        raise DamagedFile(f"{ALIGNMENT}={value!r} is not allowed: give a power of 2")
+    return value

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
 from pyllama_raw.native import log
-from pyllama_raw.native.gguf_header import check_gguf
+from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib, text
-from pyllama_raw.native.params import model_params
+from pyllama_raw.native.params import INT32_MAX, model_params
 from pyllama_raw.native.vocab import Vocab
 
 Progress = Callable[[float], bool | None]
@@ -63,7 +63,27 @@ class Model(Handle):
             raise ModelLoadFailed(
                 name, load.error or said or "llama.cpp gave no reason"
             )
-        return cls(pointer, path=name, vocab_only=vocab_only)
+        model = cls(pointer, path=name, vocab_only=vocab_only)
+        if not vocab_only:
+            model._check_numbers()
+        return model
+
+    def _check_numbers(self) -> None:
+        """
+        Close and refuse the model if a number that others count on is out of range.
+
+        Files have 32 bits without a sign, libllama reports them with one.
+        """
+        arch = self.meta.get("general.architecture", "")
+        for read, key, least in _NUMBERS:
+            value = read(self)
+            if value < least:
+                self.close()
+                raise ModelLoadFailed(
+                    self.path,
+                    f"{arch}.{key}={value % 2**32} is not allowed: "
+                    f"the file, or kv_overrides, must give {least} to {INT32_MAX}",
+                )
 
     @property
     def n_vocab(self) -> int:
@@ -165,6 +185,18 @@ class Model(Handle):
         raw = ffi.NULL if name is None else name.encode()
         found = lib.llama_model_chat_template(self.ptr, raw)
         return text(found) if found else None
+
+
+# What reads a number of a model, its key in the file without the architecture, its minimum.
+_NUMBERS: tuple[tuple[Callable[[Model], int], str, int], ...] = (
+    (lambda model: model.n_ctx_train, "context_length", 2),  # a prompt, and one token
+    (lambda model: model.n_vocab, "vocab_size", 1),
+    (lambda model: model.n_embd, "embedding_length", 1),
+    (lambda model: model.n_layer, "block_count", 1),
+    (lambda model: model.n_head, "attention.head_count", 0),
+    (lambda model: model.n_head_kv, "attention.head_count_kv", 0),
+    (lambda model: model.n_swa, "attention.sliding_window", 0),
+)
 
 
 class _Load:

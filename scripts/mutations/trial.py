@@ -20,6 +20,13 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
+# Imported here, so that no trial has to: what an engine needs.
+import anyio._backends._asyncio  # noqa: F401
+import pyllama_raw.engine.build
+import pyllama_raw.engine.loop
+import pyllama_raw.engine.opening
+import pyllama_raw.models
+import pyllama_raw.preparation  # noqa: F401
 from pyllama_raw import AsyncEngine, EngineConfig, EngineStopped, PyllamaError, SamplingParams
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.native import libllama
@@ -45,7 +52,12 @@ class Outcome:
 
 
 def prepare() -> None:
-    """Load what every trial needs, and start no thread."""
+    """
+    Load what every trial needs, and start no thread.
+
+    Threads of OpenMP sleep while they wait: there are more of them than CPUs.
+    """
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # libgomp reads it when it is loaded
     libllama.load()
 
 

@@ -32,6 +32,7 @@ class Recipe:
     encoder: bool = False  # has one beside the decoder
     diffusion: bool = False
     has_vocab: bool = True
+    miscomputed: bool = False  # libllama answers wrongly: an engine must refuse it
     embedding_scale: float = 1.0  # what libllama multiplies embeddings by
     output: Output = "printable"  # which tokens it says; "ends": often stops by itself
     more: Mapping[str, object] = field(default_factory=dict)  # metadata, by whole keys
@@ -39,7 +40,7 @@ class Recipe:
     @property
     def generates(self) -> bool:
         """True for a plain left-to-right language model."""
-        return self.memory != "none" and not self.encoder
+        return self.memory != "none" and not self.encoder and not self.miscomputed
 
     @property
     def metadata(self) -> dict[str, object]:

@@ -128,7 +128,18 @@ OTHER = (
     ),
     Recipe("llada", "llada", LLAMA, memory="none", diffusion=True),
 )
+MISCOMPUTED = (
+    Recipe("cogvlm", "cogvlm", sizes(2, 2), miscomputed=True),
+    Recipe(
+        "plamo2",
+        "plamo2",
+        sizes(2, HEADS) | state_space(group_count=0),
+        memory="hybrid",
+        miscomputed=True,
+    ),
+)
 
 RECIPES = {
-    recipe.name: recipe for recipe in (*ATTENTION, *SWA, *RECURRENT, *HYBRID, *OTHER)
+    recipe.name: recipe
+    for recipe in (*ATTENTION, *SWA, *RECURRENT, *HYBRID, *OTHER, *MISCOMPUTED)
 }

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw import ConfigError, ModelLoadFailed
 from pyllama_raw.errors import QuantizeFailed
-from pyllama_raw.native.gguf_header import check_gguf
+from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FILE_TYPES, quantize
 from tests.tiny import tiny_model

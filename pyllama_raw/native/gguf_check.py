@@ -1,0 +1,123 @@
+"""
+Model files that libllama would end the process with, refused before it opens them.
+
+libllama computes with any type that a tensor names: one that has no product is a call of
+a null pointer at the first decode. Shapes it compares with the metadata itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from pyllama_raw.errors import ModelLoadFailed
+from pyllama_raw.native.gguf_header import (
+    MAX_NAME,
+    DamagedFile,
+    Header,
+    Scalar,
+    TensorInfo,
+    read_header,
+)
+from pyllama_raw.native.libllama import lib, text
+
+_INT64_MAX = 2**63 - 1
+_FLOATS = ("F32", "F16", "BF16")
+_INTEGERS = ("I32", "I64")  # of tables that rows are looked up in
+# Weights are multiplied with rows of these; no weight has one.
+_OF_ROWS = ("Q8_1", "Q8_K")
+_TABLES = re.compile(r"tid2eid|d2t|token_ordering|masked_embd")
+# Layers that read a tensor without a look whether there is one.
+_NEEDS = {"ssm_conv1d.weight": "ssm_conv1d.bias"}
+_NEEDING = ("falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "nemotron_h_moe")
+_SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
+
+
+def check_gguf(path: str) -> None:
+    """
+    Raise ModelLoadFailed unless the header of *path*, and of the files that continue it,
+    is in order.
+    """
+    header = read_header(path)
+    _check(path, header)
+    for name in _continued(path, header.values):
+        _check(name, read_header(name))
+
+
+def _continued(path: str, values: Mapping[str, Scalar]) -> Iterator[str]:
+    """The other files of a model that is divided, of which *path* is the first."""
+    count = values.get("split.count", 1)
+    match = _SPLIT.fullmatch(path)
+    if match is None or not isinstance(count, int) or int(match[2]) != count:
+        return  # libllama says what is wrong
+    for index in range(2, count + 1):
+        yield f"{match[1]}-{index:05}-of-{count:05}.gguf"
+
+
+def _check(path: str, header: Header) -> None:
+    try:
+        _check_tensors(header)
+        _check_missing(header)
+    except DamagedFile as error:
+        raise ModelLoadFailed(path, str(error)) from None
+
+
+def _check_tensors(header: Header) -> None:
+    names: set[str] = set()
+    offset = 0
+    for tensor in header.tensors:
+        name = tensor.name
+        if not name or len(name.encode()) > MAX_NAME or name in names:
+            raise DamagedFile(
+                f"a tensor is named {name!r}: names are 1 to {MAX_NAME} bytes, each once"
+            )
+        names.add(name)
+        n_bytes = _n_bytes(tensor)
+        if tensor.offset != offset:
+            raise DamagedFile(f"tensor {name!r} is at {tensor.offset}, not at {offset}")
+        if offset + n_bytes > header.n_left:
+            raise DamagedFile(
+                f"the file is cut off: tensor {name!r} takes {n_bytes} bytes from "
+                f"{offset} on, of {max(header.n_left, 0)}"
+            )
+        offset += -(-n_bytes // header.alignment) * header.alignment
+
+
+def _n_bytes(tensor: TensorInfo) -> int:
+    """Size of the data of *tensor*, whose type and dimensions are in order."""
+    kind, dims = tensor.type, tensor.dims
+    if kind >= lib.GGML_TYPE_COUNT or not lib.ggml_blck_size(kind):
+        raise DamagedFile(f"tensor {tensor.name!r} has the type {kind}, which there is not")
+    name = text(lib.ggml_type_name(kind)).upper()
+    if not (is_weight_type(kind) or (name in _INTEGERS and _TABLES.search(tensor.name))):
+        raise DamagedFile(
+            f"tensor {tensor.name!r} has the type {name}, which nothing computes with: "
+            f"allowed are {', '.join(_FLOATS)} and the quantised types of weights"
+        )
+    n_block = int(lib.ggml_blck_size(kind))
+    n_values = math.prod(dims)
+    if n_values < 1 or n_values > _INT64_MAX or dims[0] % n_block:
+        raise DamagedFile(
+            f"tensor {tensor.name!r} of type {name} has the dimensions {list(dims)}: each "
+            f"must be 1 or more, the first one a multiple of {n_block}"
+        )
+    return n_values // n_block * int(lib.ggml_type_size(kind))
+
+
+def is_weight_type(kind: int) -> bool:
+    """Whether every backend can multiply with rows of the ggml_type *kind*."""
+    name = text(lib.ggml_type_name(kind)).upper()
+    if name in _FLOATS:
+        return True
+    return bool(lib.ggml_is_quantized(kind)) and name not in _OF_ROWS
+
+
+def _check_missing(header: Header) -> None:
+    if header.values.get("general.architecture") not in _NEEDING:
+        return
+    names = {tensor.name for tensor in header.tensors}
+    for name in names:
+        for given, needed in _NEEDS.items():
+            if name.endswith(given) and name.removesuffix(given) + needed not in names:
+                raise DamagedFile(f"tensor {name.removesuffix(given) + needed!r} is missing")
