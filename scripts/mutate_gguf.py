@@ -46,7 +46,10 @@ def main() -> None:
     for outcome in run_all(wanted, options.workers):
         counts[outcome.kind] += 1
         if outcome.kind == DEFECT or options.verbose or options.only is not None:
-            print(f"{outcome.index} {outcome.kind}: {outcome.text}\n    {outcome.said}", flush=True)
+            print(
+                f"{outcome.index} {outcome.kind}: {outcome.text}\n    {outcome.said}",
+                flush=True,
+            )
     print(", ".join(f"{kind} {n}" for kind, n in sorted(counts.items())))
     raise SystemExit(int(counts[DEFECT] > 0))
 
@@ -56,7 +59,7 @@ def files(seed: int, first: int, count: int) -> Iterator[tuple[int, bytes, str]]
     names = [name for name, recipe in RECIPES.items() if recipe.generates]
     originals: dict[str, File] = {}
     for index in range(first, first + count):
-        rng = random.Random(f"{seed}/{index}")
+        rng = random.Random(f"{seed}/{index}")  # noqa: S311 -- repeats
         name = rng.choice(names)
         if name not in originals:
             originals[name] = read(tiny_model(name))

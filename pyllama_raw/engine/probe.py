@@ -136,7 +136,9 @@ def _check_sequences(context: Context) -> None:
         _decode(context, {n_slots - 2: [x], n_slots - 1: [z]}, 2)
         beside = context.row(1)
     except DecodeFailed as error:
-        raise _unsupported(context, "fails with several sequences: n_slots=1 works") from error
+        raise _unsupported(
+            context, "fails with several sequences: n_slots=1 works"
+        ) from error
     context.clear()
     if MUCH_CLOSER * _distance(alone, beside) > _distance(alone, before):
         raise _unsupported(context, "mixes sequences: give n_slots=1")
@@ -152,7 +154,9 @@ def _decode(context: Context, tokens: dict[int, list[int]], pos: int) -> None:
 
 def _unsupported(context: Context, what: str) -> Unsupported:
     name = context.model.meta.get("general.architecture", "")
-    return Unsupported(f"libllama does not compute the architecture {name!r} rightly: it {what}")
+    return Unsupported(
+        f"libllama does not compute the architecture {name!r} rightly: it {what}"
+    )
 
 
 def _tokens(context: Context) -> list[int]:

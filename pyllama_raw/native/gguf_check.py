@@ -30,7 +30,15 @@ _OF_ROWS = ("Q8_1", "Q8_K")
 _TABLES = re.compile(r"tid2eid|d2t|token_ordering|masked_embd")
 # Layers that read a tensor without a look whether there is one.
 _NEEDS = {"ssm_conv1d.weight": "ssm_conv1d.bias"}
-_NEEDING = ("falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "nemotron_h_moe")
+_NEEDING = (
+    "falcon-h1",
+    "granitehybrid",
+    "jamba",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "nemotron_h_moe",
+)
 _SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
@@ -88,9 +96,13 @@ def _n_bytes(tensor: TensorInfo) -> int:
     """Size of the data of *tensor*, whose type and dimensions are in order."""
     kind, dims = tensor.type, tensor.dims
     if kind >= lib.GGML_TYPE_COUNT or not lib.ggml_blck_size(kind):
-        raise DamagedFile(f"tensor {tensor.name!r} has the type {kind}, which there is not")
+        raise DamagedFile(
+            f"tensor {tensor.name!r} has the type {kind}, which there is not"
+        )
     name = text(lib.ggml_type_name(kind)).upper()
-    if not (is_weight_type(kind) or (name in _INTEGERS and _TABLES.search(tensor.name))):
+    if not (
+        is_weight_type(kind) or (name in _INTEGERS and _TABLES.search(tensor.name))
+    ):
         raise DamagedFile(
             f"tensor {tensor.name!r} has the type {name}, which nothing computes with: "
             f"allowed are {', '.join(_FLOATS)} and the quantised types of weights"
@@ -120,4 +132,6 @@ def _check_missing(header: Header) -> None:
     for name in names:
         for given, needed in _NEEDS.items():
             if name.endswith(given) and name.removesuffix(given) + needed not in names:
-                raise DamagedFile(f"tensor {name.removesuffix(given) + needed!r} is missing")
+                raise DamagedFile(
+                    f"tensor {name.removesuffix(given) + needed!r} is missing"
+                )

@@ -57,7 +57,9 @@ class Header:
 
     values: Mapping[str, Scalar]  # metadata without arrays
     tensors: tuple[TensorInfo, ...]
-    n_left: int  # bytes after the tensor table, up to the next multiple of the alignment
+    n_left: (
+        int  # bytes after the tensor table, up to the next multiple of the alignment
+    )
     alignment: int
 
 
@@ -135,7 +137,9 @@ class _Reader:
             self._what = f"metadata entry {index}"
             key = self._string()
             if not key or key in seen:
-                raise DamagedFile(f"{self._what} has the key {key!r}, as an earlier one")
+                raise DamagedFile(
+                    f"{self._what} has the key {key!r}, as an earlier one"
+                )
             seen.add(key)
             self._what = key
             value = self._value()
@@ -170,7 +174,9 @@ class _Reader:
         self._what = f"tensor {name!r}"
         n_dims = self._number(_U32)
         if not 0 < n_dims <= MAX_DIMS:
-            raise DamagedFile(f"{self._what} has {n_dims} dimensions, 1 to {MAX_DIMS} go")
+            raise DamagedFile(
+                f"{self._what} has {n_dims} dimensions, 1 to {MAX_DIMS} go"
+            )
         dims = tuple(self._number(_U64) for _ in range(n_dims))
         return TensorInfo(name, dims, self._number(_U32), self._number(_U64))
 

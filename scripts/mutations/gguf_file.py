@@ -6,6 +6,7 @@ Nothing is checked here: the files are to be as wrong as a mutation makes them.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ def scalar(kind: int, value: Scalar) -> bytes:
             return struct.pack("<" + form, float("inf"))
     if form == "?":
         return struct.pack("<?", bool(value))
-    whole = 0 if value != value or abs(value) == float("inf") else int(value)
+    whole = int(value) if math.isfinite(value) else 0
     size = struct.calcsize(form)
     return (whole % 2 ** (8 * size)).to_bytes(size, "little")
 

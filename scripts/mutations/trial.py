@@ -21,13 +21,20 @@ from tempfile import TemporaryDirectory
 import anyio
 
 # Imported here, so that no trial has to: what an engine needs.
-import anyio._backends._asyncio  # noqa: F401
+import anyio._backends._asyncio
+
 import pyllama_raw.engine.build
 import pyllama_raw.engine.loop
 import pyllama_raw.engine.opening
 import pyllama_raw.models
 import pyllama_raw.preparation  # noqa: F401
-from pyllama_raw import AsyncEngine, EngineConfig, EngineStopped, PyllamaError, SamplingParams
+from pyllama_raw import (
+    AsyncEngine,
+    EngineConfig,
+    EngineStopped,
+    PyllamaError,
+    SamplingParams,
+)
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.native import libllama
 

@@ -1,0 +1,32 @@
+"""Random faults in model files; a larger search is scripts/mutate_gguf.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[2]
+N_FILES = int(os.environ.get("PYLLAMA_RAW_MUTATIONS", "300"))
+
+
+@pytest.mark.timeout(60 + N_FILES)
+def test_no_model_file_ends_the_process_or_hangs():
+    """
+    A file with faults works or is refused by an error of this package, in a process each.
+    """
+    command = [sys.executable, "-m", "scripts.mutate_gguf", "--seed", "1"]
+    done = subprocess.run(
+        [*command, "--count", str(N_FILES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30 + N_FILES,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-4000:]
+    assert "DEFECT" not in done.stdout
