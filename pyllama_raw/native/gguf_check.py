@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
 
 from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native.gguf_header import (
@@ -21,6 +23,8 @@ from pyllama_raw.native.gguf_header import (
     read_header,
 )
 from pyllama_raw.native.libllama import lib, text
+
+NO_OVERRIDES: Mapping[str, Scalar] = MappingProxyType({})
 
 _INT64_MAX = 2**63 - 1
 _FLOATS = ("F32", "F16", "BF16")
@@ -39,18 +43,46 @@ _NEEDING = (
     "nemotron_h",
     "nemotron_h_moe",
 )
+# Integers of an architecture that libllama divides by as they are; a file may leave them out.
+_DIVISORS = (
+    "experts_per_group",
+    "full_attention_interval",
+    "interleave_moe_layer_step",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "wkv.head_size",
+)
+_MAY_BE_ZERO = (("plamo2", "ssm.group_count"), ("llama4", "interleave_moe_layer_step"))
 _SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
-def check_gguf(path: str) -> None:
+def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> None:
     """
     Raise ModelLoadFailed unless the header of *path*, and of the files that continue it,
     is in order.
+
+    Args:
+        overrides: what libllama is to take for metadata values of the file.
     """
     header = read_header(path)
-    _check(path, header)
+    with _of(path):
+        _check_divisors({**header.values, **overrides})
+        _check_tensors(header)
+        _check_missing(header)
     for name in _continued(path, header.values):
-        _check(name, read_header(name))
+        part = read_header(name)
+        with _of(name):
+            _check_tensors(part)
+
+
+@contextmanager
+def _of(path: str) -> Iterator[None]:
+    try:
+        yield
+    except DamagedFile as error:
+        raise ModelLoadFailed(path, str(error)) from None
 
 
 def _continued(path: str, values: Mapping[str, Scalar]) -> Iterator[str]:
@@ -63,12 +95,14 @@ def _continued(path: str, values: Mapping[str, Scalar]) -> Iterator[str]:
         yield f"{match[1]}-{index:05}-of-{count:05}.gguf"
 
 
-def _check(path: str, header: Header) -> None:
-    try:
-        _check_tensors(header)
-        _check_missing(header)
-    except DamagedFile as error:
-        raise ModelLoadFailed(path, str(error)) from None
+def _check_divisors(values: Mapping[str, Scalar]) -> None:
+    arch = str(values.get("general.architecture", ""))
+    for name in _DIVISORS:
+        value = values.get(f"{arch}.{name}", 1)
+        if value == 0 and (arch, name) not in _MAY_BE_ZERO:
+            raise DamagedFile(
+                f"{arch}.{name}=0 is not allowed: the file, or kv_overrides, must give 1 or more"
+            )
 
 
 def _check_tensors(header: Header) -> None:

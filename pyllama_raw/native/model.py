@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
 from pyllama_raw.native import log
-from pyllama_raw.native.gguf_check import check_gguf
+from pyllama_raw.native.gguf_check import NO_OVERRIDES, check_gguf
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
@@ -52,7 +52,7 @@ class Model(Handle):
             ConfigError: a field is out of range.
         """
         name = os.fspath(path)
-        check_gguf(name)
+        check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
         load = _Load(name, params)
         since = log.mark()

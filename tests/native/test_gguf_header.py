@@ -289,3 +289,29 @@ def test_a_tensor_that_libllama_takes_for_granted_must_be_there(tmp_path, name):
         file.tensors = [t for t in file.tensors if t.name.decode() != wanted]
 
     assert f"tensor {wanted!r} is missing" in refusal(changed(tmp_path, name, drop))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen35", "full_attention_interval"),
+        ("qwen3next", "full_attention_interval"),
+        ("qwen3next", "ssm.group_count"),
+        ("qwen3next", "ssm.time_step_rank"),
+        ("mamba2", "ssm.group_count"),
+        ("mamba2", "ssm.time_step_rank"),
+        ("mamba", "ssm.inner_size"),
+        ("rwkv7", "wkv.head_size"),
+    ],
+)
+def test_nothing_is_divided_by_zero(tmp_path, name, key):
+    """
+    What libllama divides by is 1 or more, in the file and as an override.
+    """
+    said = f"{name}.{key}=0 is not allowed"
+    whole = f"{name}.{key}"
+    path = changed(tmp_path, name, set_value(whole.encode(), Value(U32, 0)))
+
+    assert said in refusal(path)
+    with pytest.raises(ModelLoadFailed, match=said):
+        Model.load(tiny_model(name), kv_overrides={whole: 0})
