@@ -32,16 +32,14 @@ _INTEGERS = ("I32", "I64")  # of tables that rows are looked up in
 # Weights are multiplied with rows of these; no weight has one.
 _OF_ROWS = ("Q8_1", "Q8_K")
 _TABLES = re.compile(r"tid2eid|d2t|token_ordering|masked_embd")
-# Layers that read a tensor without a look whether there is one.
-_NEEDS = {"ssm_conv1d.weight": "ssm_conv1d.bias"}
-_NEEDING = (
-    "falcon-h1",
-    "granitehybrid",
-    "jamba",
-    "mamba",
-    "mamba2",
-    "nemotron_h",
-    "nemotron_h_moe",
+# Tensors of a layer that a graph reads without a look whether they are there: architectures,
+# a tensor of such a layer, those it needs, and one that stands for them.
+_GATED = ("attn_qkv.weight", "attn_gate.weight")
+_NEEDS: tuple[tuple[tuple[str, ...], str, tuple[str, ...], str], ...] = (
+    (("falcon-h1", "granitehybrid"), "ssm_conv1d.weight", ("ssm_conv1d.bias",), ""),
+    (("nemotron_h", "nemotron_h_moe"), "ssm_conv1d.weight", ("ssm_conv1d.bias",), ""),
+    (("qwen35", "qwen35moe"), "ssm_conv1d.weight", _GATED, ""),
+    (("qwen3next",), "ssm_conv1d.weight", _GATED, "ssm_in.weight"),
 )
 # Integers of an architecture that libllama divides by as they are; a file may leave them out.
 _DIVISORS = (
@@ -160,12 +158,15 @@ def is_weight_type(kind: int) -> bool:
 
 
 def _check_missing(header: Header) -> None:
-    if header.values.get("general.architecture") not in _NEEDING:
-        return
+    arch = header.values.get("general.architecture")
     names = {tensor.name for tensor in header.tensors}
-    for name in names:
-        for given, needed in _NEEDS.items():
-            if name.endswith(given) and name.removesuffix(given) + needed not in names:
-                raise DamagedFile(
-                    f"tensor {name.removesuffix(given) + needed!r} is missing"
-                )
+    for architectures, given, needed, instead in _NEEDS:
+        if arch not in architectures:
+            continue
+        for name in names:
+            layer = name.removesuffix(given)
+            if layer == name or (instead and layer + instead in names):
+                continue
+            for other in needed:
+                if layer + other not in names:
+                    raise DamagedFile(f"tensor {layer + other!r} is missing")
