@@ -11,7 +11,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native.gguf_header import (
@@ -124,14 +126,39 @@ def _check_tensors(header: Header) -> None:
         offset += -(-n_bytes // header.alignment) * header.alignment
 
 
+class _Type(NamedTuple):
+    """What libllama says of a ggml_type."""
+
+    name: str
+    n_block: int  # values in a block; 0: there is no such type
+    block_bytes: int
+
+
+@cache
+def _type(kind: int) -> _Type:
+    if kind >= lib.GGML_TYPE_COUNT:
+        return _Type("", 0, 0)
+    name = text(lib.ggml_type_name(kind)).upper()
+    return _Type(name, int(lib.ggml_blck_size(kind)), int(lib.ggml_type_size(kind)))
+
+
+@cache
+def is_weight_type(kind: int) -> bool:
+    """Whether every backend can multiply with rows of the ggml_type *kind*."""
+    name = _type(kind).name
+    return name in _FLOATS or (
+        bool(lib.ggml_is_quantized(kind)) and name not in _OF_ROWS
+    )
+
+
 def _n_bytes(tensor: TensorInfo) -> int:
     """Size of the data of *tensor*, whose type and dimensions are in order."""
     kind, dims = tensor.type, tensor.dims
-    if kind >= lib.GGML_TYPE_COUNT or not lib.ggml_blck_size(kind):
+    name, n_block, block_bytes = _type(kind)
+    if not n_block:
         raise DamagedFile(
             f"tensor {tensor.name!r} has the type {kind}, which there is not"
         )
-    name = text(lib.ggml_type_name(kind)).upper()
     if not (
         is_weight_type(kind) or (name in _INTEGERS and _TABLES.search(tensor.name))
     ):
@@ -139,22 +166,13 @@ def _n_bytes(tensor: TensorInfo) -> int:
             f"tensor {tensor.name!r} has the type {name}, which nothing computes with: "
             f"allowed are {', '.join(_FLOATS)} and the quantised types of weights"
         )
-    n_block = int(lib.ggml_blck_size(kind))
     n_values = math.prod(dims)
     if n_values < 1 or n_values > _INT64_MAX or dims[0] % n_block:
         raise DamagedFile(
             f"tensor {tensor.name!r} of type {name} has the dimensions {list(dims)}: each "
             f"must be 1 or more, the first one a multiple of {n_block}"
         )
-    return n_values // n_block * int(lib.ggml_type_size(kind))
-
-
-def is_weight_type(kind: int) -> bool:
-    """Whether every backend can multiply with rows of the ggml_type *kind*."""
-    name = text(lib.ggml_type_name(kind)).upper()
-    if name in _FLOATS:
-        return True
-    return bool(lib.ggml_is_quantized(kind)) and name not in _OF_ROWS
+    return n_values // n_block * block_bytes
 
 
 def _check_missing(header: Header) -> None:
