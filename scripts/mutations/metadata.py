@@ -195,9 +195,7 @@ def change_id(rng: random.Random, file: File) -> str:
 
 def add_key(rng: random.Random, file: File) -> str:
     """A key that other models have."""
-    arch = file.values[b"general.architecture"].data
-    assert isinstance(arch, bytes)
-    key = rng.choice(OPTIONAL).replace(b"*", arch)
+    key = rng.choice(OPTIONAL).replace(b"*", architecture(file))
     kind = rng.choice((U32, U32, U32, F32, F32, I32, 7, STRING, ARRAY))
     if kind == ARRAY:
         item = rng.choice((U32, I32, F32, STRING))
@@ -206,6 +204,12 @@ def add_key(rng: random.Random, file: File) -> str:
     else:
         file.values[key] = Value(kind, random_scalar(rng, kind))
     return f"{key.decode()}: {str(file.values[key].data)[:60]} as {kind}"
+
+
+def architecture(file: File) -> bytes:
+    """Of *file*, which may have lost it to another mutation."""
+    value = file.values.get(b"general.architecture")
+    return value.data if value and isinstance(value.data, bytes) else b"llama"
 
 
 def random_scalar(rng: random.Random, kind: int) -> Scalar:
@@ -302,8 +306,7 @@ def change_name(rng: random.Random, file: File) -> str:
     )
     name = rng.choice(names)
     if key == b"general.architecture":  # its keys go with it
-        old = file.values[key].data
-        assert isinstance(old, bytes)
+        old = architecture(file)
         file.values = {
             name + k[len(old) :] if k.startswith(old + b".") else k: v
             for k, v in file.values.items()
