@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.chat import Message
 from pyllama_raw.errors import (
     BadGrammar,
     BadSchema,
@@ -30,6 +29,7 @@ from pyllama_raw.errors import (
     RequestError,
     Unsupported,
 )
+from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:

@@ -1,123 +1,81 @@
 """
 The model's own chat template, rendered as its author tested it.
 
-Templates are written against the Jinja settings of the Transformers library; these are
-the same, in Jinja's sandbox. A template can refuse messages: that is an InvalidRequest.
+A template is the program of a stranger: it runs in a process of its own, bounded in time
+and memory (`pyllama_raw/rendering`). It can refuse messages: that is an InvalidRequest.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+import reprlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyllama_raw.errors import InvalidRequest, Unsupported
+from pyllama_raw.messages import Message, plain_messages
+from pyllama_raw.rendering.processes import (
+    Exceeded,
+    Refused,
+    TemplateProcesses,
+    Unreadable,
+)
 
-if TYPE_CHECKING:
-    from jinja2 import Template, nodes
-    from jinja2.parser import Parser
 
-Message = Mapping[str, Any]
+class Rendered(NamedTuple):
+    """The text of a prompt and where each of its characters came from."""
+
+    text: str
+    origins: str  # m: a message, t: the template, d: in doubt
 
 
 class ChatTemplate:
-    """One template, compiled once; rendering is safe from any thread."""
+    """One template, compiled by the first chat; any thread may call."""
 
     def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._source = source
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._processes = None if source is None else TemplateProcesses(source, tokens)
+        self._unreadable: str | None = None
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message]) -> Rendered:
         """
-        The prompt that asks for the next assistant message.
+        The prompt that asks for the next assistant message; may take seconds.
 
         Raises:
             Unsupported: the model has no template, or one that Jinja cannot read.
-            InvalidRequest: the template does not take these messages.
+            InvalidRequest: the template does not take these messages, or takes too
+                much time or memory for them.
+            ClosedError: close() was called, perhaps meanwhile.
         """
-        template = self._template
-        try:
-            return template.render(
-                messages=messages,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                **self._tokens,
-            )
-        except Exception as error:  # templates are programs of strangers
-            raise InvalidRequest(
-                "messages", _shown(messages), f"what the chat template takes ({error})"
-            ) from error
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether render() need not import Jinja and compile first, for some 50 ms."""
-        return "_template" in self.__dict__
-
-    @cached_property
-    def _template(self) -> Template:
-        from jinja2 import TemplateError
-
-        if self._source is None:
+        if self._processes is None:
             raise Unsupported("the model has no chat template: give a text prompt")
+        if self._unreadable is not None:
+            raise _unreadable(self._unreadable)
+        plain = plain_messages(messages)
         try:
-            template: Template = _environment().from_string(self._source)
-        except TemplateError as error:
+            return Rendered(*self._processes.render(plain))
+        except Refused as error:
+            allowed = f"what the chat template takes ({error})"
+            raise InvalidRequest("messages", _shown(plain), allowed) from error
+        except Exceeded as error:
+            allowed = f"messages with which the chat template is {error}"
+            raise InvalidRequest("messages", _shown(plain), allowed) from error
+        except Unreadable as error:
+            self._unreadable = str(error)
+            raise _unreadable(self._unreadable) from error
+        except OSError as error:
             raise Unsupported(
-                f"the model's chat template cannot be read: {error}"
+                f"chats need a process for their template, which cannot start: {error}"
             ) from error
-        return template
+
+    def close(self) -> None:
+        """End what is being rendered; later calls raise ClosedError."""
+        if self._processes is not None:
+            self._processes.close()
 
 
-def _environment() -> Any:
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationTag(Extension):
-        """`{% generation %}`: marks assistant text for training; prints its body."""
-
-        tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+def _unreadable(reason: str) -> Unsupported:
+    return Unsupported(f"the model's chat template cannot be read: {reason}")
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML and sorts keys."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _shown(messages: Sequence[Message]) -> str:
-    text = repr(list(messages))
-    return text if len(text) <= 200 else f"{text[:200]}..."
+def _shown(messages: list[object]) -> str:
+    return reprlib.repr(messages)

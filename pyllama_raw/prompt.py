@@ -3,21 +3,22 @@ Prompts to token ids: text, chat messages, or ids that are only checked.
 
 Text is tokenized as llama-server does: special tokens are added and control tokens
 written in it are understood. What is written inside a chat message is only text: a
-message cannot end its own turn.
+message cannot end its own turn, whatever the template does with it.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from threading import Condition
-from typing import TYPE_CHECKING, Any, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
 
-from pyllama_raw.chat import ChatTemplate, Message
+from pyllama_raw.chat import ChatTemplate
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
+from pyllama_raw.markers import Markers
+from pyllama_raw.messages import Message, is_sequence
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts, TextVocab
@@ -38,6 +39,7 @@ class PromptEncoder:
         self._vocab = vocab
         self._n_ctx_slot = n_ctx_slot
         self._bos_text = _text_of(vocab, vocab.bos)
+        self._chat_template = chat_template
         self._chat = ChatTemplate(
             chat_template,
             bos_token=self._bos_text,
@@ -54,11 +56,10 @@ class PromptEncoder:
         return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot)
 
     def takes_long(self, prompt: Prompt) -> bool:
-        """Whether encode() is not for an event loop; the first chat imports Jinja."""
-        if _is_chat(prompt):
-            n_characters = sum(len(str(message)) for message in prompt)
-            return n_characters > LONG_PROMPT or not self._chat.is_compiled
-        return isinstance(prompt, str) and len(prompt) > LONG_PROMPT
+        """Whether encode() is not for an event loop; a chat waits for a process."""
+        if isinstance(prompt, str):
+            return len(prompt) > LONG_PROMPT
+        return _is_chat(prompt)
 
     def encode(self, prompt: Prompt) -> array[int]:
         """
@@ -83,9 +84,15 @@ class PromptEncoder:
             return function()
 
     def close(self) -> None:
-        """Wait until nobody uses the vocabulary; later calls raise ClosedError."""
+        """
+        Wait until nobody uses the vocabulary; later calls raise ClosedError.
+
+        Templates that are being rendered are ended.
+        """
         with self._idle:
             self._closed = True
+        self._chat.close()
+        with self._idle:
             self._idle.wait_for(lambda: self._n_users == 0)
 
     @contextmanager
@@ -104,7 +111,7 @@ class PromptEncoder:
     def _tokens(self, prompt: Prompt) -> array[int]:
         if isinstance(prompt, str):
             return self._tokenize(prompt, add_special=True, parse_special=True)
-        if not _is_sequence(prompt):
+        if not is_sequence(prompt):
             raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
         if _is_chat(prompt):
             return self._chat_tokens(prompt)
@@ -124,18 +131,30 @@ class PromptEncoder:
         return tokens
 
     def _chat_tokens(self, messages: Sequence[Message]) -> array[int]:
-        for message in messages:
-            _check_message(message)
-        quoted = _Quoted(self)
-        text = self._chat.render([quoted.hide(message) for message in messages])
-        if self._vocab.add_bos and self._bos_text:
-            text = text.removeprefix(self._bos_text)  # add_special brings it
-        tokens = array("i")
-        for part, is_template in quoted.split(text):
+        text, origins = self._chat.render(messages)
+        bos = self._bos_text
+        if (
+            self._vocab.add_bos and bos and text.startswith(bos)
+        ):  # add_special brings it
+            n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
+            text, origins = text[n_own:], origins[n_own:]
+        _check_text(text)
+        parts = list(self._markers.parts(text, origins))
+        if parts == [(text, True)]:
+            return self._tokenize(text, add_special=True, parse_special=True)
+        tokens = self._tokenize("", add_special=True, parse_special=False)
+        n_before = 1 if self._vocab.add_bos else 0
+        after = tokens[n_before:]
+        del tokens[n_before:]
+        for part, may_be_special in parts:
             tokens += self._tokenize(
-                part, add_special=not tokens, parse_special=is_template
+                part, add_special=False, parse_special=may_be_special
             )
-        return tokens
+        return tokens + after
+
+    @cached_property
+    def _markers(self) -> Markers:
+        return Markers(self._vocab.special_texts, self._chat_template)
 
     def _tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
@@ -144,53 +163,6 @@ class PromptEncoder:
         return self._vocab.tokenize(
             text, add_special=add_special, parse_special=parse_special
         )
-
-    def control_texts(self, text: str) -> set[str]:
-        """Spellings of control tokens that occur in *text*."""
-        tokens = set(self._tokenize(text, add_special=False, parse_special=True))
-        control = [t for t in tokens if not self._vocab.piece(t)]
-        spelled = {_text_of(self._vocab, token) for token in control}
-        return {spelling for spelling in spelled if spelling and spelling in text}
-
-
-class _Quoted:
-    """Takes control tokens out of messages and puts them back as plain text."""
-
-    def __init__(self, encoder: PromptEncoder) -> None:
-        self._encoder = encoder
-        self._nonce = os.urandom(8).hex()
-        self._hidden: list[str] = []
-
-    def hide(self, value: Any) -> Any:
-        """A copy of *value* with marks in place of control tokens."""
-        if isinstance(value, str):
-            return self._hide_text(value)
-        if isinstance(value, Mapping):
-            return {key: self.hide(item) for key, item in value.items()}
-        if _is_sequence(value):
-            return [self.hide(item) for item in value]
-        return value
-
-    def split(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Parts of *text* in order, and whether the template may speak in them."""
-        for index, part in enumerate(
-            re.split(f"\ue000{self._nonce}(\\d+)\ue001", text)
-        ):
-            if index % 2:
-                yield self._hidden[int(part)], False
-            elif part:
-                yield part, True
-
-    def _hide_text(self, text: str) -> str:
-        spellings = self._encoder.control_texts(text)
-        if not spellings:
-            return text
-        longest_first = sorted(spellings, key=len, reverse=True)
-        return re.sub("|".join(map(re.escape, longest_first)), self._mark, text)
-
-    def _mark(self, match: re.Match[str]) -> str:
-        self._hidden.append(match[0])
-        return f"\ue000{self._nonce}{len(self._hidden) - 1}\ue001"
 
 
 def _check_text(text: str) -> None:
@@ -201,28 +173,8 @@ def _check_text(text: str) -> None:
         raise InvalidRequest("prompt", wrong, "text without lone surrogates") from error
 
 
-def _check_message(message: object) -> None:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise InvalidRequest(
-            "prompt", message, 'messages with a "role" and a "content"'
-        )
-    content = message.get("content")
-    if (
-        content is not None
-        and not isinstance(content, str)
-        and not _is_sequence(content)
-    ):
-        raise InvalidRequest("content", content, "text, a list of parts, or None")
-
-
 def _is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
-    return _is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    if isinstance(value, str | bytes | bytearray | Mapping):
-        return False
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _text_of(vocab: TextVocab, token: int | None) -> str:

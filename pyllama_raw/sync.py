@@ -9,8 +9,8 @@ from typing import Any, TypeGuard, overload
 import anyio
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.chat import Message
 from pyllama_raw.config import ContextConfig, EngineConfig, SchedulerConfig
+from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.results import Result, Score
 from pyllama_raw.sampling.params import SamplingParams

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "sampling"}
 API = {
-    "api", "chat", "choice", "generation", "loading", "models", "preparation",
-    "profile", "prompt", "replacing", "results", "sync",
+    "api", "chat", "choice", "generation", "loading", "markers", "messages", "models",
+    "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -27,15 +27,18 @@ RULE: dict[str, set[str]] = {
     "models": {"errors", "fetch"},
     "profile": {"config", "errors", "replacing"},
     "replacing": {"errors"},
-    "chat": {"errors"},
+    "rendering": {"errors"},
+    "messages": {"errors", "rendering"},
+    "chat": {"errors", "messages", "rendering"},
+    "markers": {"errors"},
     "results": {"core", "errors"},
-    "prompt": CONNECTION | {"chat"},
+    "prompt": CONNECTION | {"chat", "markers", "messages"},
     "choice": {"core", "errors", "results"},
     "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
     "preparation": CONNECTION | {"generation", "prompt"},
     "api": CONNECTION | (API - {"api", "choice", "models", "profile", "sync"}),
-    "sync": {"api", "config", "errors"} | {"chat", "prompt", "results", "sampling"},
+    "sync": {"api", "config", "errors"} | {"messages", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}

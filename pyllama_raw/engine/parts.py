@@ -60,6 +60,14 @@ class TextVocab(Protocol):
     def eog_tokens(self) -> frozenset[int]:
         """Tokens that end generation."""
 
+    @property
+    def special_texts(self) -> Mapping[str, bool]:
+        """
+        What tokenize() finds in a text before all else, and whether it is control.
+
+        Control tokens are found only if *parse_special*.
+        """
+
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:

@@ -98,6 +98,26 @@ class Vocab:
         tokens = (int(found[i]) for i in range(count[0]))
         return tuple(token for token in tokens if 0 <= token < self.n_tokens)
 
+    @cached_property
+    def special_texts(self) -> dict[str, bool]:
+        """
+        What tokenize() finds in a text before all else, and whether it is control.
+
+        Control tokens are found only if *parse_special*.
+        """
+        if self.kind == "none":
+            return {}
+        ptr = self.ptr
+        control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        found: dict[str, bool] = {}
+        for token in range(self.n_tokens):
+            attr = lib.llama_vocab_get_attr(ptr, token)
+            if attr & (control | lib.LLAMA_TOKEN_ATTR_USER_DEFINED):
+                text = self.piece(token, special=True).decode(errors="replace")
+                found[text] = bool(attr & control)
+        found.pop("", None)
+        return found
+
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:

@@ -52,6 +52,11 @@ class FakeVocab:
     add_bos = True
     eog_tokens = frozenset({EOS})
 
+    @property
+    def special_texts(self) -> Mapping[str, bool]:
+        """Both control tokens."""
+        return dict.fromkeys(_CONTROL.values(), True)
+
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:

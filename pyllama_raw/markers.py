@@ -1,0 +1,130 @@
+"""
+Where a prompt may hold control tokens.
+
+The tokenizer finds the spelling of a special token wherever it stands in a text. In a
+chat only the template may write one: where a message has a hand in it, the text is cut
+there, so that the tokenizer never sees the spelling as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+
+from pyllama_raw.errors import InvalidRequest
+
+Span = tuple[int, int]
+
+_MARKER_FORM = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+_HEAD = 2  # characters of a spelling that are looked for first
+
+
+class Markers:
+    """
+    The spellings that only a template may write.
+
+    Control tokens always are. Of the tokens that are "user defined" those are that look
+    like markers or that the template itself writes; others are runs of spaces, words,
+    and tags of HTML, which people may write.
+
+    Args:
+        special: spellings of special tokens, and whether they are control tokens.
+        template: the source of the chat template.
+    """
+
+    def __init__(self, special: Mapping[str, bool], template: str | None) -> None:
+        self._certain = {
+            text
+            for text, is_control in special.items()
+            if is_control or (_is_tag(text) and _is_marker(text, template or ""))
+        }
+        self._possible = {
+            text
+            for text in special.keys() - self._certain
+            if _is_tag(text)  # a marker if the template puts it together
+        }
+        spellings = self._certain | self._possible
+        self._lengths = sorted({len(text) for text in spellings}, reverse=True)
+        heads = {re.escape(text[:_HEAD]) for text in spellings}
+        # An empty alternation would match everywhere, "(?!)" matches nowhere.
+        self._heads = re.compile(f"(?={'|'.join(sorted(heads)) or '(?!)'})")
+
+    def parts(self, text: str, origins: str) -> Iterator[tuple[str, bool]]:
+        """
+        *text* in pieces, and whether a piece may be searched for special tokens.
+
+        What may be found in a piece is then written by the template.
+
+        Args:
+            origins: of each character: m a message, t the template, d in doubt.
+
+        Raises:
+            InvalidRequest: it is in doubt who wrote a marker.
+        """
+        forged = self._forged(text, origins)
+        alone = {start for start, stop in forged if stop - start == 1}
+        bounds = [0, *_cuts(forged, origins), len(text)]
+        for start, stop in pairwise(bounds):
+            if start < stop:
+                yield text[start:stop], start not in alone
+
+    def _forged(self, text: str, origins: str) -> list[Span]:
+        """Where a message wrote a part of a marker, in the order of their ends."""
+        found = list(self._occurrences(text))
+        certain = self._certain.union(
+            text[start:stop]
+            for start, stop in found
+            if set(origins[start:stop]) == {"t"}
+        )
+        forged = []
+        for start, stop in found:
+            writers = set(origins[start:stop])
+            if writers == {"t"} or text[start:stop] not in certain:
+                continue
+            if "m" not in writers:
+                raise InvalidRequest(
+                    "messages",
+                    text[start:stop],
+                    "messages with which the chat template writes control tokens by "
+                    "operations whose origin can be followed, or a text prompt",
+                )
+            forged.append((start, stop))
+        return sorted(forged, key=lambda span: span[1])
+
+    def _occurrences(self, text: str) -> Iterator[Span]:
+        """All places of all spellings, which may lie in each other."""
+        spellings = self._certain | self._possible
+        for match in self._heads.finditer(text):
+            start = match.start()
+            for stop in (start + length for length in self._lengths):
+                if stop <= len(text) and text[start:stop] in spellings:
+                    yield start, stop
+
+
+def _cuts(forged: Iterable[Span], origins: str) -> list[int]:
+    """
+    Places at which all *forged* spans are cut in two, beside a message's character.
+
+    No marker of the template is cut: it has no character of a message. Spans of one
+    character are cut out.
+    """
+    cuts: set[int] = set()
+    latest = 0
+    for start, stop in forged:
+        if stop - start == 1:
+            cuts |= {start, stop}
+        elif latest <= start:
+            at = origins.rindex("m", start, stop)
+            latest = at + 1 if at + 1 < stop else at
+            cuts.add(latest)
+    return sorted(cuts)
+
+
+def _is_tag(text: str) -> bool:
+    """Whether *text* has letters or digits and something else, as "[INST]" has."""
+    return any(map(str.isalnum, text)) and not text.strip().isalnum()
+
+
+def _is_marker(text: str, template: str) -> bool:
+    return text.strip() in template or _MARKER_FORM.fullmatch(text) is not None

@@ -1,0 +1,50 @@
+"""
+What a template's process and ours tell each other: JSON behind its length.
+
+The process runs a stranger's program, so nothing is read here that could do more than
+make values.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, BinaryIO
+
+MAX_FRAME_BYTES = 2**28
+
+_LENGTH = struct.Struct("!I")
+
+
+def write(file: BinaryIO, value: Any) -> None:
+    """
+    Send *value*.
+
+    Raises:
+        ValueError: it is larger than a frame, or no JSON.
+    """
+    data = json.dumps(value).encode()
+    if len(data) > MAX_FRAME_BYTES:
+        raise ValueError(f"{len(data)} bytes are more than {MAX_FRAME_BYTES}")
+    file.write(_LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+def read(file: BinaryIO) -> Any:
+    """
+    The next value.
+
+    Raises:
+        EOFError: the other side has ended.
+    """
+    (n_bytes,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    if n_bytes > MAX_FRAME_BYTES:
+        raise EOFError
+    return json.loads(_exactly(file, n_bytes))
+
+
+def _exactly(file: BinaryIO, n_bytes: int) -> bytes:
+    data = file.read(n_bytes)
+    if len(data) < n_bytes:
+        raise EOFError
+    return data
