@@ -23,9 +23,8 @@ class Text(str):
     _origin: bytes  # the underscore hides it from templates
 
     def __new__(cls, value: object = "", origin: bytes | None = None) -> Self:
-        text = super().__new__(cls, value)
+        text = str.__new__(cls, value)
         text._origin = DOUBT * len(text) if origin is None else origin
-        assert len(text) == len(text._origin)
         return text
 
     # -- the same characters ----------------------------------------------------
@@ -144,7 +143,7 @@ class Text(str):
 
 def of(value: str) -> Text:
     """*value* with an origin; a plain string comes from somewhere not followed."""
-    return value if isinstance(value, Text) else Text(value)
+    return value if type(value) is Text else Text(value)
 
 
 def concat(parts: Iterable[Any]) -> Text:

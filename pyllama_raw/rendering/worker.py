@@ -16,16 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.rendering import frames
 from pyllama_raw.rendering.limits import MAX_CHARACTERS, MAX_CPU_S, MAX_MEMORY_BYTES
-from pyllama_raw.rendering.text import from_message, from_template, origins
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from pyllama_raw.rendering.template import CompiledTemplate
 
-# Templates print roles as part of their markers: "<|" + role + "|>".
-ROLES = frozenset({
-    "assistant", "developer", "function", "ipython", "model", "observation", "system",
-    "tool", "user",
-})  # fmt: skip
 MAX_REASON = 500  # characters of an error message
 
 
@@ -35,12 +29,9 @@ def main() -> None:
     source = sys.stdin.buffer
     with suppress(EOFError):
         setup = frames.read(source)
-        template = _compile(setup["source"])
-        tokens = {name: from_template(text) for name, text in setup["tokens"].items()}
-        while template is not None:
-            messages = frames.read(source)
-            if not _render(template, tokens, messages):
-                break
+        template = _compile(**setup)
+        while template is not None and _render(template, frames.read(source)):
+            pass
 
 
 def _limit() -> None:
@@ -54,12 +45,12 @@ def _limit() -> None:
             resource.setrlimit(limit, (size, size))
 
 
-def _compile(source: str) -> Template | None:
+def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
     _start_clock()
     try:
-        from pyllama_raw.rendering.environment import TextEnvironment
+        from pyllama_raw.rendering.template import CompiledTemplate
 
-        template: Template = TextEnvironment().from_string(source)
+        template = CompiledTemplate(source, tokens)
     except Exception as error:  # noqa: BLE001 - Jinja and Python raise many kinds
         _answer({"unreadable": _reason(error)})
         return None
@@ -67,27 +58,22 @@ def _compile(source: str) -> Template | None:
     return template
 
 
-def _render(template: Template, tokens: dict[str, Any], messages: list[Any]) -> bool:
+def _render(template: CompiledTemplate, messages: list[Any]) -> bool:
     """Answer; whether another chat may be rendered here."""
-    is_too_large = False
-    answer: dict[str, Any] = {}
     _start_clock()
     try:
-        text = template.render(
-            messages=[_lifted_message(message) for message in messages],
-            add_generation_prompt=True,
-            tools=None,
-            documents=None,
-            **tokens,
-        )
-        answer = {"text": text, "origins": origins(text)}
-        is_too_large = len(text) > MAX_CHARACTERS
+        text, origins = template.render(messages)
     except MemoryError:
-        is_too_large = True
+        _answer({"too_large": True})
     except Exception as error:  # noqa: BLE001 - templates are programs of strangers
-        answer = {"refused": _reason(error)}
-    _answer({"too_large": True} if is_too_large else answer)
-    return not is_too_large
+        _answer({"refused": _reason(error)})
+        return True
+    else:
+        if len(text) <= MAX_CHARACTERS:
+            _answer({"text": text, "origins": origins})
+            return True
+        _answer({"too_large": True})
+    return False
 
 
 def _start_clock() -> None:
@@ -98,24 +84,6 @@ def _start_clock() -> None:
 def _answer(answer: dict[str, Any]) -> None:
     frames.write(sys.stdout.buffer, answer)
     signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _lifted_message(message: Any) -> Any:
-    lifted = _lifted(message)
-    if isinstance(message, dict) and message.get("role") in ROLES:
-        lifted["role"] = from_template(message["role"])
-    return lifted
-
-
-def _lifted(value: Any) -> Any:
-    """*value* with Text of a message in place of strings, keys included."""
-    if isinstance(value, str):
-        return from_message(value)
-    if isinstance(value, dict):
-        return {from_message(key): _lifted(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_lifted(item) for item in value]
-    return value
 
 
 def _reason(error: Exception) -> str:
