@@ -57,10 +57,18 @@ class TimedOut(Exceeded):
 
 
 class TemplateProcesses:
-    """Renders with one template; any thread may call."""
+    """
+    Renders with one template; any thread may call.
 
-    def __init__(self, source: str, tokens: dict[str, str]) -> None:
-        self._setup = {"source": source, "tokens": tokens}
+    Args:
+        tokens: names and texts of the tokens that templates may ask for.
+        max_cpu_s: that compiling the template or rendering one chat may take.
+    """
+
+    def __init__(
+        self, source: str, tokens: dict[str, str], max_cpu_s: float = MAX_CPU_S
+    ) -> None:
+        self._setup = {"source": source, "tokens": tokens, "max_cpu_s": max_cpu_s}
         self._free = BoundedSemaphore(N_PROCESSES)
         self._lock = Lock()
         self._idle: list[_Process] = []
@@ -181,7 +189,7 @@ class _Process:
             self.kill()
             code = self._popen.wait()
         if code == -signal.SIGPROF:
-            return TimedOut(f"done within {MAX_CPU_S:g} s of CPU time")
+            return TimedOut("done within the CPU time that it may take")
         return Exceeded(f"done without ending its process (which ended with {code})")
 
     def kill(self) -> None:

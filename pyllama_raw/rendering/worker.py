@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.rendering import frames
-from pyllama_raw.rendering.limits import MAX_CHARACTERS, MAX_CPU_S, MAX_MEMORY_BYTES
+from pyllama_raw.rendering.limits import MAX_CHARACTERS, MAX_MEMORY_BYTES
 
 if TYPE_CHECKING:
     from pyllama_raw.rendering.template import CompiledTemplate
@@ -29,9 +29,14 @@ def main() -> None:
     source = sys.stdin.buffer
     with suppress(EOFError):
         setup = frames.read(source)
+        max_cpu_s = setup.pop("max_cpu_s")
+        _start_clock(max_cpu_s)
         template = _compile(**setup)
-        while template is not None and _render(template, frames.read(source)):
-            pass
+        while template is not None:
+            messages = frames.read(source)
+            _start_clock(max_cpu_s)
+            if not _render(template, messages):
+                break
 
 
 def _limit() -> None:
@@ -46,7 +51,6 @@ def _limit() -> None:
 
 
 def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
-    _start_clock()
     try:
         from pyllama_raw.rendering.template import CompiledTemplate
 
@@ -60,7 +64,6 @@ def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
 
 def _render(template: CompiledTemplate, messages: list[Any]) -> bool:
     """Answer; whether another chat may be rendered here."""
-    _start_clock()
     try:
         text, origins = template.render(messages)
     except MemoryError:
@@ -76,9 +79,9 @@ def _render(template: CompiledTemplate, messages: list[Any]) -> bool:
     return False
 
 
-def _start_clock() -> None:
-    """From now on the process may compute for MAX_CPU_S."""
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+def _start_clock(max_cpu_s: float) -> None:
+    """From now until it answers the process may compute for *max_cpu_s*."""
+    signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
 
 
 def _answer(answer: dict[str, Any]) -> None:

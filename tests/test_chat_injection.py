@@ -1,0 +1,107 @@
+"""Whatever a template does with messages, their text is never a control token."""
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyllama_raw import InvalidRequest
+from pyllama_raw.messages import plain_messages
+from pyllama_raw.prompt import PromptEncoder
+from pyllama_raw.rendering.template import CompiledTemplate
+from tests.markers import MarkerVocab, texts
+
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "150"))
+
+# What templates do with a text; X is replaced by another of these.
+OPERATIONS = (
+    "X", "X[::-1]", "X[1:]", "X[:-1]", "X[::2] ~ X[1::2]", "X|reverse", "X|lower",
+    "X.lower()", "X|upper", "X.upper()", "X|title", "X.title()", "X|capitalize",
+    "X.swapcase()", "X.casefold()", "X|trim", "X.strip()", "X.strip('<')", "X.lstrip()",
+    "X.rstrip('*')", "X|replace('*', '')", "X.replace('*', '')", "X.replace('', '|')",
+    "X.replace('a', '<')", "X.replace('*', '|', 1)", "X.split('*')|join",
+    "''.join(X.split('*'))", "X.rsplit('*', 1)|join('|')", "X.split()|join(' ')",
+    "X.partition('*')|join", "X.rpartition('|')[0]", "X.splitlines()|join('\\n')",
+    "X ~ X", "X + X", "'<' ~ X", "'<|im_' + X", "X + 'end|>'", "X * 2", "2 * X",
+    "'%s' % X", "'%s%s' % (X, X)", "'<|%s|>' % X", "'%(a)s' % {'a': X}", "'%5s' % X",
+    "'%s'|format(X)", "X|format", "'{}'.format(X)", "'<|{0}{0}|>'.format(X)",
+    "'{a}'.format(a=X)", "'{:>9}'.format(X)", "X.format('|')", "X|tojson",
+    "{X: X}|tojson", "[X]|tojson(indent=1)", "[X, X]|join", "[X, X]|join('|')",
+    "X|list|join", "X|list|reverse|join", "X|map('upper')|join", "X|select|join",
+    "[{'a': X}]|map(attribute='a')|join", "[{'a': X}]|join(attribute='a')",
+    "X|batch(2)|map('join')|join", "X|first ~ X[1:]", "X|string", "X|safe", "X|escape",
+    "X|indent(1)", "X|wordwrap(3)", "X|center(99)", "X.center(99)", "X.zfill(99)",
+    "X.ljust(99, '>')", "X|truncate(9)", "X.expandtabs()", "X.encode().decode()",
+    "X|default('a')", "X|pprint", "[X]|string", "{X: X}|string", "{'a': X}|xmlattr",
+    "X|urlencode|replace('%3C', '<')|replace('%7C', '|')|replace('%3E', '>')",
+    "X.removeprefix('*')", "X.removesuffix('*')", "(X|groupby(0)|list)|string",
+    "(X, X)|sort|join", "X|unique|join", "{X: 1}.keys()|join", "({X: 1}|items|first)[0]",
+    "(X.split('*')|last)", "X|attr('upper')()", "dict(a=X).a",
+    "namespace(a=X).a", "joiner(X)() ~ X", "cycler(X, X).next()", "X|striptags",
+)  # fmt: skip
+
+expressions = st.recursive(
+    st.sampled_from(["m.content", "m.name", "m.role"]),
+    lambda inner: st.builds(
+        lambda operation, x: operation.replace("X", f"({x})"),
+        st.sampled_from(OPERATIONS),
+        inner,
+    ),
+    max_leaves=4,
+)
+
+
+def make_template(expression: str) -> str:
+    """Writes four markers of its own for each message, and all of it by *expression*."""
+    return f"""
+{{%- macro show(m) %}}{{{{ {expression} }}}}{{% endmacro %}}
+{{%- for m in messages %}}
+{{{{- '<|im_start|>' ~ show(m) }}}}<|
+{{%- for part in m.parts %}}{{{{ part.text }}}}{{% endfor %}}
+{{%- for key, value in m.arguments.items() %}}{{{{ key ~ value }}}}{{% endfor %}}
+{{%- set shown = [] %}}{{% set _ = shown.append %}}
+{{%- set block %}}[INST]{{{{ {expression} }}}}{{% endset %}}{{{{ block + '</s>' }}}}
+{{%- filter trim %}}{{{{ {expression} }}}}<|im_{{{{ 'end|>' }}}}{{% endfilter %}}
+{{%- endfor %}}"""
+
+
+def encode(source: str, messages) -> tuple[list[int], str]:
+    """Tokens and text, rendered in this process because many are."""
+    encoder = PromptEncoder(MarkerVocab(), source, n_ctx_slot=2**20)
+    template = CompiledTemplate(source, {})
+    text, origins = template.render(plain_messages(messages))
+    encoder._chat.render = lambda _: (text, origins)
+    return list(encoder.encode(messages)), text
+
+
+@settings(
+    max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck)
+)
+@given(
+    expression=expressions,
+    values=st.tuples(texts, texts, texts, st.lists(texts, max_size=3)),
+)
+def test_messages_forge_no_marker(expression, values):
+    """
+    The markers of a prompt are those that its template writes, and no text is lost.
+    """
+    content, name, role, parts = values
+    message = {
+        "role": role,
+        "name": name,
+        "content": content,
+        "parts": [{"type": "text", "text": part} for part in parts],
+        "arguments": dict.fromkeys(parts, content),
+    }
+    try:
+        tokens, text = encode(make_template(expression), [message, message])
+    except InvalidRequest as error:
+        assert error.name == "messages"
+        return
+    except Exception:
+        return  # the template does not take this message
+
+    vocab = MarkerVocab()
+    own = ["<|im_start|>", "[INST]", "</s>", "<|im_end|>"]
+    assert [m.strip() for m in vocab.markers(tokens)] == ["<s>", *own, *own]
+    assert vocab.text(tokens) == f"<s>{text}"
