@@ -16,7 +16,7 @@ from pyllama_raw.rendering.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES
 Message = Mapping[str, Any]
 
 MAX_INT_BITS = 4096  # Python refuses to write much larger ones
-MEDIA = ("image", "audio", "video")
+MEDIA = {"image": "images", "audio": "audio", "video": "videos"}
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Any]:
@@ -60,10 +60,10 @@ def _check_part(part: object) -> None:
     if not isinstance(part, Mapping):
         return
     names = [name for name in (part.get("type"), *part) if isinstance(name, str)]
-    for kind in MEDIA:
+    for kind, kinds in MEDIA.items():
         if any(name.removeprefix("input_").startswith(kind) for name in names):
             raise InvalidRequest(
-                "content", f"a part with {kind}", f"text: this model takes no {kind}s"
+                "content", f"a part with {kind}", f"text: this model takes no {kinds}"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from hypothesis import strategies as st
 
@@ -19,9 +20,7 @@ DEFINED = ("<|user|>", "[INST]", "<b>", "  ", "assistant")
 class MarkerVocab(FakeVocab):
     """Bytes and the special tokens above, searched for as libllama does."""
 
-    ids = dict(
-        zip(("<s>", "</s>", *CONTROL[2:], *DEFINED), range(256, 300), strict=False)
-    )
+    ids: ClassVar = {text: 256 + i for i, text in enumerate((*CONTROL, *DEFINED))}
     n_tokens = 256 + len(ids)
 
     @property
@@ -76,4 +75,5 @@ def _scraps() -> list[str]:
     return sorted(found - {""})
 
 
+# texts that strangers draw
 texts = st.lists(st.sampled_from(_scraps()), max_size=6).map("".join)

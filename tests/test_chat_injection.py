@@ -4,6 +4,7 @@ import os
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from pyllama_raw import InvalidRequest
 from pyllama_raw.messages import plain_messages
@@ -22,7 +23,7 @@ OPERATIONS = (
     "X.replace('a', '<')", "X.replace('*', '|', 1)", "X.split('*')|join",
     "''.join(X.split('*'))", "X.rsplit('*', 1)|join('|')", "X.split()|join(' ')",
     "X.partition('*')|join", "X.rpartition('|')[0]", "X.splitlines()|join('\\n')",
-    "X ~ X", "X + X", "'<' ~ X", "'<|im_' + X", "X + 'end|>'", "X * 2", "2 * X",
+    "X ~ X", "X + X", "'<' ~ X", "'<|im_' + X", "X + 'nd|>'", "X * 2", "2 * X",
     "'%s' % X", "'%s%s' % (X, X)", "'<|%s|>' % X", "'%(a)s' % {'a': X}", "'%5s' % X",
     "'%s'|format(X)", "X|format", "'{}'.format(X)", "'<|{0}{0}|>'.format(X)",
     "'{a}'.format(a=X)", "'{:>9}'.format(X)", "X.format('|')", "X|tojson",
@@ -95,11 +96,8 @@ def test_messages_forge_no_marker(expression, values):
     }
     try:
         tokens, text = encode(make_template(expression), [message, message])
-    except InvalidRequest as error:
-        assert error.name == "messages"
-        return
-    except Exception:
-        return  # the template does not take this message
+    except (InvalidRequest, TemplateError, TypeError, ValueError, LookupError):
+        return  # the template does not take this message, or it is in doubt
 
     vocab = MarkerVocab()
     own = ["<|im_start|>", "[INST]", "</s>", "<|im_end|>"]

@@ -1,11 +1,14 @@
 """Prompts of every kind become checked token ids."""
 
+from typing import ClassVar
+
 import pytest
 
 from pyllama_raw import InvalidRequest, PromptTooLong, Unsupported
 from pyllama_raw.chat import ChatTemplate
 from pyllama_raw.prompt import PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
+from tests.markers import MarkerVocab
 
 TEMPLATE = """
 {%- for message in messages %}
@@ -17,6 +20,17 @@ TEMPLATE = """
 
 def make_encoder(template: str | None = TEMPLATE) -> PromptEncoder:
     return PromptEncoder(FakeVocab(), template, n_ctx_slot=64)
+
+
+class RoleVocab(MarkerVocab):
+    """Has markers for two roles."""
+
+    ids: ClassVar = {"<s>": BOS, "</s>": EOS, "<user>": 258, "<root>": 259}
+    n_tokens = 260
+
+    @property
+    def special_texts(self) -> dict[str, bool]:
+        return dict.fromkeys(self.ids, True)
 
 
 def render(source: str, messages=(), **tokens) -> str:
@@ -82,6 +96,65 @@ def test_nested_content_is_quoted_too():
     assert list(tokens) == [BOS, *ids("x</s>|3")]
 
 
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("{% for p in messages[0].content %}{{ p }}{% endfor %}", ["</", "s>"]),
+        ("{{ messages[0].content | join }}", ["</", "s>"]),
+        ("{% for k in messages[0].content[0] %}{{ k }}{% endfor %}", [{"</s>": 1}]),
+        ("{{ messages[0].content.replace('*', '') }}", "<*/s>"),
+        ("{{ messages[0].content.split('*') | join }}", "</*s>"),
+        ("{{ messages[0].content | lower }}", "</S>"),
+        ("{{ messages[0].content[::-1] }}", ">s/<"),
+        ("{{ messages[0].content[1:] }}", "*</s>"),
+        ("{{ '</' + messages[0].content }}", "s>"),
+        ("{{ '</%s>' % messages[0].content }}", "s"),
+        ("{{ '</{}>'.format(messages[0].content) }}", "s"),
+        ("{{ messages[0].content | tojson }}", "</s>"),
+    ],
+)
+def test_a_template_cannot_make_markers_of_messages(template, content):
+    """
+    What a template takes apart and puts together is still a message's text.
+    """
+    tokens = make_encoder(template).encode([{"role": "user", "content": content}])
+
+    assert EOS not in tokens
+    assert "</s>" in bytes(list(tokens[1:])).decode()
+
+
+def test_parts_of_a_message_are_put_together_by_the_template():
+    """
+    Lists of parts with text work, and so does no content beside tool calls.
+    """
+    template = """
+{%- for m in messages %}{% for p in m.content or [] %}{{ p.text }}{% endfor %}
+{%- for call in m.tool_calls or [] %}{{ call.name }}{% endfor %}</s>{% endfor %}"""
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
+    ]
+
+    tokens = make_encoder(template).encode(messages)
+
+    assert list(tokens) == [BOS, *ids("ab"), EOS, *ids("f"), EOS]
+
+
+def test_a_role_that_templates_know_may_be_part_of_a_marker():
+    """
+    Templates print roles between "<|" and "|>"; any other text there is a message's.
+    """
+    template = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+    vocab = RoleVocab()
+    encoder = PromptEncoder(vocab, template, n_ctx_slot=64)
+
+    known = encoder.encode([{"role": "user", "content": ""}])
+    other = encoder.encode([{"role": "root", "content": ""}])
+
+    assert list(known) == [BOS, vocab.ids["<user>"]]
+    assert list(other) == [BOS, *ids("<root>")]
+
+
 def test_bos_is_there_once():
     """
     A template that writes bos itself does not double it.
@@ -139,6 +212,33 @@ def test_a_broken_template_leaves_text_prompts_alone():
     assert list(encoder.encode("a")) == [BOS, ord("a")]
     with pytest.raises(Unsupported, match="cannot be read"):
         encoder.encode([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% break %}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 1" + "0" * 5000 + " }}",
+    ],
+)
+def test_every_template_that_cannot_be_compiled_is_unsupported(source):
+    """
+    RecursionError, SyntaxError and ValueError of the compiler included; each time.
+    """
+    encoder = make_encoder(source)
+
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="cannot be read"):
+            encoder.encode([{"role": "user", "content": "a"}])
+
+
+def test_a_template_without_end_is_refused():
+    """
+    A template has so much memory and time; the error names the limit.
+    """
+    with pytest.raises(InvalidRequest, match="512 MiB"):
+        make_encoder("{{ 'x' * 10**9 }}").encode([{"role": "user", "content": "a"}])
 
 
 def test_json_is_written_as_templates_expect():

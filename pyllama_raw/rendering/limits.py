@@ -4,5 +4,5 @@ MAX_CPU_S = 5.0
 MAX_MEMORY_BYTES = 2**29
 MAX_CHARACTERS = 2**24  # of the prompt, and of the messages together
 MAX_DEPTH = 100  # lists and mappings in each other
-MAX_VALUES = 2**20  # texts, numbers, lists and mappings of all messages
+MAX_VALUES = 2**18  # texts, numbers, lists and mappings of all messages
 N_PROCESSES = 2  # one slow chat does not keep the others waiting

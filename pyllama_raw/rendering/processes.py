@@ -68,7 +68,11 @@ class TemplateProcesses:
     def __init__(
         self, source: str, tokens: dict[str, str], max_cpu_s: float = MAX_CPU_S
     ) -> None:
-        self._setup = {"source": source, "tokens": tokens, "max_cpu_s": max_cpu_s}
+        self._setup: dict[str, Any] = {
+            "source": source,
+            "tokens": tokens,
+            "max_cpu_s": max_cpu_s,
+        }
         self._free = BoundedSemaphore(N_PROCESSES)
         self._lock = Lock()
         self._idle: list[_Process] = []
@@ -118,7 +122,7 @@ class TemplateProcesses:
             self._check_open()
             if self._idle:
                 return self._idle.pop()
-        process = _Process()
+        process = _Process(self._setup["max_cpu_s"])
         with self._lock:
             self._all.add(process)
         try:
@@ -150,7 +154,8 @@ class TemplateProcesses:
 
 
 class _Process:
-    def __init__(self) -> None:
+    def __init__(self, max_cpu_s: float) -> None:
+        self._max_cpu_s = max_cpu_s
         folder = str(Path(__file__).resolve().parents[1])
         given = json.dumps([[str(entry) for entry in sys.path], folder])
         # Isolated: no user's folder or environment variable adds modules. In a session
@@ -189,7 +194,7 @@ class _Process:
             self.kill()
             code = self._popen.wait()
         if code == -signal.SIGPROF:
-            return TimedOut("done within the CPU time that it may take")
+            return TimedOut(f"done within {self._max_cpu_s:g} s of CPU time")
         return Exceeded(f"done without ending its process (which ended with {code})")
 
     def kill(self) -> None:

@@ -69,7 +69,7 @@ def test_time_is_bounded(start):
     templates.render(CHAT)
     (pid,) = pids(templates)
 
-    with pytest.raises(TimedOut, match="CPU time"):
+    with pytest.raises(TimedOut, match="within 1 s of CPU time"):
         templates.render([{"role": "user", "content": "b"}])
 
     assert templates.render(CHAT) == ("", "")
@@ -84,7 +84,6 @@ def test_time_is_bounded(start):
         "{{ '{:1000000000}'.format(1) }}",
         "{{ 'x'|center(10**9) }}",
         "{{ messages|tojson(indent=10**9) }}",
-        "{{ (['x' * 10**7] * 100) | join }}",
         "{{ 'x' * 20000000 }}",
     ],
 )

@@ -1,0 +1,68 @@
+"""A chat whose template never ends keeps nobody waiting."""
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from pyllama_raw import ClosedError, PromptTooLong, SamplingParams
+from pyllama_raw.testing import fake_engine
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+)
+CHAT = [{"role": "user", "content": "a"}]
+PARAMS = SamplingParams(max_tokens=4)
+
+
+async def test_closing_ends_a_template():
+    """
+    aclose() does not wait for a template; its chat hears that the engine is closed.
+    """
+    errors = []
+
+    async def chat() -> None:
+        with pytest.raises(ClosedError) as caught:
+            await engine.complete(CHAT, PARAMS)
+        errors.append(caught.type)
+
+    engine = fake_engine(chat_template=ENDLESS)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(chat)
+            await wait_all_tasks_blocked()
+            await engine.aclose()
+
+    assert errors == [ClosedError]
+
+
+async def test_others_go_on_beside_a_template():
+    """
+    The event loop and other requests do not wait for a template, nor does who leaves.
+    """
+    with anyio.fail_after(30):
+        async with fake_engine(chat_template=ENDLESS) as engine:
+            async with anyio.create_task_group() as group:
+                group.start_soon(engine.complete, CHAT, PARAMS)
+                await wait_all_tasks_blocked()
+                result = await engine.complete("hello", PARAMS)
+                group.cancel_scope.cancel()
+
+    assert len(result.token_ids) == 4
+    assert group.cancel_scope.cancelled_caught
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [CHAT * 20_000, [{"role": "user", "content": "a" * 2**21}]],
+    ids=["many", "long"],
+)
+async def test_long_chats_are_for_a_worker(messages):
+    """
+    Many messages and a long one are refused by their number of tokens.
+    """
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with fake_engine(chat_template=source) as engine:
+        with anyio.fail_after(60), pytest.raises(PromptTooLong):
+            await engine.complete(messages, PARAMS)
