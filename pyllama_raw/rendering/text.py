@@ -182,4 +182,8 @@ def _is_foreign(value: object) -> bool:
     """Whether no character of *value* may be the template's."""
     if isinstance(value, str):
         return of(value)._origin.count(MESSAGE) == len(value)
+    if isinstance(value, dict):
+        return all(map(_is_foreign, value)) and all(map(_is_foreign, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_foreign, value))
     return value is None or isinstance(value, int | float)

@@ -1,0 +1,172 @@
+"""
+Look for control tokens that messages forge, in every chat template of a folder.
+
+    python scripts/chat_injection.py FOLDER [--rounds N] [--seed N]
+
+Each template gets chats whose texts are pieces of its own markers. What a tokenizer finds
+in the prompt must be what it finds if each character of a message is put out. And the
+same chats are rendered with letters of which no marker can be made: prompts that have
+other markers than these twins are counted, because templates branch on what messages say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.markers import Markers
+from pyllama_raw.messages import plain_messages
+from pyllama_raw.rendering.template import CompiledTemplate
+
+MARKER = re.compile(
+    r"<\|[^|<>\s{}]{1,40}\|>|<\uff5c[^\uff5c\n]{1,40}\uff5c>|</?[a-z_]{1,30}>|\[/?[A-Z_]{3,30}\]"
+)
+ALWAYS = {"<s>", "</s>", *(f"<|{role}|>" for role in ("user", "system", "assistant"))}
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+KEPT = {"role", "type", "id", "tool_call_id"}
+KEYS = {
+    "arguments", "content", "function", "name", "reasoning_content", "text",
+    "tool_calls", *KEPT,
+}  # fmt: skip
+CUTS = ("", "", "", " ", "\n", "*")
+
+
+def drawn(rng: random.Random, markers: list[str]) -> str:
+    """Whole, cut and turned markers, and something between them."""
+    text = ""
+    for _ in range(rng.randrange(5)):
+        marker = rng.choice(markers)
+        at = rng.randrange(len(marker) + 1)
+        forms = (marker, marker[:at], marker[at:], marker[::-1], marker.upper(), "a")
+        text += rng.choice(forms) + rng.choice(CUTS)
+    return text
+
+
+def drawn_chat(rng: random.Random, markers: list[str]) -> list[dict[str, Any]]:
+    """Texts, or also parts, tool calls with forged keys, answers of tools, roles."""
+    is_plain = rng.random() < 0.5
+
+    def text() -> str:
+        return drawn(rng, markers)
+
+    def content() -> Any:
+        if is_plain or rng.random() < 0.6:
+            return text()
+        return [{"type": "text", "text": text()} for _ in range(rng.randrange(1, 4))]
+
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": content(), "name": text()},
+        {"role": "assistant", "content": content()},
+        {"role": "user", "content": content()},
+    ]
+    if is_plain:
+        return chat
+    if rng.random() < 0.3:
+        chat.insert(0, {"role": "system", "content": content()})
+    if rng.random() < 0.3:
+        chat[-2]["reasoning_content"] = text()
+    if rng.random() < 0.4:
+        chat += tool_use(text)
+    if rng.random() < 0.2:
+        chat.append({"role": text(), "content": text()})
+    return chat
+
+
+def tool_use(text: Callable[[], str]) -> list[dict[str, Any]]:
+    """A call and its answer."""
+    arguments = {text(): text(), "a": [text(), {text(): 1}]}
+    call = {"name": text(), "arguments": arguments}
+    tool_call = {"id": "abcdefghi", "type": "function", "function": call}
+    answer = {"role": "tool", "content": text(), "tool_call_id": "abcdefghi"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
+    return [calls, answer | {"name": call["name"]}]
+
+
+def twin(value: Any) -> Any:
+    """*value* with private letters in the place of all that markers are made of."""
+    if isinstance(value, str):
+        return "".join(chr(0xE000 + ord(letter)) for letter in value)
+    if isinstance(value, dict):
+        return {
+            key if key in KEYS else twin(key): item if key in KEPT else twin(item)
+            for key, item in value.items()
+        }
+    return [twin(item) for item in value] if isinstance(value, list) else value
+
+
+def own_markers(text: str, origins: str, markers: list[str]) -> Counter[str]:
+    """What a tokenizer finds in the pieces of a prompt."""
+    spelled = re.compile(
+        "|".join(sorted(map(re.escape, markers), key=len, reverse=True))
+    )
+    special = dict.fromkeys(markers, True)
+    found: Counter[str] = Counter()
+    for piece, _ in Markers(special, None).parts(text, origins):
+        found.update(spelled.findall(piece))
+    return found
+
+
+def written(text: str, origins: str, markers: list[str]) -> Counter[str]:
+    """Markers in what is left of a prompt without any text but the template's."""
+    alone = "".join(
+        letter if origin == "t" else "\0"
+        for letter, origin in zip(text, origins, strict=True)
+    )
+    return own_markers(alone, "t" * len(alone), markers)
+
+
+def try_template(source: str, rng: random.Random, n_rounds: int) -> Counter[str]:
+    """What came of *n_rounds* chats."""
+    markers = sorted(set(MARKER.findall(source)) | ALWAYS)
+    outcomes: Counter[str] = Counter()
+    template = CompiledTemplate(source, TOKENS)
+    for _ in range(n_rounds):
+        chat = plain_messages(drawn_chat(rng, markers))
+        try:
+            text, origins = template.render(chat)
+            other = template.render(twin(chat))
+        except Exception:  # noqa: BLE001 - the template does not take these messages
+            outcomes["not rendered"] += 1
+            continue
+        try:
+            found = own_markers(text, origins, markers)
+        except InvalidRequest:
+            outcomes["refused"] += 1
+            continue
+        n_spelled = sum(text.count(marker) for marker in markers)
+        outcomes["prompts"] += 1
+        outcomes["prompts with forgeries"] += n_spelled > found.total()
+        outcomes["forged"] += found != written(text, origins, markers)
+        outcomes["unlike twin"] += found != own_markers(*other, markers)
+    return +outcomes
+
+
+def main() -> int:
+    """The number of templates of which a message forged a marker."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    total: Counter[str] = Counter()
+    for path in sorted(options.folder.glob("*.jinja")):
+        rng = random.Random(f"{options.seed} {path.name}")  # noqa: S311 - no secret
+        outcomes = try_template(path.read_text(), rng, options.rounds)
+        total += outcomes
+        if set(outcomes) - {"prompts", "prompts with forgeries", "not rendered"}:
+            print(path.name, dict(outcomes))
+    print("all", dict(total))
+    return total["forged"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
