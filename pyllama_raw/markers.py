@@ -17,7 +17,7 @@ from pyllama_raw.errors import InvalidRequest
 Span = tuple[int, int]
 
 _MARKER_FORM = re.compile("<[|\uff5c].*[|\uff5c]>", re.DOTALL)
-_HEAD = 2  # characters of a spelling that are looked for first
+PIECE = 2**14  # characters: libllama takes quadratic time for many markers in a text
 
 
 class Markers:
@@ -46,15 +46,14 @@ class Markers:
         }
         spellings = self._certain | self._possible
         self._lengths = sorted({len(text) for text in spellings}, reverse=True)
-        heads = {re.escape(text[:_HEAD]) for text in spellings}
-        # An empty alternation would match everywhere, "(?!)" matches nowhere.
-        self._heads = re.compile(f"(?={'|'.join(sorted(heads)) or '(?!)'})")
+        self._starts = re.compile(f"(?={_any_of(spellings)})")
 
     def parts(self, text: str, origins: str) -> Iterator[tuple[str, bool]]:
         """
         *text* in pieces, and whether a piece may be searched for special tokens.
 
-        What may be found in a piece is then written by the template.
+        What may be found in a piece is then written by the template. Long texts are
+        also cut in front of its markers, where the tokenizer cuts them anyway.
 
         Args:
             origins: of each character: m a message, t the template, d in doubt.
@@ -62,25 +61,24 @@ class Markers:
         Raises:
             InvalidRequest: it is in doubt who wrote a marker.
         """
-        forged = self._forged(text, origins)
+        found = list(self._occurrences(text))
+        forged = self._forged(found, text, origins)
         alone = {start for start, stop in forged if stop - start == 1}
-        bounds = [0, *_cuts(forged, origins), len(text)]
+        cuts = {*_cuts(forged, origins), *_seams(found, origins)}
+        bounds = [0, *sorted(cuts), len(text)]
         for start, stop in pairwise(bounds):
             if start < stop:
                 yield text[start:stop], start not in alone
 
-    def _forged(self, text: str, origins: str) -> list[Span]:
-        """Where a message wrote a part of a marker, in the order of their ends."""
-        found = list(self._occurrences(text))
+    def _forged(self, found: list[Span], text: str, origins: str) -> list[Span]:
+        """Of *found*, where a message wrote a part of a marker; by their ends."""
         certain = self._certain.union(
-            text[start:stop]
-            for start, stop in found
-            if set(origins[start:stop]) == {"t"}
+            text[start:stop] for start, stop in found if _is_own(origins[start:stop])
         )
         forged = []
         for start, stop in found:
-            writers = set(origins[start:stop])
-            if writers == {"t"} or text[start:stop] not in certain:
+            writers = origins[start:stop]
+            if _is_own(writers) or text[start:stop] not in certain:
                 continue
             if "m" not in writers:
                 raise InvalidRequest(
@@ -95,11 +93,30 @@ class Markers:
     def _occurrences(self, text: str) -> Iterator[Span]:
         """All places of all spellings, which may lie in each other."""
         spellings = self._certain | self._possible
-        for match in self._heads.finditer(text):
-            start = match.start()
+        for start in self._places(text):
             for stop in (start + length for length in self._lengths):
                 if stop <= len(text) and text[start:stop] in spellings:
                     yield start, stop
+
+    def _places(self, text: str) -> Iterator[int]:
+        """Where spellings begin; no other thread runs while a pattern is searched."""
+        longest = max(self._lengths, default=0)
+        for begin in range(0, len(text), PIECE):
+            window = text[begin : begin + PIECE + longest]
+            for match in self._starts.finditer(window):
+                if match.start() < PIECE:
+                    yield begin + match.start()
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern that matches where one of *texts* begins, letter by letter."""
+    following: dict[str, list[str]] = {}
+    for text in texts:
+        if not text:
+            return ""
+        following.setdefault(text[0], []).append(text[1:])
+    ways = (re.escape(first) + _any_of(rest) for first, rest in following.items())
+    return f"(?:{'|'.join(ways)})" if following else "(?!)"
 
 
 def _cuts(forged: Iterable[Span], origins: str) -> list[int]:
@@ -119,6 +136,25 @@ def _cuts(forged: Iterable[Span], origins: str) -> list[int]:
             latest = at + 1 if at + 1 < stop else at
             cuts.add(latest)
     return sorted(cuts)
+
+
+def _seams(found: list[Span], origins: str) -> Iterator[int]:
+    """
+    Starts of markers that the template wrote, PIECE characters or more apart.
+
+    Not of those that lie in others: which of them the tokenizer takes is its business.
+    """
+    reached = latest = 0
+    for (start, stop), (following, _) in pairwise([*found, (len(origins), 0)]):
+        is_apart = reached <= start and stop <= following
+        if is_apart and start - latest >= PIECE and _is_own(origins[start:stop]):
+            latest = start
+            yield start
+        reached = max(reached, stop)
+
+
+def _is_own(origins: str) -> bool:
+    return set(origins) == {"t"}
 
 
 def _is_tag(text: str) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
 
 from pyllama_raw.chat import ChatTemplate
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
-from pyllama_raw.markers import Markers
+from pyllama_raw.markers import PIECE, Markers
 from pyllama_raw.messages import Message, is_sequence
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ T = TypeVar("T")
 Prompt = str | Sequence[int] | Sequence[Message]
 
 LONG_PROMPT = 4096  # characters that an event loop may wait for
+LONG_TOKEN = 8  # characters of a token; most texts have about four
+SEAM = 16  # tokens that a text may have more if it is cut in two
 
 
 class PromptEncoder:
@@ -67,15 +69,14 @@ class PromptEncoder:
 
         Raises:
             InvalidRequest: not text, not token ids of this model, or not messages.
-            PromptTooLong: it does not fit a slot.
+            PromptTooLong: it does not fit a slot; n_prompt is what was counted of it.
             Unsupported: messages, but the model has no chat template.
         """
         with self._using_vocab():
             tokens = self._tokens(prompt)
         if not tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
-        if len(tokens) >= self._n_ctx_slot:
-            raise PromptTooLong(len(tokens), self._n_ctx_slot)
+        self._check_fits(len(tokens))
         return tokens
 
     def run(self, function: Callable[[], T]) -> T:
@@ -150,6 +151,7 @@ class PromptEncoder:
             tokens += self._tokenize(
                 part, add_special=False, parse_special=may_be_special
             )
+            self._check_fits(len(tokens))
         return tokens + after
 
     @cached_property
@@ -160,9 +162,35 @@ class PromptEncoder:
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:
         _check_text(text)
+        self._check_length(text)
         return self._vocab.tokenize(
             text, add_special=add_special, parse_special=parse_special
         )
+
+    def _check_length(self, text: str) -> None:
+        """
+        Raise PromptTooLong if *text* is much too long, without tokenizing all of it.
+
+        Nothing can stop the tokenizer, which may take a minute, and close() waits for
+        it. So a long text is first counted piece by piece. A seam makes few tokens more.
+        """
+        if len(text) <= LONG_TOKEN * self._n_ctx_slot:
+            return
+        n_tokens = 0
+        for at in range(0, len(text), PIECE):
+            piece = text[at : at + PIECE]
+            n_tokens += len(
+                self._vocab.tokenize(piece, add_special=False, parse_special=True)
+            )
+            n_tokens -= SEAM
+            self._check_fits(n_tokens)
+
+    def _check_fits(self, n_tokens: int) -> None:
+        """Raise PromptTooLong, also if there are only more tokens to come."""
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if n_tokens >= self._n_ctx_slot:
+            raise PromptTooLong(n_tokens, self._n_ctx_slot)
 
 
 def _check_text(text: str) -> None:

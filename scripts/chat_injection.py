@@ -68,17 +68,23 @@ def drawn_chat(rng: random.Random, markers: list[str]) -> list[dict[str, Any]]:
         {"role": "assistant", "content": content()},
         {"role": "user", "content": content()},
     ]
-    if is_plain:
-        return chat
+    return chat if is_plain else chat + more_turns(rng, chat, text)
+
+
+def more_turns(
+    rng: random.Random, chat: list[dict[str, Any]], text: Callable[[], str]
+) -> list[dict[str, Any]]:
+    """What not every template takes; also put into *chat*."""
     if rng.random() < 0.3:
-        chat.insert(0, {"role": "system", "content": content()})
+        chat.insert(0, {"role": "system", "content": text()})
+    turns: list[dict[str, Any]] = []
     if rng.random() < 0.3:
         chat[-2]["reasoning_content"] = text()
     if rng.random() < 0.4:
-        chat += tool_use(text)
+        turns += tool_use(text)
     if rng.random() < 0.2:
-        chat.append({"role": text(), "content": text()})
-    return chat
+        turns.append({"role": text(), "content": text()})
+    return turns
 
 
 def tool_use(text: Callable[[], str]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw import InvalidRequest
+from pyllama_raw import InvalidRequest, markers
 from pyllama_raw.markers import Markers
 from tests.markers import MarkerVocab, texts
 
@@ -79,9 +79,7 @@ def test_exactly_the_markers_of_the_template_are_left(written):
     text = "".join(piece for piece, _ in written)
     origins = "".join(origin * len(piece) for piece, origin in written)
     vocab = MarkerVocab()
-    markers = Markers(vocab.special_texts, "[INST]")
-
-    pieces = list(markers.parts(text, origins))
+    pieces = list(Markers(vocab.special_texts, "[INST]").parts(text, origins))
 
     bounds = [0]
     for piece, _ in pieces:
@@ -98,3 +96,23 @@ def test_exactly_the_markers_of_the_template_are_left(written):
                 assert (spelling, False) in pieces
             else:
                 assert is_cut is not is_own
+
+
+@given(text=texts)
+def test_seams_change_no_token(text):
+    """
+    A long text is cut only where the tokenizer would cut it, too.
+    """
+    vocab = MarkerVocab()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(markers, "PIECE", 1)
+        pieces = list(Markers(vocab.special_texts, "").parts(text, "t" * len(text)))
+
+    found = [
+        token
+        for piece, _ in pieces
+        for token in vocab.tokenize(piece, add_special=False, parse_special=True)
+    ]
+    whole = vocab.tokenize(text, add_special=False, parse_special=True)
+    assert found == list(whole)

@@ -1,12 +1,15 @@
 """Prompts of every kind become checked token ids."""
 
+from array import array
+from itertools import groupby
 from typing import ClassVar
 
 import pytest
 
 from pyllama_raw import InvalidRequest, PromptTooLong, Unsupported
 from pyllama_raw.chat import ChatTemplate
-from pyllama_raw.prompt import PromptEncoder
+from pyllama_raw.markers import PIECE
+from pyllama_raw.prompt import SEAM, PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
 from tests.markers import MarkerVocab
 
@@ -282,6 +285,37 @@ def test_too_long_names_the_limit():
     with pytest.raises(PromptTooLong) as caught:
         encoder.encode("a" * 63)
     assert (caught.value.n_prompt, caught.value.n_ctx_slot) == (64, 64)
+
+
+class PieceVocab(FakeVocab):
+    """Refuses long texts; a token is a run of one letter."""
+
+    def tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        assert len(text) <= PIECE
+        return array("i", [ord(letter) for letter, _ in groupby(text)])
+
+
+def test_what_is_much_too_long_is_not_tokenized_as_a_whole():
+    """
+    Nobody could stop the tokenizer; the error tells what was counted.
+    """
+    encoder = PromptEncoder(PieceVocab(), None, n_ctx_slot=64)
+
+    with pytest.raises(PromptTooLong) as caught:
+        encoder.encode("ab" * 10**6)
+
+    assert caught.value.n_prompt == PIECE - SEAM
+
+
+def test_few_long_tokens_fit():
+    """
+    A text of many characters for a token is not refused for its length.
+    """
+    encoder = PromptEncoder(PieceVocab(), None, n_ctx_slot=64)
+
+    assert list(encoder.encode("a" * PIECE)) == ids("a")
 
 
 def test_long_texts_and_chats_take_long():
