@@ -1,5 +1,7 @@
 """Prompts of every kind become checked token ids."""
 
+from __future__ import annotations
+
 from array import array
 from itertools import groupby
 from typing import ClassVar
