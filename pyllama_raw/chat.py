@@ -46,11 +46,11 @@ class ChatTemplate:
                 much time or memory for them.
             ClosedError: close() was called, perhaps meanwhile.
         """
+        plain = plain_messages(messages)
         if self._processes is None:
             raise Unsupported("the model has no chat template: give a text prompt")
         if self._unreadable is not None:
             raise _unreadable(self._unreadable)
-        plain = plain_messages(messages)
         try:
             return Rendered(*self._processes.render(plain))
         except Refused as error:
