@@ -48,7 +48,9 @@ class ChatTemplate:
         """
         plain = plain_messages(messages)
         if self._processes is None:
-            raise Unsupported("the model has no chat template: give a text prompt")
+            raise Unsupported(
+                "chat messages", "the model has no chat template: give a text prompt"
+            )
         if self._unreadable is not None:
             raise _unreadable(self._unreadable)
         try:
@@ -64,7 +66,8 @@ class ChatTemplate:
             raise _unreadable(self._unreadable) from error
         except OSError as error:
             raise Unsupported(
-                f"chats need a process for their template, which cannot start: {error}"
+                "chat messages",
+                f"they need a process for the template, which cannot start: {error}",
             ) from error
 
     def close(self) -> None:
@@ -74,7 +77,9 @@ class ChatTemplate:
 
 
 def _unreadable(reason: str) -> Unsupported:
-    return Unsupported(f"the model's chat template cannot be read: {reason}")
+    return Unsupported(
+        "chat messages", f"the model's chat template cannot be read: {reason}"
+    )
 
 
 def _shown(messages: list[object]) -> str:

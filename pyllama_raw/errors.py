@@ -5,23 +5,68 @@ Three questions decide the class: whose fault is it, does the engine go on, what
 done. The caller's fault is a `RequestError` or `ConfigError`, C's is a `NativeError`,
 ours is an `assert`. The constructor builds the message; numbers are attributes.
 Cancellation is no error: it is a `FinishReason`.
+
+Errors travel: pickle and copy keep the message and every attribute. The cause stays behind,
+because it may be anything.
+
+Three attributes of each class tell a service what to do:
+
+- `code` is a word for logs and clients. It never changes.
+- `is_retryable`: the same call may succeed later on the same engine.
+- `counts_as_circuit_failure`: the engine or the machine is at fault. What a caller did
+  never counts, and a full queue is load, not a failure.
+
+| classes                                                | retryable | counts |
+|--------------------------------------------------------|-----------|--------|
+| ConfigError, ModelNotFound, ClosedError                | no        | no     |
+| RequestError and its classes but QueueFull             | no        | no     |
+| QueueFull                                              | yes       | no     |
+| LibraryNotBuilt, EngineStopped                         | no        | yes    |
+| NativeError and its classes but the next three         | no        | yes    |
+| DecodeAborted, DecodeFailed, SnapshotFailed            | yes       | yes    |
+| EngineFault, EngineStalled                             | yes       | yes    |
 """
 
 from __future__ import annotations
 
-from typing import Any
+from reprlib import Repr
+from typing import Any, ClassVar
+
+MAX_SHOWN = 160  # characters of a value in a message
+MAX_REASON = 2000  # characters of somebody else's message in ours
 
 
 class PyllamaError(Exception):
     """Base of every error this package raises on purpose."""
 
+    code: ClassVar[str] = "error"
+    is_retryable: ClassVar[bool] = False
+    counts_as_circuit_failure: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(
+    kind: type[PyllamaError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> PyllamaError:
+    """An error without its constructor, which may take other arguments than it keeps."""
+    error = kind.__new__(kind)
+    super(PyllamaError, error).__init__(*args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class ConfigError(PyllamaError, ValueError):
     """Options are wrong; nothing has been run."""
 
+    code = "wrong_config"
+
 
 class ModelNotFound(ConfigError):
     """The model a name stands for is not here and cannot be fetched."""
+
+    code = "model_not_found"
 
     def __init__(self, spec: str, message: str) -> None:
         self.spec = spec
@@ -31,21 +76,42 @@ class ModelNotFound(ConfigError):
 class LibraryNotBuilt(PyllamaError, ImportError):
     """The native extension is missing or cannot be loaded."""
 
+    code = "library_not_built"
+    counts_as_circuit_failure = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 class RequestError(PyllamaError):
     """This request cannot be served; the engine goes on."""
 
+    code = "request_refused"
+
 
 class InvalidRequest(RequestError, ValueError):
-    """A parameter of the request is out of range."""
+    """
+    An argument or option of the request is not allowed.
+
+    Attributes:
+        value: what was given if it is None, a number or a short text; otherwise as the
+            message shows it, so that the error can travel.
+    """
+
+    code = "invalid_request"
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        self.name, self.value, self.allowed = name, value, allowed
-        super().__init__(f"{name}={value!r} is not allowed: give {allowed}")
+        text = shown(value)
+        is_plain = type(value) in PLAIN and len(text) < MAX_SHOWN
+        self.name, self.allowed = cut(name, MAX_SHOWN), cut(allowed, MAX_REASON)
+        self.value = value if is_plain else text
+        super().__init__(f"{self.name}={text} is not allowed: give {self.allowed}")
 
 
 class PromptTooLong(RequestError):
     """The prompt leaves no room for one output token."""
+
+    code = "prompt_too_long"
 
     def __init__(self, n_prompt: int, n_ctx_slot: int) -> None:
         self.n_prompt, self.n_ctx_slot = n_prompt, n_ctx_slot
@@ -58,6 +124,9 @@ class PromptTooLong(RequestError):
 class QueueFull(RequestError):
     """The waiting queue is at its limit; nothing was queued."""
 
+    code = "queue_full"
+    is_retryable = True
+
     def __init__(self, knob: str, value: int, limit: int) -> None:
         self.knob, self.value, self.limit = knob, value, limit
         super().__init__(
@@ -69,35 +138,50 @@ class QueueFull(RequestError):
 class BadGrammar(RequestError):
     """The grammar cannot be used; *position* is an index into its text, if known."""
 
+    code = "bad_grammar"
+
     def __init__(self, reason: str, position: int | None) -> None:
-        self.reason, self.position = reason, position
+        self.reason, self.position = cut(reason, MAX_REASON), position
         where = "" if position is None else f" at {position}"
-        super().__init__(f"grammar{where}: {reason}")
+        super().__init__(f"grammar{where}: {self.reason}")
 
 
 class BadSchema(RequestError):
     """A JSON schema, regular expression or Lark grammar cannot be used."""
 
+    code = "bad_schema"
+
     def __init__(self, name: str, reason: str) -> None:
-        self.name, self.reason = name, reason
-        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, cut(reason, MAX_REASON)
+        super().__init__(f"{name}: {self.reason}")
 
 
 class Unsupported(RequestError):
-    """The model or context cannot do what was asked."""
+    """The model or context cannot do *operation*; *reason* says why and what to do."""
+
+    code = "unsupported"
+
+    def __init__(self, operation: str, reason: str) -> None:
+        self.operation, self.reason = operation, cut(reason, MAX_REASON)
+        super().__init__(f"{operation}: {self.reason}")
 
 
 class NativeError(PyllamaError):
-    """libllama reported a failure."""
+    """libllama reported a failure; *returned* is the number its function gave."""
 
-    def __init__(self, function: str, code: int | None, message: str) -> None:
-        self.function, self.code = function, code
-        shown = "" if code is None else f" returned {code}"
-        super().__init__(f"{function}{shown}: {message}")
+    code = "native_failure"
+    counts_as_circuit_failure = True
+
+    def __init__(self, function: str, returned: int | None, message: str) -> None:
+        self.function, self.returned = function, returned
+        number = "" if returned is None else f" returned {returned}"
+        super().__init__(f"{function}{number}: {message}")
 
 
 class ModelLoadFailed(NativeError):
     """The model file could not be loaded."""
+
+    code = "model_load_failed"
 
     def __init__(self, path: str, message: str) -> None:
         self.path = path
@@ -107,37 +191,56 @@ class ModelLoadFailed(NativeError):
 class QuantizeFailed(NativeError):
     """The model file could not be written in another type; nothing is left behind."""
 
-    def __init__(self, path: str, code: int | None, message: str) -> None:
+    code = "quantize_failed"
+
+    def __init__(self, path: str, returned: int | None, message: str) -> None:
         self.path = path
-        super().__init__("llama_model_quantize", code, f"{path}: {message}")
+        super().__init__("llama_model_quantize", returned, f"{path}: {message}")
 
 
 class ContextFailed(NativeError):
     """The context could not be created, most often for lack of memory."""
 
+    code = "context_failed"
+
 
 class NoKVSpace(NativeError):
     """Code 1: no room in the KV memory; memory is unchanged."""
+
+    code = "no_kv_space"
 
 
 class DecodeAborted(NativeError):
     """Code 2: stopped by the abort flag; some micro-batches were applied."""
 
+    code = "decode_aborted"
+    is_retryable = True
+
 
 class InvalidBatch(NativeError):
     """Code -1: the batch broke a rule of libllama; memory is unchanged."""
+
+    code = "invalid_batch"
 
 
 class DecodeFailed(NativeError):
     """A code below -1 or a C++ exception; the context must be rebuilt."""
 
+    code = "decode_failed"
+    is_retryable = True
+
 
 class SamplingFailed(NativeError):
     """A sampler failed on one output row; other rows are fine."""
 
+    code = "sampling_failed"
+
 
 class SnapshotFailed(NativeError):
     """The state of a slot could not be copied; compute it again."""
+
+    code = "snapshot_failed"
+    is_retryable = True
 
 
 class ClosedError(PyllamaError):
@@ -189,3 +292,28 @@ class EngineStalled(PyllamaError):
 
 class EngineStopped(PyllamaError):
     """The engine thread has ended; __cause__ says why."""
+
+    code = "engine_stopped"
+    counts_as_circuit_failure = True
+
+
+PLAIN = (type(None), bool, int, float, str)  # values that any process can unpickle
+
+
+def shown(value: object) -> str:
+    """repr() of *value* for a message: bounded, and an answer whatever *value* does."""
+    try:
+        return cut(_REPR.repr(value), MAX_SHOWN)
+    except Exception:  # noqa: BLE001 - the value is a stranger's
+        return cut(f"<{type(value).__name__}>", MAX_SHOWN)
+
+
+def cut(text: str, n_most: int) -> str:
+    """The first *n_most* characters; the last three are dots if some are missing."""
+    return text if len(text) <= n_most else f"{text[: n_most - 3]}..."
+
+
+_REPR = Repr()  # looks at the first items of a collection only
+_REPR.maxlevel = 4
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 8
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = MAX_SHOWN

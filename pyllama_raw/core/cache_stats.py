@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -144,8 +143,8 @@ class Ledger:
             n_sparse_tokens=totals["n_sparse_tokens"],
             n_stores=totals["n_stores"],
             n_stored_tokens=totals["n_stored_tokens"],
-            n_evictions=MappingProxyType(dict(self.evictions)),
-            n_refusals=MappingProxyType(dict(self.refusals)),
+            n_evictions=dict(self.evictions),
+            n_refusals=dict(self.refusals),
             n_entries=self.n_entries,
             n_pinned=self.n_pinned,
             n_reserved=self.n_reserved,

@@ -115,7 +115,7 @@ def _make_scheduler(
     context: Context, config: EngineConfig, layout: Layout, store: DiskStore | None
 ) -> Scheduler:
     if not context.has_memory:
-        raise Unsupported("a pure encoder does not generate text")
+        raise Unsupported("generation", "a pure encoder generates no text")
     cost = measure(context)
     return Scheduler(
         limits_of(context, config, layout),
@@ -275,8 +275,10 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
 
 def _check_generates(model: Model) -> None:
     if model.is_diffusion:
-        raise Unsupported("a diffusion model does not generate token by token")
+        raise Unsupported(
+            "generation", "a diffusion model does not generate token by token"
+        )
     if model.has_encoder or not model.has_decoder:
         raise Unsupported(
-            "a model with an encoder cannot generate here: give a decoder-only model"
+            "generation", "the model has an encoder: give a decoder-only model"
         )

@@ -28,10 +28,10 @@ class Guidance:
         try:
             import llguidance
         except ImportError:
-            text = f"json_schema, regex and lark need llguidance: {INSTALL}"
-            raise Unsupported(text) from None
+            text = f"they need llguidance: {INSTALL}"
+            raise Unsupported("json_schema, regex and lark", text) from None
         if vocab.kind == "none" or not vocab.eog_tokens:
-            raise Unsupported("a constraint needs a vocabulary with an end token")
+            raise Unsupported("a constraint", "the vocabulary has no end token")
         self._n_tokens = vocab.n_tokens
         self._lock = Lock()
         self._made: OrderedDict[tuple[str, str], MaskConstraint] = OrderedDict()

@@ -37,7 +37,7 @@ class SlotMemory(Handle):
     def _memory(self) -> Any:
         memory = lib.llama_get_memory(self.ptr)
         if memory == ffi.NULL:
-            raise Unsupported("this model keeps no memory of its sequences")
+            raise Unsupported("memory", "this model keeps none of its sequences")
         return memory
 
     @property
@@ -88,8 +88,9 @@ class SlotMemory(Handle):
         self._check_range(p0, p1)
         if not self.kv_unified and src != dst and (p0 > 0 or p1 >= 0):
             raise Unsupported(
-                f"seq_cp of positions {p0} to {p1} of slot {src}: without kv_unified only "
-                "whole slots can be copied; give kv_unified=True, or -1 and -1"
+                f"seq_cp of positions {p0} to {p1} of slot {src}",
+                "without kv_unified only whole slots can be copied; give "
+                "kv_unified=True, or -1 and -1",
             )
         lib.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
 
@@ -103,7 +104,9 @@ class SlotMemory(Handle):
         self._check_slot("slot", slot)
         self._check_range(p0, p1)
         if not self.can_shift:
-            raise Unsupported("the memory of this model cannot shift positions")
+            raise Unsupported(
+                "seq_add", "the memory of this model cannot shift positions"
+            )
         highest = self.seq_pos_max(slot) or 0
         if not -_POS_MAX <= delta <= _POS_MAX - highest:
             limit = f"{-_POS_MAX} to {_POS_MAX - highest}"
@@ -196,7 +199,7 @@ class SlotMemory(Handle):
     def _check_state(self, slot: int, flags: int) -> None:
         self._check_slot("slot", slot)
         if not self.has_memory:
-            raise Unsupported("this model keeps no memory of its sequences")
+            raise Unsupported("memory", "this model keeps none of its sequences")
         if flags not in (0, PARTIAL_ONLY):
             # llama.cpp aborts on a restore that does not match a device-side state.
             raise InvalidRequest("flags", flags, "0 or 1 (PARTIAL_ONLY)")

@@ -81,7 +81,7 @@ class Dry:
         check("dry_base", self.base, 1, 1e6)
         check("dry_allowed_length", self.allowed_length, 0, INT32_MAX)
         if vocab.kind == "none":
-            raise Unsupported("DRY needs a vocabulary, and the model has none")
+            raise Unsupported("DRY", "the model has no vocabulary")
         texts = [c_text("dry_sequence_breakers", text) for text in self.breakers]
         return made(
             "llama_sampler_init_dry",
@@ -176,7 +176,7 @@ class Infill:
     def make(self, vocab: Vocab) -> Any:
         check("infill candidates", self.n_candidates, 1, INFILL_MAX)
         if vocab.eot is None and vocab.eos is None:
-            raise Unsupported("infill needs a token that ends the text")
+            raise Unsupported("infill", "the model has no token that ends a text")
         return lib.llama_sampler_init_infill(vocab.ptr)
 
 

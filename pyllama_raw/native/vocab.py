@@ -133,7 +133,7 @@ class Vocab:
             Unsupported: the model has no vocabulary.
         """
         if self.kind == "none":
-            raise Unsupported("the model has no vocabulary: give token ids instead")
+            raise Unsupported("text", "the model has no vocabulary: give token ids")
         raw = _encode(text)
         tokens = array("i", bytes(4 * (len(raw) + 16)))
         found = self._tokenize(raw, tokens, add_special, parse_special)

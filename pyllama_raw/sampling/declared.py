@@ -83,6 +83,7 @@ def with_declared(
 
 def _refusal(reason: str) -> Unsupported:
     return Unsupported(
+        "from_model",
         f"the sampling defaults in the model file cannot be used: {reason}. Set the "
-        "field in the request, or leave from_model out"
+        "field in the request, or leave from_model out",
     )

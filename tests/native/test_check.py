@@ -27,7 +27,7 @@ def test_every_code_has_its_exception(code, kind):
         check_decode(code, "said libllama")
 
     assert type(caught.value) is kind
-    assert (caught.value.function, caught.value.code) == ("llama_decode", code)
+    assert (caught.value.function, caught.value.returned) == ("llama_decode", code)
     assert "said libllama" in str(caught.value)
 
 

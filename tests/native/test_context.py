@@ -121,7 +121,7 @@ def test_no_room_changes_nothing(model):
         with pytest.raises(NoKVSpace) as caught:
             prefill(context, make_prompt(100), slot=1)
 
-        assert caught.value.code == 1
+        assert caught.value.returned == 1
         assert (context.seq_pos_max(0), context.seq_pos_max(1)) == (199, None)
         context.seq_rm(0)
         prefill(context, make_prompt(100), slot=1)
@@ -142,7 +142,7 @@ def test_libllama_refuses_what_it_checks_itself(model, token, pos, slot):
         with pytest.raises(InvalidBatch) as caught:
             context.decode(batch)
 
-        assert caught.value.code == -1
+        assert caught.value.returned == -1
         assert context.seq_pos_max(0) == 1
 
 

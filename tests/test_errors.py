@@ -1,0 +1,270 @@
+import copy
+import inspect
+import json
+import pickle
+from dataclasses import asdict
+
+import pytest
+
+from pyllama_raw.core.cache_stats import CacheStats, Eviction, Ledger, Refusal
+from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
+from pyllama_raw.errors import (
+    MAX_REASON,
+    BadGrammar,
+    BadSchema,
+    ClosedError,
+    ConfigError,
+    DecodeFailed,
+    EngineStopped,
+    InvalidRequest,
+    LibraryNotBuilt,
+    NativeError,
+    PyllamaError,
+    QueueFull,
+    RequestError,
+    Unsupported,
+)
+from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
+
+EXAMPLES = {"str": "a word", "int": 7, "int | None": None, "object": 0.5}
+
+TRAVELS = {
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),  # noqa: S301 - our own
+    "pickle 2": lambda value: pickle.loads(pickle.dumps(value, 2)),  # noqa: S301
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+def tree(kind: type[PyllamaError] = PyllamaError) -> list[type[PyllamaError]]:
+    below = [found for child in kind.__subclasses__() for found in tree(child)]
+    return [kind, *(found for found in below if found.__module__ == kind.__module__)]
+
+
+def example(kind: type[PyllamaError]) -> PyllamaError:
+    """An error of *kind*, with an argument of each type that its constructor names."""
+    if not inspect.isfunction(kind.__init__):
+        return kind("a message")
+    names = inspect.signature(kind.__init__).parameters
+    return kind(*(EXAMPLES[str(n.annotation)] for n in list(names.values())[1:]))
+
+
+def facts(error: BaseException) -> tuple[object, ...]:
+    return type(error), str(error), error.args, vars(error)
+
+
+@pytest.mark.parametrize("travel", TRAVELS.values(), ids=TRAVELS)
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
+def test_every_error_travels_with_its_attributes(kind, travel):
+    """
+    Class, message, arguments, attributes and notes are equal after pickling and copying.
+    """
+    error = example(kind)
+    error.add_note("on the way")
+    error.__cause__ = OSError("stays behind")
+
+    arrived = travel(error)
+
+    assert facts(arrived) == facts(error)
+    assert arrived.__cause__ is None
+
+
+def test_each_class_has_a_code_of_its_own():
+    """
+    Codes are words that tell every two classes apart, and they stay as they are.
+    """
+    codes = {kind.__name__: kind.code for kind in tree()}
+
+    assert codes == {
+        "PyllamaError": "error",
+        "ConfigError": "wrong_config",
+        "ModelNotFound": "model_not_found",
+        "LibraryNotBuilt": "library_not_built",
+        "RequestError": "request_refused",
+        "InvalidRequest": "invalid_request",
+        "PromptTooLong": "prompt_too_long",
+        "QueueFull": "queue_full",
+        "BadGrammar": "bad_grammar",
+        "BadSchema": "bad_schema",
+        "Unsupported": "unsupported",
+        "NativeError": "native_failure",
+        "ModelLoadFailed": "model_load_failed",
+        "QuantizeFailed": "quantize_failed",
+        "ContextFailed": "context_failed",
+        "NoKVSpace": "no_kv_space",
+        "DecodeAborted": "decode_aborted",
+        "InvalidBatch": "invalid_batch",
+        "DecodeFailed": "decode_failed",
+        "SamplingFailed": "sampling_failed",
+        "SnapshotFailed": "snapshot_failed",
+        "ClosedError": "closed",
+        "EngineStopped": "engine_stopped",
+    }
+
+
+def test_the_side_at_fault_decides_what_counts():
+    """
+    The machine's and the engine's faults count as failures; a caller's never do.
+    """
+    at_fault = (NativeError, EngineStopped, LibraryNotBuilt)
+    callers = (RequestError, ConfigError, ClosedError)
+
+    assert [k for k in tree() if k.counts_as_circuit_failure] == [
+        k for k in tree() if issubclass(k, at_fault)
+    ]
+    assert not any(
+        k.counts_as_circuit_failure for k in tree() if issubclass(k, callers)
+    )
+
+
+def test_what_may_succeed_later_is_retryable():
+    """
+    Load and faults that pass are worth a second try; a wrong request never is.
+    """
+    retryable = [kind.__name__ for kind in tree() if kind.is_retryable]
+
+    assert retryable == ["QueueFull", "DecodeAborted", "DecodeFailed", "SnapshotFailed"]
+    assert (QueueFull.is_retryable, QueueFull.counts_as_circuit_failure) == (
+        True,
+        False,
+    )
+    assert DecodeFailed("llama_decode", -3, "no").counts_as_circuit_failure
+
+
+def test_unsupported_names_operation_and_reason():
+    """
+    A program reads what could not be done, and why, without parsing the message.
+    """
+    error = Unsupported("chat messages", "the model has no chat template")
+
+    assert vars(error) == {
+        "operation": "chat messages",
+        "reason": "the model has no chat template",
+    }
+    assert str(error) == "chat messages: the model has no chat template"
+
+
+class Raises:
+    def __repr__(self):
+        raise RecursionError("no repr")
+
+
+class Lies:
+    def __repr__(self):
+        return 7
+
+
+class Long:
+    def __repr__(self):
+        return "x" * 10_000_000
+
+
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+HOSTILE = {
+    "text": "x" * 10_000_000,
+    "list": list(range(1_000_000)),
+    "int": 10**10_000,
+    "nested": nested(100_000),
+    "raises": Raises(),
+    "lies": Lies(),
+    "long": Long(),
+    "inside": [Raises(), Lies(), Long()],
+    "class": type("x" * 1000, (Raises,), {})(),
+    "function": lambda: None,
+    "generator": (n for n in ()),
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_no_value_makes_a_long_message_or_an_error_that_stays(value):
+    """
+    Whatever was given, the message is short and the error can be pickled.
+    """
+    error = InvalidRequest("priority", value, "a whole number")
+
+    assert len(str(error)) < 300
+    assert facts(TRAVELS["pickle"](error)) == facts(error)
+
+
+def test_a_short_value_is_kept_as_given():
+    """
+    Numbers, words and None are attributes a program can use.
+    """
+    given = [None, True, 7, 0.5, "high"]
+
+    assert [InvalidRequest("x", value, "y").value for value in given] == given
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("n" * 10**6, 1, "a" * 10**6),
+        BadGrammar("x" * 10**6, None),
+        BadSchema("regex", "x" * 10**6),
+        Unsupported("chat messages", "x" * 10**6),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_strangers_words_are_bounded(error):
+    """
+    What a parser or a template said is cut, so that no message is a megabyte.
+    """
+    assert len(str(error)) < MAX_REASON + 300
+
+
+def results() -> list[object]:
+    timings = Timings(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, (0.7,))
+    usage = Usage(3, 1, 2, CacheTier.HOST)
+    row = TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.5)))
+    use = SamplerUse("host", "a grammar")
+    reason = FinishReason.STOP
+    n_counts = 15
+    counts = [*range(6), *range(6, n_counts)]
+    stats = EngineStats(
+        *counts[:7], {"stop": 1}, *counts[7:15], *([0.5] * 4), *range(4)
+    )
+    return [
+        timings,
+        usage,
+        row,
+        use,
+        Delta("a", (5,), 1, (row,)),
+        Result("a", (5,), reason, usage, timings, 9, 1, (row,), (row,), use),
+        Score((4, 5), (row,)),
+        stats,
+        cache_stats(),
+    ]
+
+
+def cache_stats() -> CacheStats:
+    ledger = Ledger(100, 10)
+    ledger.evictions[Eviction.SPACE] += 2
+    ledger.refusals[Refusal.TOO_BIG] += 1
+    return ledger.stats()
+
+
+@pytest.mark.parametrize("travel", TRAVELS.values(), ids=TRAVELS)
+@pytest.mark.parametrize("value", results(), ids=lambda value: type(value).__name__)
+def test_results_and_statistics_travel(value, travel):
+    """
+    What a caller gets back is equal after pickling and copying.
+    """
+    assert travel(value) == value
+
+
+@pytest.mark.parametrize(
+    "value", results()[-2:], ids=lambda value: type(value).__name__
+)
+def test_statistics_are_json(value):
+    """
+    asdict() of statistics can be written as JSON as it is.
+    """
+    written = json.loads(json.dumps(asdict(value)))
+
+    assert written == asdict(value)
