@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.arguments import RequestOptions
 from pyllama_raw.errors import (
     BadGrammar,
     BadSchema,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from pyllama_raw.generation import Generation
-    from pyllama_raw.preparation import RequestOptions
     from pyllama_raw.profile import Profile
     from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
     from pyllama_raw.sampling.params import SamplingParams
@@ -130,7 +130,6 @@ _LATER = {
         "TokenLogprobs",
     ),
     "generation": ("Generation",),
-    "preparation": ("RequestOptions",),
     "profile": ("Profile",),
     "results": ("Delta", "EngineStats", "Result", "Score", "Timings", "Usage"),
     "sampling.params": ("SamplingParams",),

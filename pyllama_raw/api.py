@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from operator import length_hint
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from types import TracebackType
@@ -16,13 +15,17 @@ from typing import TYPE_CHECKING, Self, Unpack
 import anyio
 from anyio import to_thread
 
-from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.errors import (
-    ClosedError,
-    InvalidRequest,
-    PyllamaError,
-    QueueFull,
+from pyllama_raw.arguments import (
+    RequestOptions,
+    check_opening,
+    checked_options,
+    checked_params,
+    checked_prompts,
+    checked_salt,
+    checked_top,
 )
+from pyllama_raw.engine.lifetime import close_at_exit
+from pyllama_raw.errors import ClosedError, InvalidRequest, QueueFull
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.prompt import Prompt, PromptEncoder
 
@@ -31,7 +34,6 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.core.cache_stats import CacheStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation
-    from pyllama_raw.preparation import RequestOptions
     from pyllama_raw.results import EngineStats, Result, Score
     from pyllama_raw.sampling.params import SamplingParams
 
@@ -76,8 +78,10 @@ class AsyncEngine:
             progress: called in the worker thread with the loaded fraction, 0 to 1.
 
         Raises:
+            ConfigError: an argument is none of these.
             ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported.
         """
+        check_opening(model, config, progress)
         parts, encoder = await load(model, config, progress)
         async with cls(parts, encoder) as engine:
             yield engine
@@ -161,8 +165,12 @@ class AsyncEngine:
 
         Returns:
             Bytes of host memory freed. Running requests go on.
+
+        Raises:
+            InvalidRequest: no salt that a request could have.
         """
-        forget = partial(self._parts.scheduler.clear_cache, cache_salt)
+        salt = checked_salt(cache_salt)
+        forget = partial(self._parts.scheduler.clear_cache, salt)
         return await to_thread.run_sync(self._thread.call(forget).result)
 
     def generate(
@@ -180,6 +188,9 @@ class AsyncEngine:
                 all n requests or refuses all, and leaving the block ends all.
             options: see RequestOptions.
 
+        Raises, at once:
+            TypeError: there is no such option.
+            InvalidRequest: *params* or an option is not allowed.
         Raises, on entering the block:
             InvalidRequest, PromptTooLong, Unsupported, QueueFull, ClosedError,
             EngineStopped.
@@ -187,10 +198,9 @@ class AsyncEngine:
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
         from pyllama_raw.generation import Generation
-        from pyllama_raw.sampling.params import SamplingParams
 
-        params = params or SamplingParams()
-        prepare = partial(self._preparation.prepare, prompt, params, options)
+        params, checked = checked_params(params), checked_options(options)
+        prepare = partial(self._preparation.prepare, prompt, params, checked)
         return Generation(self._thread, self._parts.vocab.pieces, prepare)
 
     async def complete(
@@ -206,7 +216,8 @@ class AsyncEngine:
             ClosedError: the engine was closed before the output was whole; `results`
                 has what there was.
         """
-        if params is not None and params.n > 1:
+        params = checked_params(params)
+        if params.n > 1:
             raise InvalidRequest("n", params.n, "1, or use complete_n()")
         async with self.generate(prompt, params, **options) as generation:
             result = await generation.collect()
@@ -250,10 +261,11 @@ class AsyncEngine:
         Raises, besides:
             QueueFull: requests of others fill the engine, and none of these runs.
         """
-        complete = partial(self.complete, params=params, **options)
+        checked = checked_options(options)  # iterators are read once, for all prompts
+        complete = partial(self.complete, params=checked_params(params), **checked)
         admission = self._parts.admission
         n_tasks = min(2 * admission.n_slots, admission.max_requests)
-        return await _gather(complete, prompts, n_tasks)
+        return await _gather(complete, checked_prompts(prompts), n_tasks)
 
     async def score(
         self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
@@ -268,12 +280,14 @@ class AsyncEngine:
             n_top: most likely tokens listed at each place, 0 to 20.
 
         Raises:
-            InvalidRequest: the prompt is a single token: there is nothing to score.
+            InvalidRequest: n_top is something else, or the prompt is a single token:
+                there is nothing to score.
         """
         from pyllama_raw.results import Score
         from pyllama_raw.sampling.params import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_top)
+        n_listed = checked_top(n_top)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_listed)
         async with self.generate(prompt, params, **options) as generation:
             tokens = generation.prompt_token_ids
             if len(tokens) < 2:
@@ -291,19 +305,21 @@ async def _gather(
     """Complete *prompts* in order, *n_tasks* at a time; raises the first error bare."""
     numbered = enumerate(prompts)
     results: dict[int, Result] = {}
-    errors: list[PyllamaError] = []
+    errors: list[Exception] = []
     complete = _Patient(complete)
 
     async def work() -> None:
-        for index, prompt in numbered:
-            try:
+        try:
+            for index, prompt in numbered:
                 results[index] = await complete(prompt)
-            except PyllamaError as error:
-                errors.append(error)
-                group.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+            group.cancel_scope.cancel()
 
+    if isinstance(prompts, list | tuple):
+        n_tasks = min(n_tasks, len(prompts))
     async with anyio.create_task_group() as group:
-        for _ in range(min(n_tasks, length_hint(prompts, n_tasks) or 1)):
+        for _ in range(n_tasks):
             group.start_soon(work)
     if errors:
         raise errors[0]

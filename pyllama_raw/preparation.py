@@ -7,18 +7,19 @@ hears of a request; errors name the parameter.
 
 from __future__ import annotations
 
-import math
 import os
 from array import array
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from pyllama_raw.arguments import RequestOptions, reading_prompt
+from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.generation import Prepared
@@ -29,17 +30,7 @@ from pyllama_raw.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts
 
-MAX_PRIORITY = 2**31 - 1
 MAX_SEED = 2**32 - 2
-
-
-class RequestOptions(TypedDict, total=False):
-    """How a request is served; nothing here changes its output."""
-
-    priority: int  # lower runs first; 0
-    deadline_s: float | None  # seconds from now; it then ends with what it has
-    cache_salt: str | None  # only requests with an equal salt share cached prefixes
-    cache_points: Iterable[int]  # positions of the prompt worth a snapshot
 
 
 class Preparation:
@@ -66,15 +57,19 @@ class Preparation:
         """
         The requests for *prompt*, one an output.
 
+        Args:
+            options: as checked_options() gives them.
+
         Raises:
             InvalidRequest, PromptTooLong, Unsupported, ClosedError.
         """
         started = self._clock()
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
-        _check(self._parts.vocab.n_tokens, params, options)
+        _check_tokens(params, self._parts.vocab.n_tokens)
         constraint = await self._constrain(params)
-        tokens = await self._encode(prompt)
+        with reading_prompt(prompt):
+            tokens = await self._encode(prompt)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
@@ -89,8 +84,8 @@ class Preparation:
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
-            namespace=self._namespace(options.get("cache_salt"), request_ids[0]),
-            cache_points=tuple(options.get("cache_points", ())),
+            namespace=self._namespace(options.get("cache_salt")),
+            cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
         )
         return _fork(request, params, seed, request_ids)
 
@@ -110,24 +105,11 @@ class Preparation:
         await checkpoint()
         return self._encoder.encode(prompt)
 
-    def _namespace(self, salt: str | None, request_id: int) -> Hashable:
+    def _namespace(self, salt: str | None) -> Namespace:
         """Who shares the cache with a request; with scope "salt" nobody without one."""
         if salt is None and self._parts.cache_scope == "salt":
-            return request_id
+            return Private()
         return salt
-
-
-def _check(n_vocab: int, params: SamplingParams, options: RequestOptions) -> None:
-    priority, deadline_s = options.get("priority", 0), options.get("deadline_s")
-    _check_tokens(params, n_vocab)
-    if abs(priority) > MAX_PRIORITY:
-        allowed = f"whole numbers from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise InvalidRequest("priority", priority, allowed)
-    if deadline_s is not None and not 0 < deadline_s < math.inf:
-        raise InvalidRequest("deadline_s", deadline_s, "seconds above 0, or None")
-    for point in options.get("cache_points", ()):
-        if point < 1:
-            raise InvalidRequest("cache_points", point, "positions from 1")
 
 
 def _fork(

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, overload
 import anyio
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.arguments import SINGLE, checked_params, checked_top, reading_prompt
 from pyllama_raw.config import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt
@@ -57,11 +58,13 @@ def generate(
             a list of results in the same order.
         model: a GGUF file; None: the default model, downloaded if need be.
     """
+    params = checked_params(params)
+    are_several = are_many(prompt)  # a mistake is told before a model is loaded
 
     async def run() -> Result | list[Result]:
         async with AsyncEngine.open(model, config) as engine:
-            if are_many(prompt):
-                return await engine.complete_many(prompt, params)
+            if are_several:
+                return await engine.complete_many(prompt, params)  # type: ignore[arg-type]
             return await engine.complete(prompt, params)  # type: ignore[arg-type]
 
     return anyio.run(run)
@@ -82,16 +85,20 @@ def score(
         model: a GGUF file; None: the default model, downloaded if need be.
         config: None: one slot, and many output rows a step.
     """
+    n_listed = checked_top(n_top)
 
     async def run() -> Score:
-        async with AsyncEngine.open(model, config or SCORING) as engine:
-            return await engine.score(prompt, n_top)
+        async with AsyncEngine.open(
+            model, SCORING if config is None else config
+        ) as engine:
+            return await engine.score(prompt, n_listed)
 
     return anyio.run(run)
 
 
 def are_many(prompt: Any) -> TypeGuard[Prompts]:
     """Whether *prompt* is a list of prompts: its items are neither ids nor messages."""
-    if isinstance(prompt, str | bytes | Mapping) or not len(prompt):
-        return False
-    return hasattr(prompt[0], "__len__") and not isinstance(prompt[0], Mapping)
+    with reading_prompt(prompt):
+        if isinstance(prompt, SINGLE) or not len(prompt):
+            return False
+        return hasattr(prompt[0], "__len__") and not isinstance(prompt[0], Mapping)

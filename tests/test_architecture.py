@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "sampling"}
 API = {
-    "api", "chat", "choice", "generation", "loading", "markers", "messages", "models",
-    "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
+    "api", "arguments", "chat", "choice", "generation", "loading", "markers", "messages",
+    "models", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -36,9 +36,11 @@ RULE: dict[str, set[str]] = {
     "choice": {"core", "errors", "results"},
     "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
-    "preparation": CONNECTION | {"generation", "prompt"},
+    "arguments": {"config", "errors", "sampling"},
+    "preparation": CONNECTION | {"arguments", "generation", "prompt"},
     "api": CONNECTION | (API - {"api", "choice", "models", "profile", "sync"}),
-    "sync": {"api", "config", "errors"} | {"messages", "prompt", "results", "sampling"},
+    "sync": {"api", "arguments", "config", "errors"}
+    | {"messages", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}

@@ -6,10 +6,10 @@ An entry changes in the hands of its `PrefixCache` only; others read it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.radix_tree import TOKEN_BYTES, Node
 
 
@@ -18,7 +18,7 @@ class Entry:
     """One snapshot of the positions [start, stop) of a token path."""
 
     entry_id: int  # rises with the order of storing
-    namespace: Hashable
+    namespace: Namespace
     start: int  # 0 unless the snapshot is a range
     stop: int
     n_bytes: int  # of the snapshot
@@ -80,7 +80,7 @@ class Hit:
 class CapturePlan:
     """What a snapshot would have to hold: positions [start, stop) of the path *key*."""
 
-    namespace: Hashable
+    namespace: Namespace
     key: bytes = field(repr=False)  # all tokens before stop
     start: int
     stop: int

@@ -7,12 +7,13 @@ bytes count until its payload is released.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from itertools import count
 
 from pyllama_raw.core.cache_entry import CapturePlan, Entry
 from pyllama_raw.core.cache_stats import Eviction, Ledger
 from pyllama_raw.core.eviction import EvictionQueue, OrderKey
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.radix_tree import TOKEN_BYTES, Path, RadixTree
 from pyllama_raw.core.snapshot_kind import Layout
 
@@ -23,22 +24,22 @@ class EntryStore:
     def __init__(self, layout: Layout, ledger: Ledger, order_key: OrderKey) -> None:
         self._layout = layout
         self._ledger = ledger
-        self._trees: dict[Hashable, RadixTree[Entry]] = {}
+        self._trees: dict[Namespace, RadixTree[Entry]] = {}
         self._entries: set[Entry] = set()
         self._doomed: set[Entry] = set()  # dropped while pinned
         self._queue = EvictionQueue(order_key)
         self._released: list[object] = []
         self._ids = count()
 
-    def walk(self, namespace: Hashable, key: bytes) -> Path[Entry]:
+    def walk(self, namespace: Namespace, key: bytes) -> Path[Entry]:
         """The longest prefix of *key* that is known."""
         tree = self._trees.get(namespace)
         return Path([], 0) if tree is None else tree.walk(key)
 
-    def namespaces(self) -> list[Hashable]:
+    def namespaces(self) -> list[Namespace]:
         return list(self._trees)
 
-    def entries_of(self, namespace: Hashable) -> list[Entry]:
+    def entries_of(self, namespace: Namespace) -> list[Entry]:
         """Those with more tokens on a path before those with fewer."""
         tree = self._trees.get(namespace)
         nodes = [] if tree is None else list(tree.root.below())
@@ -131,7 +132,7 @@ class EntryStore:
         for name, tree in self._trees.items():
             self._check_tree(name, tree)
 
-    def _check_tree(self, namespace: Hashable, tree: RadixTree[Entry]) -> None:
+    def _check_tree(self, namespace: Namespace, tree: RadixTree[Entry]) -> None:
         assert not tree.is_empty
         tree.check_integrity()
         n_charged = 0

@@ -16,11 +16,12 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple, Self
 
 from pyllama_raw.core.cache_entry import CapturePlan, Hit, Reservation
+from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
@@ -42,7 +43,7 @@ MIN_GAIN = 64  # tokens a file must have beyond what memory has
 class KnownState(NamedTuple):
     """A file that is there at the start."""
 
-    namespace: Hashable
+    namespace: Namespace
     tokens: array[int]
     payload: object
     n_bytes: int  # without those of the tokens, which the cache counts itself
@@ -109,7 +110,7 @@ class DiskTier:
         write_id = self._begin(plan, n_bytes, partial(host.give_back, n_bytes))
         if write_id is None:
             return []
-        assert isinstance(namespace, str | None)
+        assert not isinstance(namespace, Private)  # see _plan()
         write = Write(write_id, slot.index, namespace, slot.left, n_bytes)
         return [*self.deletions(), write]
 
@@ -130,7 +131,7 @@ class DiskTier:
             n_bytes = self._bound(len(tokens))
             write_id = self._begin(plan, n_bytes, partial(host.unpin, hit))
             if write_id is not None:
-                assert isinstance(namespace, str | None)
+                assert not isinstance(namespace, Private)  # see _plan()
                 export = Export(write_id, namespace, tokens.tobytes(), entry.payload)
                 operations += [*self.deletions(), export]
         return operations
@@ -158,12 +159,12 @@ class DiskTier:
         self._superfluous = []
         return [Delete(tuple(released))] if released else []
 
-    def _plan(self, namespace: Hashable, tokens: array[int]) -> CapturePlan | None:
+    def _plan(self, namespace: Namespace, tokens: array[int]) -> CapturePlan | None:
         """A file of *tokens*; None if it would be of no use, or is there."""
         if len(tokens) < self.min_gain or not self.cache.max_bytes:
             return None
-        if not isinstance(namespace, str | None):
-            return None  # it ends with this process
+        if isinstance(namespace, Private):
+            return None  # nobody could ask for the file
         return self.cache.plan_store(namespace, tokens, len(tokens))
 
     def _begin(

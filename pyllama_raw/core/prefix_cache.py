@@ -15,12 +15,13 @@ Namespaces (model, adapters, KV types, the caller's salt) share limits but never
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 from pyllama_raw.core.cache_entry import CapturePlan, Entry, Hit, Reservation
 from pyllama_raw.core.cache_stats import CacheStats, Eviction, Ledger, Refusal
 from pyllama_raw.core.cache_store import EntryStore
 from pyllama_raw.core.eviction import OrderKey, lru
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.snapshot_kind import LAYOUTS, SnapshotKind
 from pyllama_raw.core.snapshot_points import parting
 
@@ -52,7 +53,7 @@ class PrefixCache:
         self._reservations: set[Reservation] = set()
         self._now = 0  # queries and stores so far
 
-    def match(self, namespace: Hashable, tokens: array[int], limit: int) -> Hit:
+    def match(self, namespace: Namespace, tokens: array[int], limit: int) -> Hit:
         """
         What may be restored for *tokens*, at most *limit* of them. Changes nothing.
 
@@ -88,7 +89,7 @@ class PrefixCache:
                 self._store.forget(falling, Eviction.DROPPED)
 
     def plan_store(
-        self, namespace: Hashable, tokens: array[int], n_tokens: int
+        self, namespace: Namespace, tokens: array[int], n_tokens: int
     ) -> CapturePlan | None:
         """
         What a snapshot of the first *n_tokens* of *tokens* must hold. Changes nothing.
@@ -163,7 +164,7 @@ class PrefixCache:
         """The memory is free again."""
         self._ledger.n_lent_bytes -= n_bytes
 
-    def clear(self, namespace: Hashable | None = None) -> int:
+    def clear(self, namespace: Namespace = None) -> int:
         """
         Forget the entries of *namespace*, or of all; returns the bytes freed at once.
 
@@ -186,7 +187,7 @@ class PrefixCache:
 
     def junctions(
         self,
-        namespace: Hashable,
+        namespace: Namespace,
         tokens: array[int],
         others: Iterable[array[int]] = (),
     ) -> tuple[int, ...]:
@@ -212,7 +213,7 @@ class PrefixCache:
         assert ledger.n_entries + ledger.n_reserved <= ledger.max_entries
         assert all(e.n_pins > 0 for r in reservations for e in r.plan.ground)
 
-    def _missing(self, namespace: Hashable, key: bytes) -> CapturePlan | None:
+    def _missing(self, namespace: Namespace, key: bytes) -> CapturePlan | None:
         return self._layout.plan(namespace, key, self._store.walk(namespace, key))
 
     def _is_under_way(self, plan: CapturePlan) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.errors import PyllamaError
 
 
@@ -66,7 +66,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
-    namespace: Hashable = None  # who may share this prompt's cache
+    namespace: Namespace = None  # who may share this prompt's cache
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
 

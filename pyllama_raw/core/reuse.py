@@ -13,12 +13,12 @@ other: a slot may be copied first and emptied later in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
 from pyllama_raw.core.cache_entry import Hit
 from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
@@ -297,7 +297,7 @@ class PrefixReuse:
                 if self.keeps and not sequence.is_scoring:
                     self._fill(sequence, find_source(self._slots, sequence))
 
-    def forget_idle(self, namespace: Hashable | None) -> None:
+    def forget_idle(self, namespace: Namespace | None) -> None:
         """Empty the idle slots of *namespace*, None: all; nothing is captured."""
         for slot in self._slots.idle:
             if slot.n_left and namespace in (None, slot.namespace):

@@ -19,7 +19,7 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Literal
@@ -27,6 +27,7 @@ from typing import Literal
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.prefix_cache import PrefixCache
@@ -158,7 +159,7 @@ class Scheduler:
         """What was reused and what is stored."""
         return replace(self._reuse.cache.stats(), disk=self._reuse.disk.cache.stats())
 
-    def clear_cache(self, namespace: Hashable | None = None) -> int:
+    def clear_cache(self, namespace: Namespace = None) -> int:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
         self._reuse.forget_idle(namespace)
         self._reuse.disk.cache.clear(namespace)

@@ -9,10 +9,10 @@ in split memory each slot has its own and the slot limit alone counts.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from pyllama_raw.core.cells import CellPool
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 
@@ -89,7 +89,7 @@ class Slot:
     index: int
     sequence: Sequence | None = None
     left: bytes = b""  # tokens an idle slot still holds, one C int each
-    namespace: Hashable = None  # of left
+    namespace: Namespace = None  # of left
     last_used: int = 0  # counts departures
     is_usable: bool = True  # False: left holds more than others may take over, uncut
 

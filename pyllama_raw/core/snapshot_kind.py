@@ -8,11 +8,11 @@ it never touches bytes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from enum import Enum
 from typing import Protocol
 
 from pyllama_raw.core.cache_entry import CapturePlan, Entry, Span
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.radix_tree import TOKEN_BYTES, Node, Path, n_common
 
 
@@ -31,7 +31,7 @@ class Layout(Protocol):
         """What to restore for the deepest usable point of *path*."""
 
     def plan(
-        self, namespace: Hashable, key: bytes, path: Path[Entry]
+        self, namespace: Namespace, key: bytes, path: Path[Entry]
     ) -> CapturePlan | None:
         """What a snapshot of *key* must hold; None if *path*, its walk, has it all."""
 
@@ -66,7 +66,7 @@ class RangeLayout:
         return tuple(spans)
 
     def plan(
-        self, namespace: Hashable, key: bytes, path: Path[Entry]
+        self, namespace: Namespace, key: bytes, path: Path[Entry]
     ) -> CapturePlan | None:
         stop = len(key) // TOKEN_BYTES
         if path.n_tokens == stop:
@@ -125,7 +125,7 @@ class StateLayout(_WholeLayout):
         return (Span(node.entry, 0, path.n_tokens),)
 
     def plan(
-        self, namespace: Hashable, key: bytes, path: Path[Entry]
+        self, namespace: Namespace, key: bytes, path: Path[Entry]
     ) -> CapturePlan | None:
         stop = len(key) // TOKEN_BYTES
         return None if path.n_tokens == stop else CapturePlan(namespace, key, 0, stop)
@@ -144,7 +144,7 @@ class ExactLayout(_WholeLayout):
         return tuple(Span(entry, 0, entry.stop) for entry in _entries_on(path)[-1:])
 
     def plan(
-        self, namespace: Hashable, key: bytes, path: Path[Entry]
+        self, namespace: Namespace, key: bytes, path: Path[Entry]
     ) -> CapturePlan | None:
         stop = len(key) // TOKEN_BYTES
         if any(entry.stop == stop for entry in _entries_on(path)[-1:]):

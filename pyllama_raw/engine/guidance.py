@@ -45,26 +45,27 @@ class Guidance:
         self, kind: Literal["json_schema", "regex", "lark"], value: Any
     ) -> MaskConstraint:
         """Compile *value*, or find it among the latest. Raises BadSchema with the reason."""
-        key = kind, json.dumps(value)
+        text = _as_json(value) if kind == "json_schema" else value
+        key = kind, text
         with self._lock:
             if key in self._made:
                 self._made.move_to_end(key)
                 return self._made[key]
-        made = self._compile(kind, value)
+        made = self._compile(kind, text)
         with self._lock:
             self._made[key] = made
             if len(self._made) > MAX_MADE:
                 self._made.popitem(last=False)
         return made
 
-    def _compile(self, kind: str, value: Any) -> MaskConstraint:
+    def _compile(self, kind: str, text: str) -> MaskConstraint:
         translate = {
-            "json_schema": self._from_schema,
+            "json_schema": self._matcher.grammar_from_json_schema,
             "regex": self._matcher.grammar_from_regex,
             "lark": self._matcher.grammar_from_lark,
         }
         try:
-            grammar = translate[kind](value)
+            grammar = translate[kind](text)
         except (ValueError, RecursionError) as error:
             raise BadSchema(kind, str(error)) from error
         matcher = self._matcher(self._tokenizer, grammar, log_level=0)
@@ -72,9 +73,12 @@ class Guidance:
             raise BadSchema(kind, str(matcher.get_error()))
         return MaskConstraint(matcher, self._n_tokens)
 
-    def _from_schema(self, schema: dict[str, Any]) -> str:
-        grammar: str = self._matcher.grammar_from_json_schema(json.dumps(schema))
-        return grammar
+
+def _as_json(schema: object) -> str:
+    try:
+        return json.dumps(schema)
+    except Exception as error:  # whatever stands in it
+        raise BadSchema("json_schema", f"it is no JSON: {error}") from error
 
 
 class MaskConstraint:

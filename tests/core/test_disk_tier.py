@@ -3,6 +3,7 @@
 from array import array
 
 from pyllama_raw.core.disk_tier import DiskTier, KnownState
+from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
@@ -122,7 +123,7 @@ def test_short_states_and_private_ones_are_not_written():
     tier = make_tier()
 
     assert tier.save(slot_with(range(tier.min_gain - 1)), ROOM) == []
-    assert tier.save(slot_with(range(N), namespace=17), ROOM) == []
+    assert tier.save(slot_with(range(N), namespace=Private()), ROOM) == []
     assert tier.save(slot_with(range(N), namespace="salt"), ROOM)
 
 

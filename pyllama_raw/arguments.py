@@ -1,0 +1,219 @@
+"""
+Arguments of the public functions, checked in the caller's task before anything is posted.
+
+Rules:
+1. A name that no option has is a TypeError, as of any Python function. A wrong value is an
+   InvalidRequest with the name of the argument; of an engine, a ConfigError.
+2. What is handed on is a plain int, float, str or tuple. So no code of a caller's class
+   runs in the engine thread.
+3. An iterator is read once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from numbers import Real
+from operator import index
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+
+from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError, cut, shown
+
+if TYPE_CHECKING:
+    from pyllama_raw.sampling.params import SamplingParams
+
+T = TypeVar("T")
+
+MAX_PRIORITY = 2**31 - 1
+MAX_DEADLINE_S = 1e9  # Python's waits take no more than some 9e9 seconds
+MAX_SALT = 1024  # characters
+MAX_CACHE_POINTS = 1024
+MAX_POSITION = 2**31 - 1
+MAX_TOP = 20  # likely tokens listed at each place
+SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
+
+
+class RequestOptions(TypedDict, total=False):
+    """How a request is served; nothing here changes its output."""
+
+    priority: int  # lower runs first; 0
+    deadline_s: float | None  # seconds from now; it then ends with what it has
+    cache_salt: str | None  # only requests with an equal salt share cached prefixes
+    cache_points: Iterable[int]  # positions of the prompt worth a snapshot
+
+
+# -- of a request ---------------------------------------------------------------
+
+
+def checked_options(options: Mapping[str, Any]) -> RequestOptions:
+    """
+    *options* as plain values.
+
+    Raises:
+        TypeError: a name is none of RequestOptions.
+        InvalidRequest: a value is not allowed.
+    """
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(_unknown_option(name))
+    checked = {name: _OPTIONS[name](value) for name, value in options.items()}
+    return cast(RequestOptions, checked)
+
+
+def checked_params(params: object) -> SamplingParams:
+    """*params*, or the default ones for None. Raises InvalidRequest for anything else."""
+    from pyllama_raw.sampling.params import SamplingParams
+
+    if params is None:
+        return SamplingParams()
+    if type(params) is SamplingParams:
+        return params
+    allowed = "a SamplingParams, as SamplingParams(max_tokens=16, temperature=0)"
+    with _reading("params", params, allowed):
+        if isinstance(params, SamplingParams):
+            return params
+    raise InvalidRequest("params", params, allowed)
+
+
+def checked_prompts(prompts: Iterable[T]) -> Iterable[T]:
+    """*prompts*, which can be iterated over. Raises InvalidRequest for a single prompt."""
+    allowed = "a list of prompts; complete() takes a single one"
+    with _reading("prompts", prompts, allowed):
+        if not isinstance(prompts, SINGLE):
+            iter(prompts)  # takes nothing out of it
+            return prompts
+    raise InvalidRequest("prompts", prompts, allowed)
+
+
+def checked_salt(value: object) -> str | None:
+    """Text that a namespace can be named by."""
+    allowed = f"text of 1 to {MAX_SALT} characters without lone surrogates, or None"
+    if value is None:
+        return None
+    with _reading("cache_salt", value, allowed):
+        if isinstance(value, str):
+            salt = str.__str__(value)  # plain, whatever its class overrides
+            if 0 < len(salt) <= MAX_SALT and salt.encode():
+                return salt
+    raise InvalidRequest("cache_salt", value, allowed)
+
+
+def checked_top(value: object) -> int:
+    """A number of likely tokens."""
+    return _whole("n_top", value, 0, MAX_TOP)
+
+
+@contextmanager
+def reading_prompt(prompt: object) -> Iterator[None]:
+    """What the objects of a prompt raise while they are read makes it a wrong prompt."""
+    with _reading("prompt", prompt, "text, token ids or chat messages"):
+        yield
+
+
+def _priority(value: object) -> int:
+    return _whole("priority", value, -MAX_PRIORITY, MAX_PRIORITY)
+
+
+def _deadline(value: Any) -> float | None:
+    allowed = f"seconds above 0, at most {MAX_DEADLINE_S:g}, or None"
+    if value is None:
+        return None
+    with _reading("deadline_s", value, allowed):
+        if not isinstance(value, bool) and isinstance(value, Real):
+            seconds = float(value)
+            if 0 < seconds <= MAX_DEADLINE_S:  # not so for NaN
+                return seconds
+    raise InvalidRequest("deadline_s", value, allowed)
+
+
+def _cache_points(value: Any) -> tuple[int, ...]:
+    allowed = f"at most {MAX_CACHE_POINTS} positions from 1, as whole numbers"
+    with _reading("cache_points", value, allowed):
+        if not isinstance(value, SINGLE):
+            points = tuple(islice(value, MAX_CACHE_POINTS + 1))
+            if len(points) <= MAX_CACHE_POINTS:
+                return tuple(_whole("cache_points", p, 1, MAX_POSITION) for p in points)
+    raise InvalidRequest("cache_points", value, allowed)
+
+
+_OPTIONS: dict[str, Callable[[object], object]] = {
+    "priority": _priority,
+    "deadline_s": _deadline,
+    "cache_salt": checked_salt,
+    "cache_points": _cache_points,
+}
+assert _OPTIONS.keys() == RequestOptions.__annotations__.keys()
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    """True is no number: a flag that was put in the wrong place is the likelier reason."""
+    allowed = f"a whole number from {low} to {high}"
+    with _reading(name, value, allowed):
+        if not isinstance(value, bool):
+            number = index(value)  # plain, whatever the class of *value* overrides
+            if low <= number <= high:
+                return number
+    raise InvalidRequest(name, value, allowed)
+
+
+@contextmanager
+def _reading(name: str, value: object, allowed: str) -> Iterator[None]:
+    """Whatever *value* raises while it is looked at, the caller is told what is allowed."""
+    try:
+        yield
+    except PyllamaError:
+        raise
+    except Exception as error:
+        raise InvalidRequest(name, value, allowed) from error
+
+
+def _unknown_option(name: str) -> str:
+    from difflib import get_close_matches
+
+    from pyllama_raw.sampling.params import SamplingParams
+
+    fields = SamplingParams.model_fields
+    known = ", ".join(_OPTIONS)
+    if name in fields:
+        return f"{name} goes into SamplingParams, as SamplingParams({name}=...)"
+    close = get_close_matches(cut(name, 80), [*_OPTIONS, *fields], n=1)
+    text = f"{shown(name)} is no option of a request; there are {known}"
+    if not close:
+        return text
+    where = " of SamplingParams" if close[0] in fields else ""
+    return f"{text}. Did you mean {close[0]}{where}?"
+
+
+# -- of an engine ---------------------------------------------------------------
+
+
+def check_opening(model: object, config: object, progress: object) -> None:
+    """Raise ConfigError unless an engine can be opened with these."""
+    if not (model is None or _is_path(model)):
+        raise ConfigError(
+            f"model={shown(model)}: give the path of a GGUF file, hf:OWNER/REPO/FILE, "
+            "or None for the default model"
+        )
+    if config is not None:
+        _check_config(config)
+    if not (progress is None or callable(progress)):
+        raise ConfigError(f"progress={shown(progress)}: give a function, or None")
+
+
+def _check_config(config: object) -> None:
+    from pyllama_raw.config import EngineConfig
+
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(
+            f"config={shown(config)}: give an EngineConfig, as "
+            "EngineConfig(context=ContextConfig(n_ctx=4096))"
+        )
+
+
+def _is_path(value: Any) -> bool:
+    try:
+        return isinstance(os.fspath(value), str)
+    except Exception:  # noqa: BLE001 - the value is a stranger's
+        return False
