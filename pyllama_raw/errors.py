@@ -70,7 +70,7 @@ class ModelNotFound(ConfigError):
 
     def __init__(self, spec: str, message: str) -> None:
         self.spec = spec
-        super().__init__(f"model {spec!r}: {message}")
+        super().__init__(f"model {shown(spec)}: {cut(message, MAX_REASON)}")
 
 
 class LibraryNotBuilt(PyllamaError, ImportError):

@@ -54,8 +54,13 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
         return default_model(progress=progress)
     if str(spec).startswith("hf:"):
         return _from_hugging_face(str(spec))
-    path = Path(spec).expanduser()
-    if not path.exists():
+    try:
+        path = Path(spec).expanduser()
+        is_there = path.exists() and str(spec) != ""  # Path("") is the current folder
+    except (OSError, RuntimeError) as error:  # too long, or the folder of no user
+        reason = getattr(error, "strerror", None) or str(error)  # without the path
+        raise ModelNotFound(str(spec), reason) from error
+    if not is_there:
         raise ModelNotFound(
             str(spec),
             "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
