@@ -8,40 +8,18 @@ out of range are refused before anything native runs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from pyllama_raw import cpus
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.frozen import Frozen, wrong
 
 KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
-
-
-class Frozen(BaseModel):
-    """Options that cannot change; mistakes are a ConfigError that names them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_describe(type(self).__name__, error)) from error
-
-
-def _describe(owner: str, error: ValidationError) -> str:
-    lines = []
-    for item in error.errors():
-        name = ".".join(str(part) for part in item["loc"]) or "options"
-        given = repr(item["input"])
-        shown = given if len(given) <= 80 else f"{given[:77]}..."
-        lines.append(f"{owner}.{name}={shown}: {item['msg']}")
-    return "; ".join(lines)
 
 
 class ModelConfig(Frozen):
@@ -92,9 +70,11 @@ class ContextConfig(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.n_ubatch > self.n_batch:
-            raise ValueError(f"n_ubatch must be at most n_batch ({self.n_batch})")
+            raise wrong("n_ubatch", self.n_ubatch, f"at most n_batch ({self.n_batch})")
         if self.flash_attn == "off" and self.type_v not in ("f32", "f16", "bf16"):
-            raise ValueError(f"type_v {self.type_v} needs flash attention")
+            raise wrong(
+                "type_v", self.type_v, "f32, f16 or bf16 without flash attention"
+            )
         return self
 
     @property
@@ -142,7 +122,11 @@ class CacheConfig(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.directory is not None and not self.max_bytes:
-            raise ValueError("files need max_bytes: a state waits there for the disk")
+            raise wrong(
+                "max_bytes",
+                self.max_bytes,
+                "more than 0 with a directory: a state waits there for the disk",
+            )
         return self
 
 
@@ -167,19 +151,18 @@ class EngineConfig(Frozen):
         """No chunk of a prompt may be a single token, and no rest of one."""
         context, scheduler = self.context, self.scheduler
         if context.n_ubatch < max(MIN_CHUNK, scheduler.n_slots):
-            raise ValueError(
-                f"deterministic needs n_ubatch ({context.n_ubatch}) of at least "
-                f"{MIN_CHUNK} and of n_slots ({scheduler.n_slots})"
+            raise wrong(
+                "context.n_ubatch",
+                context.n_ubatch,
+                f"at least {MIN_CHUNK} and n_slots ({scheduler.n_slots}), if deterministic",
             )
         limits = {
-            "token_budget": scheduler.token_budget,
-            "n_outputs_max": context.n_outputs_max,
+            "scheduler.token_budget": scheduler.token_budget,
+            "context.n_outputs_max": context.n_outputs_max,
         }
         for name, value in limits.items():
             if value is not None and value < MIN_CHUNK:
-                raise ValueError(
-                    f"deterministic needs {name} ({value}) of at least {MIN_CHUNK}"
-                )
+                raise wrong(name, value, f"at least {MIN_CHUNK}, if deterministic")
 
     @property
     def resolved_context(self) -> ContextConfig:

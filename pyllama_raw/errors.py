@@ -108,6 +108,20 @@ class InvalidRequest(RequestError, ValueError):
         super().__init__(f"{self.name}={text} is not allowed: give {self.allowed}")
 
 
+class InvalidSampling(InvalidRequest, ConfigError):
+    """
+    A sampling parameter is not allowed; *name* is the field of SamplingParams.
+
+    It is a ConfigError, too, because parameters are made before any request.
+    """
+
+    code = "invalid_sampling"
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(name, value, allowed)
+        self.args = (f"SamplingParams.{self.args[0]}",)
+
+
 class PromptTooLong(RequestError):
     """The prompt leaves no room for one output token."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
+from pydantic import BaseModel
 
 from pyllama_raw.arguments import RequestOptions, reading_prompt
 from pyllama_raw.core.namespace import Namespace, Private
@@ -122,7 +123,8 @@ def _fork(
         changes: dict[str, object] = {"seed": own_seed}
         if requests:  # the first one scores the prompt
             changes["prompt_logprobs"] = None
-        sampling = params.model_copy(update=changes)
+        # Not the copy of SamplingParams, which would check once more what was checked.
+        sampling = BaseModel.model_copy(params, update=changes)
         requests.append(
             replace(
                 request,

@@ -18,11 +18,11 @@ from pyllama_raw.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
-    Frozen,
     ModelConfig,
     SchedulerConfig,
 )
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.frozen import Frozen
 from pyllama_raw.replacing import replacing
 
 Fields = dict[str, Any]

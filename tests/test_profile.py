@@ -44,7 +44,7 @@ def test_explicit_options_win():
         ("[]", "no JSON object"),
         ('{"settings": {"context": {"n_ubatch": 0}}}', "ContextConfig.n_ubatch=0"),
         ('{"settings": {"context": {"ubatch": 1}}}', "ubatch"),
-        ('{"settings": {"sampler": {}}}', "Settings.sampler"),
+        ('{"settings": {"sampler": {}}}', "settings.sampler"),
         ('{"version": 2}', "version"),
     ],
 )

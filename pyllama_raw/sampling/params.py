@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pyllama_raw.config import Count, Finite, Frozen, Token
+from pyllama_raw.config import Count, Finite, Token
+from pyllama_raw.errors import InvalidSampling
+from pyllama_raw.frozen import Frozen, Mistake, wrong
 
 Stage = Literal[
     "penalties",
@@ -103,16 +105,27 @@ class SamplingParams(Frozen):
     regex: Text | None = None
     lark: Text | None = None
 
+    @classmethod
+    def refusal(cls, mistakes: list[Mistake]) -> InvalidSampling:
+        """The first mistake: it is the request's fault."""
+        return InvalidSampling(*mistakes[0])
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.stages)) < len(self.stages):
-            raise ValueError("stages names one twice")
+            raise wrong("stages", self.stages, "each stage once")
         if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens must be at most max_tokens {self.max_tokens}")
+            raise wrong(
+                "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
+            )
         if self.grammar_triggers and self.grammar is None:
-            raise ValueError("grammar_triggers needs a grammar")
+            raise wrong("grammar_triggers", self.grammar_triggers, "a grammar, too")
         if self.top_n_sigma and self._has("typical") and self.typical_p < 1:
-            raise ValueError("typical_p goes not with top_n_sigma: it would see gaps")
+            raise wrong(
+                "typical_p",
+                self.typical_p,
+                "1 with top_n_sigma, because typical_p would see gaps",
+            )
         self._check_constraint()
         self._check_infill()
         return self
@@ -120,16 +133,22 @@ class SamplingParams(Frozen):
     def _check_constraint(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given: at most one can be")
+            value = getattr(self, given[1])
+            raise wrong(given[1], value, f"at most one of {', '.join(given)}")
         if given and (self.ignore_eos or self.min_tokens):
-            raise ValueError(f"{given[0]} goes with neither ignore_eos nor min_tokens")
+            value = getattr(self, given[0])
+            raise wrong(given[0], value, "neither ignore_eos nor min_tokens beside it")
 
     def _check_infill(self) -> None:
         if "infill" not in self.stages:
             return
         before = self.stages[: self.stages.index("infill")]
         if "top_k" not in before or not 0 < self.top_k <= MAX_INFILL:
-            raise ValueError(f"infill needs a top_k of 1 to {MAX_INFILL} before it")
+            raise wrong(
+                "stages",
+                self.stages,
+                f"a top_k of 1 to {MAX_INFILL} and its stage before infill",
+            )
 
     @property
     def constraint(self) -> Constraint | None:

@@ -97,7 +97,7 @@ def test_top_k_below_one_is_off():
         ("temp", "nan", "temperature"),
         ("top_k", "1e3", "is no number"),
         ("sequence", "top_k;greedy", "'greedy'"),
-        ("sequence", "top_k;top_k", "names one twice"),
+        ("sequence", "top_k;top_k", "each stage once"),
         ("penalty_last_n", "-2", "penalty_last_n"),
         ("mirostat", "3", "mirostat"),
         ("xtc_threshold", "", "xtc_threshold"),

@@ -1,0 +1,155 @@
+"""
+Options that are checked once and then frozen, and what is said of a wrong one.
+
+Rules:
+1. A mistake is one error of this package: which option, what was given, what is allowed.
+   Nobody has to read pydantic's.
+2. A copy is checked like new options.
+3. Another model that holds these options, as the body of a web request, checks them in
+   pydantic's own way, so its errors tell the whole place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
+
+MAX_TOLD = 5  # mistakes in one message
+
+# What pydantic finds, in words that follow "give"; the names in them are of its context.
+ALLOWED = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "finite_number": "a finite number",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "True or False",
+    "bool_parsing": "True or False",
+    "string_type": "text",
+    "string_unicode": "text of valid unicode, without lone surrogates",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_pattern_mismatch": "text without NUL",
+    "tuple_type": "a list",
+    "too_long": "at most {max_length} items",
+    "dict_type": "a mapping",
+    "path_type": "a path",
+    "literal_error": "{expected}",
+    "model_type": "a {class_name}",
+    "wrong_option": "{allowed}",
+}
+
+
+class Mistake(NamedTuple):
+    """One wrong option."""
+
+    name: str  # with dots, from the class that was made
+    value: object
+    allowed: str  # follows "give"
+
+
+class Frozen(BaseModel):
+    """Options that cannot change; mistakes are a ConfigError that names them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            found = [_mistake(type(self), item) for item in error.errors()]
+        except PyllamaError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a value is a stranger's object
+            kind = type(error).__name__
+            found = [Mistake("options", values, f"values that can be read ({kind})")]
+        else:
+            return
+        raise self.refusal(found)
+
+    # Pydantic does not call such an __init__ for options inside of others (rule 3).
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def refusal(cls, mistakes: list[Mistake]) -> PyllamaError:
+        """The error that tells of *mistakes*, of which there is at least one."""
+        told = [
+            f"{cls.__name__}.{name}={shown(value)}: give {allowed}"
+            for name, value, allowed in mistakes[:MAX_TOLD]
+        ]
+        if len(mistakes) > MAX_TOLD:
+            told.append(f"and {len(mistakes) - MAX_TOLD} more")
+        return ConfigError("; ".join(told))
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Self:
+        """A copy; *update* is checked as in new options."""
+        if not update:
+            return super().model_copy(deep=deep)
+        mine = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**((deepcopy(mine) if deep else mine) | dict(update)))
+
+
+def wrong(name: str, value: object, allowed: str) -> PydanticCustomError:
+    """What a validator of several fields raises; the words of *allowed* follow "give"."""
+    context = {"name": name, "value": value, "allowed": allowed}
+    return PydanticCustomError("wrong_option", "{name}: give {allowed}", context)
+
+
+def _mistake(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
+    path, context = [str(part) for part in item["loc"]], item.get("ctx", {})
+    value = item["input"]
+    if item["type"] == "extra_forbidden":
+        allowed = f"a known option{_suggestion(kind, path)}"
+    elif "error" in context:  # a validator's own words
+        allowed = f"what fits: {context['error']}"
+    else:
+        pattern = ALLOWED.get(item["type"])
+        allowed = (
+            f"what fits: {item['msg']}"
+            if pattern is None
+            else pattern.format(**context)
+        )
+    if item["type"] == "wrong_option":
+        path.append(context["name"])
+        value = context["value"]
+    return Mistake(cut(".".join(path) or "options", 80), value, allowed)
+
+
+def _suggestion(kind: type[BaseModel], path: list[str]) -> str:
+    """Where an unknown name belongs: in these options, in others, or it is misspelt."""
+    from difflib import get_close_matches
+
+    name, places = path[-1], dict(_places(kind))
+    here = [place for place in places if places[place] == name]
+    if here:
+        return f"; did you mean {here[0]}?"
+    for other in Frozen.__subclasses__():
+        if name in other.model_fields and other.__module__.startswith("pyllama_raw."):
+            return f"; {name} goes into {other.__name__}"
+    for close in get_close_matches(cut(name, 80), places.values(), n=1):
+        return f"; did you mean {next(p for p in places if places[p] == close)}?"
+    return ""
+
+
+def _places(kind: type[BaseModel], before: str = "") -> Iterator[tuple[str, str]]:
+    """Each option in *kind* and the options inside it: with dots, and by its name."""
+    for name, field in kind.model_fields.items():
+        yield f"{before}{name}", name
+        if isinstance(field.annotation, type) and issubclass(
+            field.annotation, BaseModel
+        ):
+            yield from _places(field.annotation, f"{before}{name}.")
