@@ -143,6 +143,10 @@ class EngineConfig(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        n_ctx, n_slots = self.context.n_ctx, self.scheduler.n_slots
+        if n_ctx is not None and n_ctx < n_slots:
+            allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
+            raise wrong("context.n_ctx", n_ctx, allowed)
         if self.deterministic:
             self._check_chunks()
         return self

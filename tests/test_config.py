@@ -264,6 +264,19 @@ def test_an_unknown_name_is_answered_with_a_known_one(kind, name, words):
     assert len(str(caught.value)) < 300
 
 
+def test_every_slot_has_a_cell():
+    """
+    A context that is smaller than its slots are many is refused before a model is loaded.
+    """
+    with pytest.raises(
+        ConfigError, match=r"context\.n_ctx=1: give at least n_slots \(8\)"
+    ):
+        EngineConfig(context=ContextConfig(n_ctx=1))
+
+    slots = SchedulerConfig(n_slots=1)
+    assert EngineConfig(context=ContextConfig(n_ctx=1), scheduler=slots)
+
+
 def test_nobody_reads_the_error_of_pydantic():
     """
     A mistake has one traceback, and tells the whole place in one line.
