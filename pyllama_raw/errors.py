@@ -102,7 +102,8 @@ class InvalidRequest(RequestError, ValueError):
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         text = shown(value)
-        is_plain = type(value) in PLAIN and len(text) < MAX_SHOWN
+        # Nobody can print an int of thousands of digits, whose text is <int>.
+        is_plain = type(value) in PLAIN and len(text) < MAX_SHOWN and text[0] != "<"
         self.name, self.allowed = cut(name, MAX_SHOWN), cut(allowed, MAX_REASON)
         self.value = value if is_plain else text
         super().__init__(f"{self.name}={text} is not allowed: give {self.allowed}")

@@ -11,15 +11,16 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
 
+COLLECTIONS = (str, bytes, list, tuple, set, frozenset, dict, BaseModel)
 MAX_TOLD = 5  # mistakes in one message
 
 # What pydantic finds, in words that follow "give"; the names in them are of its context.
@@ -60,6 +61,17 @@ class Mistake(NamedTuple):
     allowed: str  # follows "give"
 
 
+class Given(str):
+    """A value inside of pydantic's error, which prints all of them: as text that is short."""
+
+    value: object
+
+    def __new__(cls, value: object) -> Self:
+        made = super().__new__(cls, shown(value))
+        made.value = value
+        return made
+
+
 class Frozen(BaseModel):
     """Options that cannot change; mistakes are a ConfigError that names them."""
 
@@ -69,7 +81,7 @@ class Frozen(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            found = [_mistake(type(self), item) for item in error.errors()]
+            found = _mistakes(type(self), error, values)
         except PyllamaError:
             raise
         except Exception as error:  # noqa: BLE001 - a value is a stranger's object
@@ -81,6 +93,18 @@ class Frozen(BaseModel):
 
     # Pydantic does not call such an __init__ for options inside of others (rule 3).
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kinds(cls, values: Any) -> Any:
+        """Pydantic would read an iterator to its end, which may never come."""
+        if isinstance(values, dict):
+            for name, value in values.items():
+                if isinstance(value, Iterable) and not isinstance(value, COLLECTIONS):
+                    raise wrong(name, value, "a plain value or a list")
+                if isinstance(value, int) and int.bit_length(value) > 64:
+                    raise wrong(name, value, "a smaller number")
+        return values
 
     @classmethod
     def refusal(cls, mistakes: list[Mistake]) -> PyllamaError:
@@ -105,8 +129,17 @@ class Frozen(BaseModel):
 
 def wrong(name: str, value: object, allowed: str) -> PydanticCustomError:
     """What a validator of several fields raises; the words of *allowed* follow "give"."""
-    context = {"name": name, "value": value, "allowed": allowed}
+    context = {"name": name, "value": Given(value), "allowed": allowed}
     return PydanticCustomError("wrong_option", "{name}: give {allowed}", context)
+
+
+def _mistakes(
+    kind: type[BaseModel], error: ValidationError, values: dict[str, Any]
+) -> list[Mistake]:
+    try:
+        return [_mistake(kind, item) for item in error.errors(include_url=False)]
+    except Exception:  # noqa: BLE001 - pydantic cannot print a value inside a list
+        return [Mistake("options", values, "values that can be printed")]
 
 
 def _mistake(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
@@ -125,7 +158,7 @@ def _mistake(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
         )
     if item["type"] == "wrong_option":
         path.append(context["name"])
-        value = context["value"]
+        value = context["value"].value
     return Mistake(cut(".".join(path) or "options", 80), value, allowed)
 
 

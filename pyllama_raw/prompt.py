@@ -119,6 +119,8 @@ class PromptEncoder:
         return self._checked_ids(prompt)
 
     def _checked_ids(self, prompt: Sequence[int]) -> array[int]:
+        if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
+            raise PromptTooLong(len(prompt), self._n_ctx_slot)
         n_tokens = self._vocab.n_tokens
         allowed = f"token ids from 0 to {n_tokens - 1}"
         try:
