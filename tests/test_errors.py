@@ -15,6 +15,8 @@ from pyllama_raw.errors import (
     ClosedError,
     ConfigError,
     DecodeFailed,
+    EngineFault,
+    EngineStalled,
     EngineStopped,
     InvalidRequest,
     LibraryNotBuilt,
@@ -26,7 +28,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
 
-EXAMPLES = {"str": "a word", "int": 7, "int | None": None, "object": 0.5}
+EXAMPLES = {"str": "a word", "int": 7, "int | None": None, "object": 0.5, "tuple[Any, ...]": (1, 2)}
 
 TRAVELS = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),  # noqa: S301 - our own
@@ -46,8 +48,9 @@ def example(kind: type[PyllamaError]) -> PyllamaError:
     """An error of *kind*, with an argument of each type that its constructor names."""
     if not inspect.isfunction(kind.__init__):
         return kind("a message")
-    names = inspect.signature(kind.__init__).parameters
-    return kind(*(EXAMPLES[str(n.annotation)] for n in list(names.values())[1:]))
+    names = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    values = {name.name: EXAMPLES[str(name.annotation)] for name in names}
+    return kind(**values)
 
 
 def facts(error: BaseException) -> tuple[object, ...]:
@@ -100,6 +103,8 @@ def test_each_class_has_a_code_of_its_own():
         "SamplingFailed": "sampling_failed",
         "SnapshotFailed": "snapshot_failed",
         "ClosedError": "closed",
+        "EngineFault": "engine_fault",
+        "EngineStalled": "engine_stalled",
         "EngineStopped": "engine_stopped",
     }
 
@@ -108,7 +113,7 @@ def test_the_side_at_fault_decides_what_counts():
     """
     The machine's and the engine's faults count as failures; a caller's never do.
     """
-    at_fault = (NativeError, EngineStopped, LibraryNotBuilt)
+    at_fault = (NativeError, EngineFault, EngineStalled, EngineStopped, LibraryNotBuilt)
     callers = (RequestError, ConfigError, ClosedError)
 
     assert [k for k in tree() if k.counts_as_circuit_failure] == [
@@ -125,7 +130,14 @@ def test_what_may_succeed_later_is_retryable():
     """
     retryable = [kind.__name__ for kind in tree() if kind.is_retryable]
 
-    assert retryable == ["QueueFull", "DecodeAborted", "DecodeFailed", "SnapshotFailed"]
+    assert retryable == [
+        "QueueFull",
+        "DecodeAborted",
+        "DecodeFailed",
+        "SnapshotFailed",
+        "EngineFault",
+        "EngineStalled",
+    ]
     assert (QueueFull.is_retryable, QueueFull.counts_as_circuit_failure) == (
         True,
         False,
