@@ -28,7 +28,13 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
 
-EXAMPLES = {"str": "a word", "int": 7, "int | None": None, "object": 0.5, "tuple[Any, ...]": (1, 2)}
+EXAMPLES = {
+    "str": "a word",
+    "int": 7,
+    "int | None": None,
+    "object": 0.5,
+    "tuple[Any, ...]": (1, 2),
+}
 
 TRAVELS = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),  # noqa: S301 - our own
