@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pyllama_raw.chat import Message
+from pyllama_raw.messages import Message
 
 HELP = """\
 /system TEXT  tell the model how to behave from here on; without TEXT: tell it nothing

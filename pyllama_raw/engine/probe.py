@@ -62,7 +62,7 @@ def _blaming(model: Model) -> Iterator[None]:
     try:
         yield
     except DecodeFailed as error:
-        if error.code != EXCEPTION:
+        if error.returned != EXCEPTION:
             raise
         message = f"libllama cannot compute this model: {error}"
         raise ModelLoadFailed(model.path, message) from error
@@ -155,7 +155,8 @@ def _decode(context: Context, tokens: dict[int, list[int]], pos: int) -> None:
 def _unsupported(context: Context, what: str) -> Unsupported:
     name = context.model.meta.get("general.architecture", "")
     return Unsupported(
-        f"libllama does not compute the architecture {name!r} rightly: it {what}"
+        "generation",
+        f"libllama does not compute the architecture {name!r} rightly: it {what}",
     )
 
 
