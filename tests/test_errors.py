@@ -2,7 +2,7 @@ import copy
 import inspect
 import json
 import pickle
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -244,11 +244,8 @@ def results() -> list[object]:
     row = TokenLogprobs(5, -0.5, ((5, -0.5), (6, -1.5)))
     use = SamplerUse("host", "a grammar")
     reason = FinishReason.STOP
-    n_counts = 15
-    counts = [*range(6), *range(6, n_counts)]
-    stats = EngineStats(
-        *counts[:7], {"stop": 1}, *counts[7:15], *([0.5] * 4), *range(4)
-    )
+    counts = {field.name: index for index, field in enumerate(fields(EngineStats))}
+    stats = EngineStats(**(counts | {"finished": {"stop": 1}}))
     return [
         timings,
         usage,
