@@ -58,9 +58,19 @@ def _restore(
 
 
 class ConfigError(PyllamaError, ValueError):
-    """Options are wrong; nothing has been run."""
+    """
+    Options are wrong; nothing has been run.
+
+    *mistakes* are (name with dots, value as text, what is allowed), where these are known.
+    """
 
     code = "wrong_config"
+
+    def __init__(
+        self, message: str, mistakes: tuple[tuple[str, str, str], ...] = ()
+    ) -> None:
+        self.mistakes = mistakes
+        super().__init__(message)
 
 
 class ModelNotFound(ConfigError):
@@ -121,6 +131,7 @@ class InvalidSampling(InvalidRequest, ConfigError):
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(name, value, allowed)
         self.args = (f"SamplingParams.{self.args[0]}",)
+        self.mistakes = ((self.name, shown(value), self.allowed),)
 
 
 class PromptTooLong(RequestError):

@@ -61,6 +61,13 @@ class Mistake(NamedTuple):
     allowed: str  # follows "give"
 
 
+class Told(str):
+    """The text of a value, which is shown as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 class Given(str):
     """A value inside of pydantic's error, which prints all of them: as text that is short."""
 
@@ -109,13 +116,16 @@ class Frozen(BaseModel):
     @classmethod
     def refusal(cls, mistakes: list[Mistake]) -> PyllamaError:
         """The error that tells of *mistakes*, of which there is at least one."""
+        shown_ones = [
+            (name, shown(v), allowed) for name, v, allowed in mistakes[:MAX_TOLD]
+        ]
         told = [
-            f"{cls.__name__}.{name}={shown(value)}: give {allowed}"
-            for name, value, allowed in mistakes[:MAX_TOLD]
+            f"{cls.__name__}.{name}={value}: give {allowed}"
+            for name, value, allowed in shown_ones
         ]
         if len(mistakes) > MAX_TOLD:
             told.append(f"and {len(mistakes) - MAX_TOLD} more")
-        return ConfigError("; ".join(told))
+        return ConfigError("; ".join(told), tuple(shown_ones))
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
@@ -137,9 +147,25 @@ def _mistakes(
     kind: type[BaseModel], error: ValidationError, values: dict[str, Any]
 ) -> list[Mistake]:
     try:
-        return [_mistake(kind, item) for item in error.errors(include_url=False)]
+        return [
+            mistake
+            for item in error.errors(include_url=False)
+            for mistake in _inner(item) or [_mistake(kind, item)]
+        ]
     except Exception:  # noqa: BLE001 - pydantic cannot print a value inside a list
         return [Mistake("options", values, "values that can be printed")]
+
+
+def _inner(item: ErrorDetails) -> list[Mistake]:
+    """Those of other options, which a validator of these has made."""
+    cause = item.get("ctx", {}).get("error")
+    if not isinstance(cause, ConfigError):
+        return []
+    place = [str(part) for part in item["loc"]]
+    return [
+        Mistake(".".join([*place, name]), Told(value), allowed)
+        for name, value, allowed in cause.mistakes
+    ]
 
 
 def _mistake(kind: type[BaseModel], item: ErrorDetails) -> Mistake:

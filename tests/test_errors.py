@@ -28,12 +28,14 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
 
+MISTAKES = "tuple[tuple[str, str, str], ...]"
 EXAMPLES = {
     "str": "a word",
     "int": 7,
     "int | None": None,
     "object": 0.5,
     "tuple[Any, ...]": (1, 2),
+    MISTAKES: (("a.b", "1", "2"),),
 }
 
 TRAVELS = {

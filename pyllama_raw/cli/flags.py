@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -155,22 +155,12 @@ def json_file(name: str) -> Any:
 
 def told(error: ConfigError, flags: dict[str, str]) -> str:
     """What a person is told: flags in the place of the fields that they stand for."""
-    return "; ".join(dict.fromkeys(_mistakes(error, flags)))
 
+    def with_flags(text: str) -> str:
+        return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)
 
-def _mistakes(error: BaseException, flags: dict[str, str]) -> Iterator[str]:
-    """What is wrong, without pydantic's words around it."""
-    found = error.__cause__ or error.__context__
-    if not isinstance(found, ValidationError):
-        yield str(error)
-        return
-    for item in found.errors():
-        cause = item.get("ctx", {}).get("error")
-        if isinstance(cause, ConfigError):
-            yield from _mistakes(cause, flags)
-        else:
-            name = ".".join(map(str, item["loc"])) or "options"
-            told = f"{name} {item['input']}: {item['msg']}" if cause is None else cause
-            yield re.sub(
-                r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), str(told)
-            )
+    lines = []
+    for place, value, allowed in error.mistakes:
+        name = next((part for part in place.split(".") if part in flags), place)
+        lines.append(f"{with_flags(name)} {value}: give {with_flags(allowed)}")
+    return "; ".join(dict.fromkeys(lines)) or str(error)

@@ -200,15 +200,15 @@ def test_summary_is_written(cli: Cli, tmp_path: Path):
         (["generate", "a", "--system", "b"], "--system goes with --chat"),
         (
             ["generate", "a", "--n-batch", "3"],
-            "--n-ubatch must be at most --n-batch (3)",
+            "--n-ubatch 512: give at most --n-batch (3)",
         ),
         (
             ["generate", "a", "--flash-attn", "off", "--type-v", "q8_0"],
-            "--type-v q8_0 needs flash attention",
+            "--type-v 'q8_0': give f32, f16 or bf16 without flash attention",
         ),
         (
             ["generate", "a", "--max-tokens", "4", "--min-tokens", "9"],
-            "--min-tokens must be at most --max-tokens 4",
+            "--min-tokens 9: give at most --max-tokens (4)",
         ),
     ],
 )
