@@ -199,11 +199,12 @@ def test_the_interpreter_ends_while_libllama_computes():
     No close, a request in full run: the process still ends with code 0.
     """
     program = f"""
+from pathlib import Path
 import anyio
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.engine.opening import build
-engine = AsyncEngine(build({str(tiny_model("llama"))!r}, EngineConfig()))
+engine = AsyncEngine(build(Path({str(tiny_model("llama"))!r}), EngineConfig()))
 params = SamplingParams(max_tokens=2000, ignore_eos=True)
 async def main():
     generation = engine.generate([3, 4], params)
