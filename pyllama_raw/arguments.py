@@ -38,10 +38,14 @@ SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anythin
 class RequestOptions(TypedDict, total=False):
     """How a request is served; nothing here changes its output."""
 
-    priority: int  # lower runs first; 0
-    deadline_s: float | None  # seconds from now; it then ends with what it has
-    cache_salt: str | None  # only requests with an equal salt share cached prefixes
-    cache_points: Iterable[int]  # positions of the prompt worth a snapshot
+    priority: int
+    """Requests with a lower number run first; 0 by default."""
+    deadline_s: float | None
+    """Seconds from now after which the request ends with what it has. None: never."""
+    cache_salt: str | None
+    """Only requests with an equal salt share cached prefixes."""
+    cache_points: Iterable[int]
+    """Positions of the prompt that are worth a snapshot."""
 
 
 # -- of a request ---------------------------------------------------------------

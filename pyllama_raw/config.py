@@ -25,47 +25,81 @@ MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alo
 class ModelConfig(Frozen):
     """How the model file is loaded (llama.h: llama_model_params)."""
 
-    n_gpu_layers: Annotated[int, Field(ge=-1)] = -1  # -1: all that fit the devices
-    devices: tuple[str, ...] | None = None  # names as `info` lists them; None: all
+    n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
+    """Layers that devices compute; -1 is all that fit."""
+    devices: tuple[str, ...] | None = None
+    """Devices to use, named as `info` lists them. None: all."""
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
-    main_gpu: Annotated[int, Field(ge=0)] = 0  # with split_mode "none"
+    """How several devices share the model."""
+    main_gpu: Annotated[int, Field(ge=0)] = 0
+    """The device that has the whole model if split_mode is none."""
     tensor_split: tuple[Annotated[Finite, Field(ge=0)], ...] | None = None
+    """The share of each device in the model. None: by free memory."""
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"] = (
         "auto"
     )
+    """How the model file is read into memory."""
     lazy_mode: Literal["off", "auto", "on"] = "auto"
+    """Whether weights may be read from the file when they are first used."""
     kv_overrides: dict[str, bool | int | Finite | str] = Field(default_factory=dict)
+    """Metadata of the model file that is replaced, by key."""
     check_tensors: bool = False
-    use_extra_bufts: bool = True  # repack weights for the CPU at hand
+    """Whether every weight is checked to be a finite number while it loads."""
+    use_extra_bufts: bool = True
+    """Whether libllama may keep weights in an order that suits this CPU."""
     no_host: bool = False
+    """Whether host memory of devices is avoided, so that extra buffers are used."""
     load_mtp: bool = False
+    """Whether the layers for multi-token prediction are loaded."""
 
 
 class ContextConfig(Frozen):
     """The memory and graph of the context (llama.h: llama_context_params)."""
 
-    n_ctx: Count | None = None  # KV cells of all slots; None: 2048 a slot, or less
-    n_batch: Count = 2048  # most tokens one llama_decode takes
-    n_ubatch: Count = 512  # most tokens one graph computes
-    n_outputs_max: Count | None = None  # rows of logits a step; None: 32, or n_slots
-    n_threads: Count | None = None  # None: one a physical core, within the quota
-    n_threads_batch: Count | None = None  # None: n_threads
-    kv_unified: bool = True  # one pool of cells for all slots
+    n_ctx: Count | None = None
+    """KV cells of all slots together. None: 2048 a slot, or less."""
+    n_batch: Count = 2048
+    """Most tokens that one call of llama_decode takes."""
+    n_ubatch: Count = 512
+    """Most tokens that one graph computes."""
+    n_outputs_max: Count | None = None
+    """Rows of logits in one step. None: 32, or n_slots."""
+    n_threads: Count | None = None
+    """Threads that compute the next tokens of streams. None: one a core."""
+    n_threads_batch: Count | None = None
+    """Threads that compute prompts. None: n_threads."""
+    kv_unified: bool = True
+    """One pool of cells for all slots; otherwise each slot has its own part."""
     flash_attn: Literal["auto", "on", "off"] = "auto"
+    """Flash attention; auto uses it where the device can."""
     type_k: KVType = "f16"
+    """Type of the keys in a cell."""
     type_v: KVType = "f16"
+    """Type of the values in a cell; without flash attention only f32, f16 or bf16."""
     swa_full: bool = True
+    """Whether layers with a sliding window keep cells of the whole context."""
     offload_kqv: bool = True
+    """Whether devices hold the KV cells and compute attention."""
     op_offload: bool = True
-    fast_kernels: bool = True  # our own: Q4_1, Q8_0, attention, where they run
+    """Whether devices compute large products of weights that the host holds."""
+    fast_kernels: bool = True
+    """Whether kernels of our own compute Q4_1, Q8_0 and attention where they can."""
     rope_scaling: Literal["model", "none", "linear", "yarn", "longrope"] = "model"
-    rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0  # 0: from the model
-    rope_freq_scale: Annotated[Finite, Field(ge=0)] = 0.0  # 0: from the model
-    yarn_ext_factor: Finite = -1.0  # negative: from the model
+    """How positions beyond the training length are scaled; model is its own way."""
+    rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0
+    """Base frequency of RoPE; 0 is that of the model."""
+    rope_freq_scale: Annotated[Finite, Field(ge=0)] = 0.0
+    """Frequency scale of RoPE; 0 is that of the model."""
+    yarn_ext_factor: Finite = -1.0
+    """Extrapolation mix of YaRN; negative is that of the model."""
     yarn_attn_factor: Finite = -1.0
+    """Scale of attention of YaRN; negative is that of the model."""
     yarn_beta_fast: Finite = -1.0
+    """Low correction dimension of YaRN; negative is that of the model."""
     yarn_beta_slow: Finite = -1.0
+    """High correction dimension of YaRN; negative is that of the model."""
     yarn_orig_ctx: Annotated[int, Field(ge=0)] = 0
+    """Context length that YaRN scales from; 0 is that of the model."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -87,14 +121,26 @@ class SchedulerConfig(Frozen):
     """Who runs, when, and how much of it in one step."""
 
     n_slots: Annotated[int, Field(ge=1, le=256)] = 8
-    token_budget: Count | None = None  # tokens a step; None: chosen from target_step_s
-    target_step_s: Annotated[Finite, Field(gt=0)] = 0.3  # with streams running
-    prefill_quantum: Count = 256  # tokens of one prompt before the next one's turn
-    max_waiting: Annotated[int, Field(ge=0)] = 1024  # requests beyond the slots
-    max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20  # prompt tokens of these
-    max_overtakes: Annotated[int, Field(ge=0)] = 16  # of a blocked head of the queue
+    """Requests that run at the same time."""
+    token_budget: Count | None = None
+    """Tokens in one step. None: as many as target_step_s allows."""
+    target_step_s: Annotated[Finite, Field(gt=0)] = 0.3
+    """Seconds that a step may take while streams run."""
+    prefill_quantum: Count = 256
+    """Tokens of one prompt before the next prompt has its turn."""
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    """Requests that may wait beyond those that fill the slots."""
+    max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20
+    """Prompt tokens of all requests that wait."""
+    max_overtakes: Annotated[int, Field(ge=0)] = 16
+    """Requests that may pass the first one in the queue while it does not fit."""
     context_full: Literal["stop", "shift"] = "stop"
-    n_keep: Annotated[int, Field(ge=0)] = 4  # tokens a shift never drops
+    """
+    What happens when a slot is full: the output stops, or its oldest tokens are shifted
+    out.
+    """
+    n_keep: Annotated[int, Field(ge=0)] = 4
+    """Tokens at the beginning of a prompt that a shift never drops."""
 
 
 class CacheConfig(Frozen):
@@ -108,16 +154,28 @@ class CacheConfig(Frozen):
     Only files of the process's user are read from `directory`, written and deleted there.
     """
 
-    mode: Literal["off", "live", "snapshots"] = "snapshots"  # live: slots only
-    snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256  # 0: none regular
-    max_bytes: Annotated[int, Field(ge=0)] = 2**30  # of host memory, never exceeded
+    mode: Literal["off", "live", "snapshots"] = "snapshots"
+    """What is reused: nothing, what slots hold, or snapshots in host memory, too."""
+    snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256
+    """
+    Tokens between snapshots where memory cannot be cut; 0 makes none at regular places.
+    """
+    max_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Host memory for snapshots, in bytes, which is never exceeded."""
     max_entries: Annotated[int, Field(ge=0)] = 65536
-    # Of files that outlive the process; a state waits for the disk within max_bytes.
+    """Snapshots kept at most."""
     directory: Path | None = None
-    max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30  # in directory, of all
+    """Where files keep what slots held, for later processes. None: no files."""
+    max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
+    """Bytes of all files in the directory, those of other processes included."""
     eviction: Literal["lru", "lfu", "fifo", "size_aware", "cost_aware"] = "lru"
-    scope: Literal["shared", "salt"] = "shared"  # salt: only requests with cache_salt
-    parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None  # None: by mode
+    """Which snapshot goes first when there is no room."""
+    scope: Literal["shared", "salt"] = "shared"
+    """
+    Who shares prefixes: all without a cache_salt, or only requests with an equal one.
+    """
+    parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None
+    """Slots beyond n_slots that only keep prefixes. None: as the mode needs."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -134,12 +192,20 @@ class EngineConfig(Frozen):
     """Everything an engine is made from."""
 
     model: ModelConfig = ModelConfig()
+    """How the model file is loaded."""
     context: ContextConfig = ContextConfig()
+    """The memory and the graph."""
     scheduler: SchedulerConfig = SchedulerConfig()
+    """Who runs, and how much of it in one step."""
     cache: CacheConfig = CacheConfig()
-    # Where tokens are chosen: backend is in the graph, where that can be.
+    """What is kept of earlier requests, and who may use it."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
-    deterministic: bool = False  # outputs do not depend on what runs beside
+    """
+    Where tokens are chosen: backend is in the graph where that can be; auto takes the
+    faster place.
+    """
+    deterministic: bool = False
+    """Whether an output is independent of the requests that run beside it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

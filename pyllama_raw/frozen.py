@@ -13,12 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError, PydanticUndefined
 
+from pyllama_raw.described import about, descriptions, help_of
 from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 COLLECTIONS = (str, bytes, list, tuple, set, frozenset, dict, BaseModel)
 MAX_TOLD = 5  # mistakes in one message
@@ -79,27 +85,69 @@ class Given(str):
         return made
 
 
-class Frozen(BaseModel):
+class Documented(type(BaseModel)):  # type: ignore[misc]
+    """Of a class whose `__doc__` lists its options, made when somebody asks."""
+
+    @property
+    def __doc__(cls) -> str:  # type: ignore[override]
+        defaults = {
+            name: _shown_default(field.get_default(call_default_factory=True))
+            for name, field in getattr(cls, "model_fields", {}).items()
+        }
+        return help_of(cls, defaults)
+
+
+def _shown_default(value: object) -> str:
+    if value is PydanticUndefined:
+        return "..."
+    return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
+
+
+if TYPE_CHECKING:
+    Options = BaseModel  # editors and checkers know the fields of its classes
+else:
+
+    class Options(BaseModel, metaclass=Documented):
+        """What help() tells of."""
+
+
+class Frozen(Options):
     """Options that cannot change; mistakes are a ConfigError that names them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            found = _mistakes(type(self), error, values)
-        except PyllamaError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a value is a stranger's object
-            kind = type(error).__name__
-            found = [Mistake("options", values, f"values that can be read ({kind})")]
-        else:
-            return
-        raise self.refusal(found)
+    if not TYPE_CHECKING:  # editors and checkers know the options of each class
 
-    # Pydantic does not call such an __init__ for options inside of others (rule 3).
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                found = _mistakes(type(self), error, values)
+            except PyllamaError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a value is a stranger's object
+                kind = type(error).__name__
+                found = [
+                    Mistake("options", values, f"values that can be read ({kind})")
+                ]
+            else:
+                return
+            raise self.refusal(found)
+
+        # Pydantic does not call such an __init__ for options inside of others (rule 3).
+        __init__.__pydantic_base_init__ = True
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema with what each option is for."""
+        made = handler(core_schema)
+        schema = handler.resolve_ref_schema(made)
+        schema["description"] = about(cls)
+        for name, text in descriptions(cls).items():
+            schema["properties"][name]["description"] = text
+        return made
 
     @model_validator(mode="before")
     @classmethod

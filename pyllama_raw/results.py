@@ -26,9 +26,13 @@ class Delta:
     """
 
     text: str
+    """What is new; empty while a character or a stop string is incomplete."""
     token_ids: tuple[int, ...]
-    index: int = 0  # which of the n outputs
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
+    """The new tokens; none when text that was held back comes at the end."""
+    index: int = 0
+    """Which of the n outputs it belongs to."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One entry a token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +40,33 @@ class Usage:
     """Token counts of one request."""
 
     prompt_tokens: int
+    """Tokens of the prompt."""
     completion_tokens: int
-    cached_tokens: int  # prompt tokens that were not computed
-    cache_tier: CacheTier | None = None  # where they came from: live, host, disk
+    """Tokens of the output."""
+    cached_tokens: int
+    """Prompt tokens that were not computed."""
+    cache_tier: CacheTier | None = None
+    """Where the cached tokens came from; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Durations of one request in seconds; None if it never came to that."""
 
-    queue_s: float | None  # submitted to admitted
-    ttft_s: float | None  # submitted to first output token
-    itl_p50_s: float | None  # gap between output tokens
+    queue_s: float | None
+    """Submitted to admitted."""
+    ttft_s: float | None
+    """Submitted to first output token."""
+    itl_p50_s: float | None
+    """Median gap between output tokens."""
     itl_p99_s: float | None
-    tpot_s: float | None  # mean gap
-    e2e_s: float  # submitted to finished
-    itl_s: tuple[float, ...] = field(default=(), repr=False)  # every gap, in order
+    """99th percentile of the gaps."""
+    tpot_s: float | None
+    """Mean gap."""
+    e2e_s: float
+    """Submitted to finished."""
+    itl_s: tuple[float, ...] = field(default=(), repr=False)
+    """Every gap, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +74,29 @@ class Result:
     """One finished output."""
 
     text: str
+    """The output without the stop string that ended it."""
     token_ids: tuple[int, ...]
+    """The tokens of the output."""
     finish_reason: FinishReason
+    """Why the output ended."""
     usage: Usage
+    """Counts of tokens."""
     timings: Timings
-    seed: int  # the one given, or the one that was drawn; plus index
-    index: int = 0  # which of the n outputs
-    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)  # one a token
-    prompt_logprobs: tuple[TokenLogprobs, ...] = field(
-        default=(), repr=False
-    )  # of prompt tokens 1, 2, ...; index 0 has them
-    sampler: SamplerUse | None = None  # where its tokens were chosen; None: none were
-    finish_detail: FinishDetail | None = None  # which stop, which limit; else None
+    """Durations in seconds."""
+    seed: int
+    """The seed that was given or drawn, plus the index."""
+    index: int = 0
+    """Which of the n outputs this is."""
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
+    """One entry an output token, if asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
+    """
+    Of prompt tokens 1, 2, ..., if asked for; only the output with index 0 has them.
+    """
+    sampler: SamplerUse | None = None
+    """Where the tokens were chosen; None if there are none."""
+    finish_detail: FinishDetail | None = None
+    """Which stop or limit ended the output; None for any other reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +104,9 @@ class Score:
     """How likely a model finds a text."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]  # of token_ids[1:], each after all before it
+    """The text as tokens."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of token_ids[1:], each after all tokens before it."""
 
     @property
     def total(self) -> float:
@@ -95,14 +123,22 @@ class Score:
 class EngineStats(SchedulerStats):
     """The engine after its latest step, and all totals."""
 
-    decode_s: float  # total time in llama_decode
-    sample_s: float  # total time choosing tokens
-    capture_s: float  # total time copying slots to host memory, for the cache
-    restore_s: float  # and back
-    dropped_steps: int  # begun ahead, and then others were wanted; not among steps
-    lane_attaches: int  # chains that were given to a slot, to run on the backend
-    lane_reserves: int  # steps that prepared all graphs anew, as lanes had changed
-    lane_fallbacks: int  # requests sampled on the host, though lanes are wanted
+    decode_s: float
+    """Total seconds in llama_decode."""
+    sample_s: float
+    """Total seconds of choosing tokens."""
+    capture_s: float
+    """Total seconds of copying slots to host memory, for the cache."""
+    restore_s: float
+    """Total seconds of copying snapshots back."""
+    dropped_steps: int
+    """Steps that were begun ahead and not wanted; `steps` does not count them."""
+    lane_attaches: int
+    """Chains that were given to a slot to run on the backend."""
+    lane_reserves: int
+    """Steps that prepared all graphs anew, because lanes had changed."""
+    lane_fallbacks: int
+    """Requests that were sampled on the host although lanes are wanted."""
 
 
 def timings_of(moments: core.Timings) -> Timings:

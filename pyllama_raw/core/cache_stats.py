@@ -42,23 +42,41 @@ class CacheStats:
     """Counts since the start, in tokens where the name says so, and what is held now."""
 
     n_queries: int
+    """Prompts that the cache was asked for."""
     n_query_tokens: int
-    n_hit_tokens_live: int  # found in the memory of a slot
-    n_hit_tokens_host: int  # found in a snapshot
-    n_sparse_tokens: int  # known to the tree, but no entry to restore them from
+    """Tokens of these prompts."""
+    n_hit_tokens_live: int
+    """Tokens found in the memory of a slot."""
+    n_hit_tokens_host: int
+    """Tokens found in a snapshot; among files, those that were read."""
+    n_sparse_tokens: int
+    """Tokens that are known, but that no entry can restore."""
     n_stores: int
+    """Snapshots that were stored."""
     n_stored_tokens: int
+    """Tokens of these snapshots."""
     n_evictions: Mapping[Eviction, int]
+    """Snapshots that left, by reason."""
     n_refusals: Mapping[Refusal, int]
+    """Snapshots that were not stored, by reason."""
     n_entries: int
+    """Snapshots held now."""
     n_pinned: int
+    """Snapshots that are being restored."""
     n_reserved: int
-    n_bytes: int  # of entries, their tokens included
+    """Snapshots that are being captured."""
+    n_bytes: int
+    """Bytes of all snapshots, their tokens included."""
     n_reserved_bytes: int
-    n_lent_bytes: int  # of states on their way to files
+    """Bytes promised to snapshots that are being captured."""
+    n_lent_bytes: int
+    """Bytes of states on their way to files."""
     max_entries: int
+    """The limit of snapshots."""
     max_bytes: int
-    disk: CacheStats | None = None  # of files; its host tokens are those read
+    """The limit of bytes."""
+    disk: CacheStats | None = None
+    """The same of files; None without a directory."""
 
 
 class Ledger:

@@ -14,11 +14,16 @@ from pyllama_raw.errors import PyllamaError
 class FinishReason(StrEnum):
     """Why a request ended without an error."""
 
-    STOP = "stop"  # end-of-generation token, stop token or stop string
-    LENGTH = "length"  # max_tokens reached, or the slot is full
-    CANCELLED = "cancelled"  # the caller left
-    DEADLINE = "deadline"  # deadline passed; what was generated until then is kept
-    CLOSED = "closed"  # the engine was closed first
+    STOP = "stop"
+    """An end-of-generation token, a stop token or a stop string."""
+    LENGTH = "length"
+    """max_tokens is reached, or the slot is full."""
+    CANCELLED = "cancelled"
+    """The caller left."""
+    DEADLINE = "deadline"
+    """The deadline passed; what was generated until then is kept."""
+    CLOSED = "closed"
+    """The engine was closed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class StopToken:
     """The output ended with this token: end of generation, or one of `stop_token_ids`."""
 
     token_id: int
+    """The token; the result's token_ids end with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +39,16 @@ class StopString:
     """The output ended before this text, one of `stop`; the longest, if several met."""
 
     text: str
+    """The stop string as it was given."""
 
 
 class LengthLimit(StrEnum):
     """Which limit ended the output."""
 
-    MAX_TOKENS = "max_tokens"  # of the request
-    SLOT = "slot"  # prompt and output fill the context of a slot
+    MAX_TOKENS = "max_tokens"
+    """The limit of the request."""
+    SLOT = "slot"
+    """Prompt and output fill the context of a slot."""
 
 
 FinishDetail = StopToken | StopString | LengthLimit
@@ -48,9 +57,12 @@ FinishDetail = StopToken | StopString | LengthLimit
 class CacheTier(StrEnum):
     """Where cached tokens came from."""
 
-    LIVE = "live"  # the memory of a slot
-    HOST = "host"  # a snapshot in host memory
-    DISK = "disk"  # a snapshot in a file
+    LIVE = "live"
+    """The memory of a slot."""
+    HOST = "host"
+    """A snapshot in host memory."""
+    DISK = "disk"
+    """A snapshot in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +101,21 @@ class Timings:
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of probabilities, at one place of a sequence."""
 
-    token_id: int  # the token that is there
+    token_id: int
+    """The token that is there."""
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (id, logprob) of the likely ones, best first
+    """Natural logarithm of its probability."""
+    top: tuple[tuple[int, float], ...]
+    """(id, logprob) of the likely tokens, the best first."""
 
 
 class SamplerUse(NamedTuple):
     """Where the tokens of a request were chosen; backend: all of them."""
 
     placement: Literal["backend", "host"]
-    why: str  # not on the backend; empty if they were
+    """backend if all tokens were chosen in the graph."""
+    why: str
+    """Why not on the backend; empty if they were."""
 
 
 class Delta(NamedTuple):

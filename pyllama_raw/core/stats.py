@@ -32,20 +32,38 @@ class SchedulerStats:
     """The scheduler at one moment. Finished + failed + running + waiting = submitted."""
 
     n_slots: int
+    """Requests that can run at a time."""
     running: int
+    """Requests that have a slot."""
     waiting: int
+    """Requests in the queue."""
     waiting_tokens: int
+    """Prompt tokens of the requests in the queue."""
     n_cells: int
+    """KV cells of the context."""
     n_cells_used: int
+    """KV cells that hold tokens."""
     submitted: int
-    finished: dict[str, int]  # by finish reason
+    """Requests that came since the start."""
+    finished: dict[str, int]
+    """Requests that ended without an error, by finish reason."""
     failed: int
+    """Requests that ended with an error."""
     preempted: int
+    """How often a request lost its slot and was computed again later."""
     shifted: int
+    """How often a full slot dropped its oldest tokens."""
     steps: int
+    """Steps since the start."""
     aborted_steps: int
+    """Steps that were stopped, because nobody wanted their result any more."""
     no_space_steps: int
-    failed_steps: int  # decodes that libllama refused or could not do
-    rebuilds: int  # of these, those after which the context was made anew
+    """Steps that found no free cells."""
+    failed_steps: int
+    """Decodes that libllama refused or could not do."""
+    rebuilds: int
+    """Failed steps after which the context was made anew."""
     computed_tokens: int
+    """Tokens that went through a successful decode."""
     output_tokens: int
+    """Tokens of all outputs."""

@@ -52,58 +52,111 @@ Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 class SamplingParams(Frozen):
     """How output tokens of one request are chosen, and when to stop."""
 
-    from_model: bool = False  # what is not set here is what the model file declares
+    from_model: bool = False
+    """What is not set here is what the model file declares."""
     max_tokens: Count = 128
-    min_tokens: Annotated[int, Field(ge=0)] = 0  # before, only a stop string ends it
-    temperature: Annotated[Finite, Field(ge=0, le=100)] = 0.8  # 0: greedy
-    dynatemp_range: Annotated[Finite, Field(ge=0, le=100)] = 0.0  # 0: off
+    """Most output tokens."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Output tokens before which only a stop string ends the output."""
+    temperature: Annotated[Finite, Field(ge=0, le=100)] = 0.8
+    """How random the draw is; 0 always takes the most likely token."""
+    dynatemp_range: Annotated[Finite, Field(ge=0, le=100)] = 0.0
+    """How far the temperature moves with the entropy; 0 is off."""
     dynatemp_exponent: Annotated[Finite, Field(ge=0, le=10)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40  # 0: off
-    top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95  # 1: off
-    min_p: Fraction = 0.05  # 0: off
-    typical_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0  # 1: off
-    top_n_sigma: Annotated[Finite, Field(ge=0, le=100)] = 0.0  # 0: off
-    xtc_probability: Fraction = 0.0  # 0: off
-    xtc_threshold: Fraction = 0.1  # above 0.5: off
-    min_keep: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # candidates p stages leave
-    repeat_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = 1.0  # 1: off
+    """How the entropy maps to the dynamic temperature."""
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40
+    """Only the k most likely tokens stay; 0 is off."""
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95
+    """Only the most likely tokens with this probability together stay; 1 is off."""
+    min_p: Fraction = 0.05
+    """Only tokens with this share of the best one's probability stay; 0 is off."""
+    typical_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
+    """
+    Only tokens of typical information with this probability together stay; 1 is off.
+    """
+    top_n_sigma: Annotated[Finite, Field(ge=0, le=100)] = 0.0
+    """
+    Only tokens within so many standard deviations of the best logit stay; 0 is off.
+    """
+    xtc_probability: Fraction = 0.0
+    """How often the most likely tokens are taken out (XTC); 0 is off."""
+    xtc_threshold: Fraction = 0.1
+    """Probability from which XTC takes tokens out; above 0.5 is off."""
+    min_keep: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Candidates that top_p, min_p, typical_p and XTC leave at least."""
+    repeat_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = 1.0
+    """Logits of tokens that occurred are divided by it; 1 is off."""
     frequency_penalty: Penalty = 0.0
+    """Taken from a logit for each time that the token occurred; 0 is off."""
     presence_penalty: Penalty = 0.0
-    penalty_last_n: History | None = 64  # tokens looked at; None: all, 0: off
-    dry_multiplier: Annotated[Finite, Field(ge=0, le=100)] = 0.0  # 0: off
+    """Taken once from the logit of a token that occurred; 0 is off."""
+    penalty_last_n: History | None = 64
+    """Tokens that the penalties look back; 0 is off, None is all."""
+    dry_multiplier: Annotated[Finite, Field(ge=0, le=100)] = 0.0
+    """Strength of the penalty on repeated runs of tokens (DRY); 0 is off."""
     dry_base: Annotated[Finite, Field(ge=1, le=100)] = 1.75
-    dry_allowed_length: History = 2  # tokens repeated without a penalty
-    dry_last_n: History | None = None  # tokens looked at; None: all, 0: off
+    """How fast the penalty of DRY grows with the length of the run."""
+    dry_allowed_length: History = 2
+    """Tokens of a run that DRY lets repeat without a penalty."""
+    dry_last_n: History | None = None
+    """Tokens that DRY looks back; 0 is off. None: all."""
     dry_sequence_breakers: Annotated[
         tuple[Annotated[Text, Field(max_length=40)], ...], Field(max_length=32)
     ] = ("\n", ":", '"', "*")
-    mirostat: Literal[0, 1, 2] = 0  # 1, 2: instead of all stages but temperature
+    """Texts that end a run for DRY."""
+    mirostat: Literal[0, 1, 2] = 0
+    """Version 1 or 2 replaces all stages but temperature; 0 is off."""
     mirostat_tau: Annotated[Finite, Field(gt=0, le=50)] = 5.0
+    """The surprise that mirostat aims at."""
     mirostat_eta: Annotated[Finite, Field(gt=0, le=1)] = 0.1
-    adaptive_target: Fraction | None = None  # probability to draw near; None: off
+    """How fast mirostat learns."""
+    adaptive_target: Fraction | None = None
+    """Probability near which tokens are drawn. None: off."""
     adaptive_decay: Annotated[Finite, Field(ge=0, le=0.99)] = 0.9
-    stages: tuple[Stage, ...] = STAGES  # in this order; one that is not here is off
+    """How slowly adaptive_target forgets earlier tokens."""
+    stages: tuple[Stage, ...] = STAGES
+    """The stages that run, in this order; a stage that is not named is off."""
     logit_bias: dict[Token, Annotated[Finite, Field(ge=-1e6, le=1e6)]] = Field(
         default_factory=dict
     )
-    suppress_tokens: tuple[Token, ...] = ()  # never sampled
-    seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None  # None: random
+    """Numbers that are added to the logits of tokens, by token id."""
+    suppress_tokens: tuple[Token, ...] = ()
+    """Token ids that are never sampled."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None
+    """Seed of the random draws. None: random."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts before which the output ends."""
     stop_token_ids: tuple[Token, ...] = ()
-    n: Annotated[int, Field(ge=1, le=256)] = 1  # outputs; seeds: seed, seed + 1, ...
-    logprobs: NTop | None = None  # likely tokens listed with each output token
-    logprobs_of: Literal["model", "sampler"] = "model"  # sampler: after all stages
-    prompt_logprobs: NTop | None = None  # likely tokens listed with each prompt token
-    ignore_eos: bool = False  # end-of-generation tokens are never sampled
-    grammar: Text | None = None  # GBNF
+    """Token ids that end the output."""
+    n: Annotated[int, Field(ge=1, le=256)] = 1
+    """Outputs of the prompt; their seeds are seed, seed + 1, and so on."""
+    logprobs: NTop | None = None
+    """Likely tokens that are listed with each output token. None: nothing is listed."""
+    logprobs_of: Literal["model", "sampler"] = "model"
+    """Which probabilities logprobs shows: the model's, or those after all stages."""
+    prompt_logprobs: NTop | None = None
+    """Likely tokens that are listed with each prompt token. None: nothing is listed."""
+    ignore_eos: bool = False
+    """End-of-generation tokens are never sampled."""
+    grammar: Text | None = None
+    """A GBNF grammar that the output follows."""
     grammar_root: Text = "root"
-    grammar_triggers: Annotated[  # grammar begins there; (): at once
+    """The rule of the grammar that the output is."""
+    grammar_triggers: Annotated[
         tuple[Annotated[Text, Field(max_length=1000)] | Token, ...],
         Field(max_length=64),
     ] = ()
-    json_schema: dict[str, Any] | None = None  # needs the extra "guidance", as do:
+    """
+    Texts or token ids from which on the grammar holds; without any it holds at once.
+    """
+    json_schema: dict[str, Any] | None = None
+    """A JSON schema that the output fits; needs the extra `guidance`."""
     regex: Text | None = None
+    """
+    A regular expression that the whole output matches; needs the extra `guidance`.
+    """
     lark: Text | None = None
+    """A Lark grammar that the output follows; needs the extra `guidance`."""
 
     @classmethod
     def refusal(cls, mistakes: list[Mistake]) -> InvalidSampling:
