@@ -7,13 +7,12 @@ out of range are refused before anything native runs.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pyllama_raw import cpus
-from pyllama_raw.frozen import Frozen, wrong
+from pyllama_raw.frozen import AnyPath, Frozen, Listed, Mapped, wrong
 
 KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -27,13 +26,13 @@ class ModelConfig(Frozen):
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
     """Layers that devices compute; -1 is all that fit."""
-    devices: tuple[str, ...] | None = None
+    devices: Listed[str] | None = None
     """Devices to use, named as `info` lists them. None: all."""
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
     """How several devices share the model."""
     main_gpu: Annotated[int, Field(ge=0)] = 0
     """The device that has the whole model if split_mode is none."""
-    tensor_split: tuple[Annotated[Finite, Field(ge=0)], ...] | None = None
+    tensor_split: Listed[Annotated[Finite, Field(ge=0)]] | None = None
     """The share of each device in the model. None: by free memory."""
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"] = (
         "auto"
@@ -41,7 +40,7 @@ class ModelConfig(Frozen):
     """How the model file is read into memory."""
     lazy_mode: Literal["off", "auto", "on"] = "auto"
     """Whether weights may be read from the file when they are first used."""
-    kv_overrides: dict[str, bool | int | Finite | str] = Field(default_factory=dict)
+    kv_overrides: Mapped[str, bool | int | Finite | str] = Field(default_factory=dict)
     """Metadata of the model file that is replaced, by key."""
     check_tensors: bool = False
     """Whether every weight is checked to be a finite number while it loads."""
@@ -75,7 +74,7 @@ class ContextConfig(Frozen):
     type_k: KVType = "f16"
     """Type of the keys in a cell."""
     type_v: KVType = "f16"
-    """Type of the values in a cell; without flash attention only f32, f16 or bf16."""
+    """Type of the values in a cell; all but f32, f16 and bf16 need flash attention."""
     swa_full: bool = True
     """Whether layers with a sliding window keep cells of the whole context."""
     offload_kqv: bool = True
@@ -164,7 +163,7 @@ class CacheConfig(Frozen):
     """Host memory for snapshots, in bytes, which is never exceeded."""
     max_entries: Annotated[int, Field(ge=0)] = 65536
     """Snapshots kept at most."""
-    directory: Path | None = None
+    directory: AnyPath | None = None
     """Where files keep what slots held, for later processes. None: no files."""
     max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
     """Bytes of all files in the directory, those of other processes included."""
@@ -205,7 +204,7 @@ class EngineConfig(Frozen):
     faster place.
     """
     deterministic: bool = False
-    """Whether an output is independent of the requests that run beside it."""
+    """Outputs are independent of the requests that run beside them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

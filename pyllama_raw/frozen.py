@@ -13,13 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticUndefined
 
 from pyllama_raw.described import about, descriptions, help_of
 from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+# What checkers allow callers to give, and what it is once it was checked.
+if TYPE_CHECKING:
+    Listed = list[T] | tuple[T, ...]
+    Mapped = Mapping[K, T]
+    AnyPath = str | Path
+else:
+    Mapped, AnyPath = dict, Path
+
+    class Listed:
+        """Listed[T] is read into a tuple[T, ...]."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return tuple[kind, ...]
+
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler

@@ -21,7 +21,8 @@ RULE: dict[str, set[str]] = {
     "_ffi": {"errors"},
     "native": {"_ffi", "errors"},
     "cpus": set(),
-    "frozen": {"errors"},
+    "described": set(),
+    "frozen": {"described", "errors"},
     "config": {"cpus", "errors", "frozen"},
     "sampling": {"config", "errors", "frozen"},
     "engine": {"config", "core", "errors", "native", "sampling"},
@@ -47,7 +48,7 @@ RULE: dict[str, set[str]] = {
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}
     | {"sampling"},
     "bench": {"__init__", "api", "config", "errors", "native", "replacing", "sampling"},
-    "cli": CONNECTION | API | {"__init__", "bench", "native", "tune"},
+    "cli": CONNECTION | API | {"__init__", "bench", "described", "native", "tune"},
     "__main__": {"cli"},
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
+from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import byte_size, field
 from pyllama_raw.config import (
     CacheConfig,
@@ -36,40 +37,42 @@ def add_engine(
         type=field(SchedulerConfig, "n_slots"),
         default=n_slots,
         metavar="N",
-        help=f"requests at a time ({n_slots or 8})",
+        help=help_of(SchedulerConfig, "n_slots", n_slots),
     )
     group.add_argument(
         "--n-ctx",
         type=field(ContextConfig, "n_ctx"),
         default=n_ctx,
         metavar="N",
-        help=f"cells of all slots ({n_ctx or '2048 a slot'})",
+        help=help_of(ContextConfig, "n_ctx", n_ctx),
     )
     group.add_argument(
         "--token-budget",
         type=field(SchedulerConfig, "token_budget"),
         metavar="N",
-        help="tokens a step (as many as --target-step-s allows)",
+        help=help_of(SchedulerConfig, "token_budget"),
     )
     group.add_argument(
         "--target-step-s",
         type=field(SchedulerConfig, "target_step_s"),
         metavar="S",
-        help="what a step may take while streams run (0.3)",
+        help=help_of(SchedulerConfig, "target_step_s"),
     )
     group.add_argument(
         "--deterministic",
         action="store_const",
         const=True,
-        help="an output does not depend on what runs beside it",
+        help=help_of(EngineConfig, "deterministic").removesuffix(" (no)"),
     )
     group.add_argument(
         "--sampler-placement",
         choices=("auto", "backend", "host"),
-        help="where tokens are chosen (auto)",
+        help=help_of(EngineConfig, "sampler_placement"),
     )
     group.add_argument(
-        "--context-full", choices=("stop", "shift"), help="when a slot is full (stop)"
+        "--context-full",
+        choices=("stop", "shift"),
+        help=help_of(SchedulerConfig, "context_full"),
     )
     _add_context(group)
     _add_devices(parser)
@@ -78,30 +81,30 @@ def add_engine(
 
 def _add_context(group: _ArgumentGroup) -> None:
     """Fields of the context."""
-    for flag, name, text in (
-        ("--threads", "n_threads", "threads that decode (one a core)"),
-        ("--threads-batch", "n_threads_batch", "threads for prompts (--threads)"),
-        ("--n-batch", "n_batch", "most tokens a decode call (2048)"),
-        ("--n-ubatch", "n_ubatch", "most tokens a graph (512)"),
+    for flag, name in (
+        ("--threads", "n_threads"),
+        ("--threads-batch", "n_threads_batch"),
+        ("--n-batch", "n_batch"),
+        ("--n-ubatch", "n_ubatch"),
     ):
         kind = field(ContextConfig, name)
+        text = help_of(ContextConfig, name)
         group.add_argument(flag, dest=name, type=kind, metavar="N", help=text)
     group.add_argument(
-        "--flash-attn", choices=("auto", "on", "off"), help="flash attention (auto)"
+        "--flash-attn",
+        choices=("auto", "on", "off"),
+        help=help_of(ContextConfig, "flash_attn"),
     )
     group.add_argument(
         "--kv-unified",
         action=BooleanOptionalAction,
-        help="one pool of cells for all slots, or a part for each (one pool)",
+        help=help_of(ContextConfig, "kv_unified"),
     )
     types = get_args(KVType)
-    for name, what in (("k", "keys"), ("v", "values")):
-        group.add_argument(
-            f"--type-{name}",
-            choices=types,
-            metavar="TYPE",
-            help=f"of the {what} in a cell: {', '.join(types)} (f16)",
-        )
+    for name in ("type_k", "type_v"):
+        text = help_of(ContextConfig, name, more=f"; one of {', '.join(types)}")
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, choices=types, metavar="TYPE", help=text)
 
 
 def _add_devices(parser: ArgumentParser) -> None:
@@ -111,25 +114,25 @@ def _add_devices(parser: ArgumentParser) -> None:
         dest="devices",
         action="append",
         metavar="NAME",
-        help="as `info` lists it; repeatable (all)",
+        help=help_of(ModelConfig, "devices", more="; repeatable"),
     )
     group.add_argument(
         "--gpu-layers",
         dest="n_gpu_layers",
         type=field(ModelConfig, "n_gpu_layers"),
         metavar="N",
-        help="layers on devices; -1: all that fit (-1)",
+        help=help_of(ModelConfig, "n_gpu_layers"),
     )
     group.add_argument(
         "--split-mode",
         choices=get_args(ModelConfig.model_fields["split_mode"].annotation),
-        help="how several devices share the model (layer)",
+        help=help_of(ModelConfig, "split_mode"),
     )
     group.add_argument(
         "--main-gpu",
         type=field(ModelConfig, "main_gpu"),
         metavar="N",
-        help="the device that has the model with --split-mode none (0)",
+        help=help_of(ModelConfig, "main_gpu"),
     )
 
 
@@ -139,42 +142,42 @@ def _add_cache(parser: ArgumentParser) -> None:
         "--cache",
         dest="mode",
         choices=("off", "live", "snapshots"),
-        help="reuse nothing, what slots hold, or host snapshots too (snapshots)",
+        help=help_of(CacheConfig, "mode"),
     )
     group.add_argument(
         "--snapshot-interval",
         dest="snapshot_interval_tokens",
         type=field(CacheConfig, "snapshot_interval_tokens"),
         metavar="N",
-        help="tokens between snapshots where memory cannot be cut (256)",
+        help=help_of(CacheConfig, "snapshot_interval_tokens"),
     )
     group.add_argument(
         "--cache-bytes",
         dest="max_bytes",
         type=byte_size,
         metavar="SIZE",
-        help="host memory for snapshots, like 512M (1G)",
+        help=help_of(CacheConfig, "max_bytes"),
     )
     group.add_argument(
         "--cache-entries",
         dest="max_entries",
         type=field(CacheConfig, "max_entries"),
         metavar="N",
-        help="snapshots kept at most (65536)",
+        help=help_of(CacheConfig, "max_entries"),
     )
     group.add_argument(
         "--cache-dir",
         dest="directory",
         type=Path,
         metavar="DIR",
-        help="keep what slots held in files here, for later runs (no files)",
+        help=help_of(CacheConfig, "directory"),
     )
     group.add_argument(
         "--cache-disk-bytes",
         dest="max_disk_bytes",
         type=byte_size,
         metavar="SIZE",
-        help="of all files there, like 20G (10G)",
+        help=help_of(CacheConfig, "max_disk_bytes"),
     )
 
 

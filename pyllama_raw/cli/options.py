@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from pyllama_raw.cli.engine_options import add_engine
+from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import field, positive, whole
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
 from pyllama_raw.config import SchedulerConfig
@@ -107,7 +108,7 @@ def add_tune(parser: ArgumentParser) -> None:
         type=field(SchedulerConfig, "n_slots"),
         default=8,
         metavar="N",
-        help="requests at a time (8)",
+        help=help_of(SchedulerConfig, "n_slots"),
     )
     parser.add_argument(
         "--prompt-tokens",

@@ -4,62 +4,59 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, _ArgumentGroup
 
+from pyllama_raw.arguments import RequestOptions
+from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import field, json_file, positive, text_file
 from pyllama_raw.sampling.params import STAGES, SamplingParams
 
 SAMPLING = tuple(SamplingParams.model_fields)
 
-# A number each; the default is in brackets.
-COMMON = {
-    "max_tokens": "most output tokens (128)",
-    "temperature": "0 is greedy (0.8)",
-    "top_k": "0 is off (40)",
-    "top_p": "1 is off (0.95)",
-    "min_p": "0 is off (0.05)",
-    "seed": "of every request (random)",
-}
-SAMPLERS = {
-    "min_tokens": "before, only a stop string ends the output (0)",
-    "typical_p": "1 is off (1)",
-    "top_n_sigma": "0 is off (0)",
-    "xtc_probability": "0 is off (0)",
-    "xtc_threshold": "above 0.5 is off (0.1)",
-    "dynatemp_range": "0 is off (0)",
-    "dynatemp_exponent": "of the dynamic temperature (1)",
-    "repeat_penalty": "1 is off (1)",
-    "frequency_penalty": "0 is off (0)",
-    "presence_penalty": "0 is off (0)",
-    "penalty_last_n": "tokens that penalties look back; 0 is off (64)",
-    "dry_multiplier": "0 is off (0)",
-    "dry_base": "of the DRY penalty (1.75)",
-    "dry_allowed_length": "tokens repeated without a penalty (2)",
-    "dry_last_n": "tokens that DRY looks back; 0 is off (all)",
-    "mirostat": "1 or 2: instead of all samplers but temperature (0)",
-    "mirostat_tau": "the surprise that mirostat aims at (5)",
-    "mirostat_eta": "how fast mirostat learns (0.1)",
-}
+# A number each.
+COMMON = ("temperature", "top_k", "top_p", "min_p", "seed")
+SAMPLERS = (
+    "min_tokens",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "penalty_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
 
 
 def add_sampling(parser: ArgumentParser, *, max_tokens: int = 128) -> None:
     """Flags of everything that generates text."""
     group = parser.add_argument_group("sampling, where a line does not say otherwise")
-    _add_numbers(group, COMMON | {"max_tokens": f"most output tokens ({max_tokens})"})
+    _add_number(group, "max_tokens", max_tokens)
+    for name in COMMON:
+        _add_number(group, name)
     group.add_argument(
         "--model-sampling",
         dest="from_model",
         action="store_const",
         const=True,
-        help="what the model file declares, where no flag or line says otherwise",
+        help=_help("from_model", more=", where no flag or line says otherwise"),
     )
     group.add_argument(
         "--stop",
         action="append",
         type=_some_text,
         metavar="TEXT",
-        help="ends the output; repeatable",
+        help=_help("stop", more="; repeatable"),
     )
     group.add_argument(
-        "--ignore-eos", action="store_const", const=True, help="go on to --max-tokens"
+        "--ignore-eos", action="store_const", const=True, help=_help("ignore_eos")
     )
     _add_constraints(parser)
     more = parser.add_argument_group("more samplers")
@@ -68,9 +65,10 @@ def add_sampling(parser: ArgumentParser, *, max_tokens: int = 128) -> None:
         dest="stages",
         type=_stages,
         metavar="NAMES",
-        help=f"those that run, in this order ({','.join(STAGES)})",
+        help=_help("stages"),
     )
-    _add_numbers(more, SAMPLERS)
+    for name in SAMPLERS:
+        _add_number(more, name)
 
 
 def _add_constraints(parser: ArgumentParser) -> None:
@@ -80,27 +78,27 @@ def _add_constraints(parser: ArgumentParser) -> None:
         dest="grammar",
         type=text_file,
         metavar="FILE",
-        help="GBNF that outputs follow",
+        help=_help("grammar"),
     )
     group.add_argument(
         "--json-schema-file",
         dest="json_schema",
         type=json_file,
         metavar="FILE",
-        help="JSON schema of the outputs (needs llguidance)",
+        help=_help("json_schema"),
     )
     group.add_argument(
         "--regex",
         type=_some_text,
         metavar="PATTERN",
-        help="regular expression that a whole output matches (needs llguidance)",
+        help=_help("regex"),
     )
     group.add_argument(
         "--lark-file",
         dest="lark",
         type=text_file,
         metavar="FILE",
-        help="Lark grammar of the outputs (needs llguidance)",
+        help=_help("lark"),
     )
 
 
@@ -111,22 +109,28 @@ def add_requests(parser: ArgumentParser) -> None:
         "--deadline-s",
         type=positive,
         metavar="S",
-        help="a request ends after so many seconds (never)",
+        help=help_of(RequestOptions, "deadline_s"),
     )
-    _add_numbers(group, {"n": "outputs of every request (1)"})
-    for name, whose in (("logprobs", "output"), ("prompt_logprobs", "prompt")):
-        text = f"with --jsonl: of {whose} tokens, and of the N most likely instead"
-        _add_numbers(group, {name: text})
+    _add_number(group, "n")
+    for name in ("logprobs", "prompt_logprobs"):
+        _add_number(group, name, more="; shown with --jsonl")
 
 
-def _add_numbers(group: _ArgumentGroup, table: dict[str, str]) -> None:
-    for name, text in table.items():
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=field(SamplingParams, name),
-            metavar="N",
-            help=text,
-        )
+def _add_number(
+    group: _ArgumentGroup, name: str, default: int | None = None, *, more: str = ""
+) -> None:
+    group.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=field(SamplingParams, name),
+        metavar="N",
+        help=_help(name, default, more=more),
+    )
+
+
+def _help(name: str, default: int | None = None, *, more: str = "") -> str:
+    """Help of the flag for a sampling parameter; nobody has to turn a switch off."""
+    text = help_of(SamplingParams, name, default, more=more)
+    return text.removesuffix(" (no)")
 
 
 def _some_text(text: str) -> str:

@@ -233,7 +233,7 @@ def open_store(
             stacklevel=2,
         )
         return None
-    return DiskStore(cache.directory, name, cache.max_disk_bytes)
+    return DiskStore(Path(cache.directory), name, cache.max_disk_bytes)
 
 
 def make_disk_tier(

@@ -149,7 +149,7 @@ def dry_stage(params: SamplingParams, n_ctx: int) -> stages.Dry | None:
         params.dry_multiplier,
         params.dry_base,
         params.dry_allowed_length,
-        params.dry_sequence_breakers,
+        tuple(params.dry_sequence_breakers),
     )
 
 

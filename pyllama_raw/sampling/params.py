@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from pyllama_raw.config import Count, Finite, Token
 from pyllama_raw.errors import InvalidSampling
-from pyllama_raw.frozen import Frozen, Mistake, wrong
+from pyllama_raw.frozen import Frozen, Listed, Mapped, Mistake, wrong
 
 Stage = Literal[
     "penalties",
@@ -53,7 +53,7 @@ class SamplingParams(Frozen):
     """How output tokens of one request are chosen, and when to stop."""
 
     from_model: bool = False
-    """What is not set here is what the model file declares."""
+    """Take from the model file what is not set here."""
     max_tokens: Count = 128
     """Most output tokens."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -91,7 +91,7 @@ class SamplingParams(Frozen):
     presence_penalty: Penalty = 0.0
     """Taken once from the logit of a token that occurred; 0 is off."""
     penalty_last_n: History | None = 64
-    """Tokens that the penalties look back; 0 is off, None is all."""
+    """Tokens that the penalties look back; 0 is off. None: all."""
     dry_multiplier: Annotated[Finite, Field(ge=0, le=100)] = 0.0
     """Strength of the penalty on repeated runs of tokens (DRY); 0 is off."""
     dry_base: Annotated[Finite, Field(ge=1, le=100)] = 1.75
@@ -101,7 +101,7 @@ class SamplingParams(Frozen):
     dry_last_n: History | None = None
     """Tokens that DRY looks back; 0 is off. None: all."""
     dry_sequence_breakers: Annotated[
-        tuple[Annotated[Text, Field(max_length=40)], ...], Field(max_length=32)
+        Listed[Annotated[Text, Field(max_length=40)]], Field(max_length=32)
     ] = ("\n", ":", '"', "*")
     """Texts that end a run for DRY."""
     mirostat: Literal[0, 1, 2] = 0
@@ -114,19 +114,19 @@ class SamplingParams(Frozen):
     """Probability near which tokens are drawn. None: off."""
     adaptive_decay: Annotated[Finite, Field(ge=0, le=0.99)] = 0.9
     """How slowly adaptive_target forgets earlier tokens."""
-    stages: tuple[Stage, ...] = STAGES
+    stages: Listed[Stage] = STAGES
     """The stages that run, in this order; a stage that is not named is off."""
-    logit_bias: dict[Token, Annotated[Finite, Field(ge=-1e6, le=1e6)]] = Field(
+    logit_bias: Mapped[Token, Annotated[Finite, Field(ge=-1e6, le=1e6)]] = Field(
         default_factory=dict
     )
     """Numbers that are added to the logits of tokens, by token id."""
-    suppress_tokens: tuple[Token, ...] = ()
+    suppress_tokens: Listed[Token] = ()
     """Token ids that are never sampled."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None
     """Seed of the random draws. None: random."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: Listed[Annotated[str, Field(min_length=1)]] = ()
     """Texts before which the output ends."""
-    stop_token_ids: tuple[Token, ...] = ()
+    stop_token_ids: Listed[Token] = ()
     """Token ids that end the output."""
     n: Annotated[int, Field(ge=1, le=256)] = 1
     """Outputs of the prompt; their seeds are seed, seed + 1, and so on."""
@@ -143,13 +143,13 @@ class SamplingParams(Frozen):
     grammar_root: Text = "root"
     """The rule of the grammar that the output is."""
     grammar_triggers: Annotated[
-        tuple[Annotated[Text, Field(max_length=1000)] | Token, ...],
+        Listed[Annotated[Text, Field(max_length=1000)] | Token],
         Field(max_length=64),
     ] = ()
     """
     Texts or token ids from which on the grammar holds; without any it holds at once.
     """
-    json_schema: dict[str, Any] | None = None
+    json_schema: Mapped[str, Any] | None = None
     """A JSON schema that the output fits; needs the extra `guidance`."""
     regex: Text | None = None
     """
