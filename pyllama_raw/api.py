@@ -25,7 +25,7 @@ from pyllama_raw.arguments import (
     checked_top,
 )
 from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.errors import ClosedError, InvalidRequest, QueueFull
+from pyllama_raw.errors import ClosedError, InvalidRequest, QueueFull, shown
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.prompt import Prompt, PromptEncoder
 
@@ -119,6 +119,15 @@ class AsyncEngine:
             self._thread.close()
             with anyio.CancelScope(shield=True):
                 await join(self._thread.join)
+
+    def __repr__(self) -> str:
+        """The model, who runs and who waits, as of the latest step."""
+        name = shown(self._parts.metadata.get("general.name", "model without a name"))
+        state, stats = "open" if self._thread.alive else "closed", self._thread.stats
+        return (
+            f"<AsyncEngine of {name}: {state}, {stats.running} of {stats.n_slots} slots "
+            f"run, {stats.waiting} wait>"
+        )
 
     def __del__(self) -> None:
         if hasattr(self, "_thread") and self._thread.alive:

@@ -38,6 +38,10 @@ class Choice:
     def ended(self) -> bool:
         return self.finished is not None or self.error is not None
 
+    @property
+    def n_tokens(self) -> int:
+        return len(self._tokens)
+
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
         if type(event) is core.Delta:

@@ -157,6 +157,17 @@ class Generation:
         for request_id in self._by_id:
             self._thread.cancel(request_id)
 
+    def __repr__(self) -> str:
+        """Where it stands, and what was read of it."""
+        if not self._choices:
+            return f"<Generation: {'left' if self._left else 'not begun'}>"
+        n_tokens = sum(choice.n_tokens for choice in self._choices)
+        n_ended = sum(choice.ended for choice in self._choices)
+        return (
+            f"<Generation: {n_ended} of {len(self._choices)} outputs ended"
+            f"{', left' * self._left}, {n_tokens} tokens read>"
+        )
+
     def __del__(self) -> None:
         if getattr(self, "_left", True):
             return

@@ -14,6 +14,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.errors import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,13 @@ class Result:
     finish_detail: FinishDetail | None = None
     """Which stop or limit ended the output; None for any other reason."""
 
+    def __repr__(self) -> str:
+        detail = "" if self.finish_detail is None else f" ({self.finish_detail})"
+        return (
+            f"<Result {shown(self.text)}: {len(self.token_ids)} tokens, "
+            f"{self.finish_reason}{detail}, seed {self.seed}>"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -107,6 +115,9 @@ class Score:
     """The text as tokens."""
     logprobs: tuple[TokenLogprobs, ...]
     """Of token_ids[1:], each after all tokens before it."""
+
+    def __repr__(self) -> str:
+        return f"<Score of {len(self.token_ids)} tokens: {self.total:.2f} in all>"
 
     @property
     def total(self) -> float:
