@@ -79,7 +79,8 @@ class AsyncEngine:
 
         Raises:
             ConfigError: an argument is none of these.
-            ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported.
+            ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported: it cannot be
+                opened here.
         """
         check_opening(model, config, progress)
         parts, encoder = await load(model, config, progress)
