@@ -235,7 +235,7 @@ class EngineConfig(Frozen):
 
     @property
     def resolved_context(self) -> ContextConfig:
-        """The context with what `deterministic` pins (ARCHITECTURE.md, Exactness)."""
+        """The context with what `deterministic` pins (docs/exactness.md)."""
         if not self.deterministic:
             return self.context
         pinned = {"kv_unified": False, "flash_attn": "off", "swa_full": True}

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_raw import errors
 from pyllama_raw.cli.command import _parser
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = sorted(ROOT.glob("*.md"))
+DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 SHELLS = [*DOCS, ROOT / "benchmarks" / "README.md"]
+INCLUDED = r'--8<-- "(.*)"\n'  # how a page of the site includes a file
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 # Runs an example on the model of the tests.
@@ -40,11 +42,20 @@ SHOWN = {
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """Code blocks of *language*."""
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+    """Code blocks of *language*; those of files are what the site shows of them."""
+    found = re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
+    return [re.sub(INCLUDED, included, block) for block in found]
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def included(match: re.Match[str]) -> str:
+    return (ROOT / match[1]).read_text()
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_python_blocks_are_examples(path: Path):
     """
     Every Python block of a document is one of the example files, word for word.
@@ -54,7 +65,7 @@ def test_python_blocks_are_examples(path: Path):
     assert set(blocks(path, "python")) <= examples
 
 
-@pytest.mark.parametrize("path", SHELLS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", SHELLS, ids=name_of)
 def test_commands_are_understood(path: Path):
     """
     Every command of ours in a shell block has flags that exist; every script is there.
@@ -69,16 +80,64 @@ def test_commands_are_understood(path: Path):
             assert (ROOT / words[0]).is_file()
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_links_and_paths_lead_somewhere(path: Path):
     """
     Every relative link, and every path written as code, exists.
     """
     text = path.read_text()
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", text)
     paths = re.findall(r"`((?:\w+/)*\w+\.py|(?:scripts|examples)/\w*)`", text)
 
-    assert [link for link in links + paths if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_errors_page_has_every_error():
+    """
+    Its table has each class in the order of the tree, its code, and whether to try again.
+    """
+    text = (ROOT / "docs" / "errors.md").read_text()
+
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.PyllamaError)
+    ]
+    told = [
+        (kind.__name__, kind.code, "yes" if kind.is_retryable else "no")
+        for kind in kinds[1:]
+    ]
+    assert re.findall(r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \|", text, re.MULTILINE) == told
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path):
+    """
+    Every page is in the menu, every link has its target, every docstring is understood.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+    built = {page.stem for page in (tmp_path / "site").glob("*.html")} - {"404"}
+    assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+    assert built == {page.stem for page in ROOT.glob("docs/*.md")}
+
+
+def test_pictures_are_small():
+    """
+    A picture of the site has at most 150 kB.
+    """
+    sizes = {file.name: file.stat().st_size for file in ROOT.glob("docs/images/*.png")}
+
+    assert {name for name, size in sizes.items() if size > 150_000} == set()
+    assert len(sizes) == 4
 
 
 def test_dependencies_have_a_reason():
