@@ -46,7 +46,11 @@ def _classes(module: str) -> dict[str, dict[str, str]]:
     """The descriptions in each class of *module*."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # a program may be shipped without its sources
+    except (
+        KeyError,
+        OSError,
+        TypeError,
+    ):  # a program may be shipped without its sources
         return {}
     return {
         node.name: dict(_fields(node.body))

@@ -164,8 +164,10 @@ class Frozen(Options):
         made = handler(core_schema)
         schema = handler.resolve_ref_schema(made)
         schema["description"] = about(cls)
+        properties = schema.get("properties", {})
         for name, text in descriptions(cls).items():
-            schema["properties"][name]["description"] = text
+            if name in properties:
+                properties[name]["description"] = text
         return made
 
     @model_validator(mode="before")

@@ -32,10 +32,15 @@ class Settings(Frozen):
     """Fields of EngineConfig and its parts by name, checked like those."""
 
     model: Fields = Field(default_factory=dict)
+    """Fields of ModelConfig."""
     context: Fields = Field(default_factory=dict)
+    """Fields of ContextConfig."""
     scheduler: Fields = Field(default_factory=dict)
+    """Fields of SchedulerConfig."""
     cache: Fields = Field(default_factory=dict)
-    engine: Fields = Field(default_factory=dict)  # what belongs to no part
+    """Fields of CacheConfig."""
+    engine: Fields = Field(default_factory=dict)
+    """Fields of EngineConfig that belong to no part."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,28 +66,41 @@ class Measured(Frozen):
     """What one setting gave on the machine it was measured on."""
 
     prefill_tok_per_s: float
-    decode_tok_per_s: float  # of all streams together
-    perplexity: float | None = None  # of the bundled text; None: not asked
+    """Prompt tokens a second."""
+    decode_tok_per_s: float
+    """Output tokens a second of all streams together."""
+    perplexity: float | None = None
+    """Of the bundled text. None: not asked."""
 
 
 class Machine(Frozen):
     """What makes speeds comparable."""
 
     cpu: str
+    """Its name."""
     n_cpus: int
+    """CPUs that the process may use."""
 
 
 class Profile(Frozen):
     """The model file and options to open it with, and what they were measured to give."""
 
     version: Literal[1] = 1
-    path: Path | None = None  # of the model; None: the default model
+    """Version of this file's form."""
+    path: Path | None = None
+    """The model file. None: the default model."""
     settings: Settings = Settings()
-    before: Measured | None = None  # with the file that was given, and the defaults
+    """Options that differ from the defaults."""
+    before: Measured | None = None
+    """Speed with the file that was given and the defaults."""
     after: Measured | None = None
-    machine: Machine | None = None  # that it was measured on
-    model_bytes: int | None = None  # size of the model file
-    others_cpus: float | None = None  # kept busy by others meanwhile; None: not known
+    """Speed with this profile."""
+    machine: Machine | None = None
+    """The machine that it was measured on."""
+    model_bytes: int | None = None
+    """Size of the model file."""
+    others_cpus: float | None = None
+    """CPUs that other processes kept busy meanwhile. None: not known."""
 
     @classmethod
     def load(cls, file: str | Path) -> Self:

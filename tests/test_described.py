@@ -9,6 +9,8 @@ import inspect
 import json
 import os
 import pydoc
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from pyllama_raw import (
     EngineConfig,
     EngineStats,
     ModelConfig,
+    Profile,
     RequestOptions,
     Result,
     SamplingParams,
@@ -33,6 +36,7 @@ from pyllama_raw import (
     Usage,
 )
 from pyllama_raw.cli.command import _parser
+from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.described import descriptions
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -43,6 +47,7 @@ OPTIONS: tuple[type[BaseModel], ...] = (
     ContextConfig,
     SchedulerConfig,
     CacheConfig,
+    Profile,
 )
 OTHERS = (RequestOptions, Delta, Result, Usage, Timings, Score, EngineStats, CacheStats)
 
@@ -64,7 +69,7 @@ def help_text(*kinds: type) -> str:
 
 SHOWN: dict[str, Callable[[], str]] = {
     "help_sampling_params": lambda: help_text(SamplingParams),
-    "help_engine_config": lambda: help_text(*OPTIONS[1:]),
+    "help_engine_config": lambda: help_text(*OPTIONS[1:-1]),
     "generate": lambda: command_help("generate"),
     "tune": lambda: command_help("tune"),
     "bench": lambda: command_help("bench") + command_help("bench", "run"),
@@ -116,3 +121,33 @@ def test_help_and_schema_say_the_same(kind: type[BaseModel]):
         line for text in said.values() for line in text.splitlines() if line not in told
     ] == []
     assert {name: about["description"] for name, about in properties.items()} == said
+
+
+def test_no_start_waits_for_descriptions():
+    """
+    The package and its options are imported without a look at any source.
+    """
+    script = """
+import pyllama_raw.config, pyllama_raw.profile, pyllama_raw.sampling.params
+from pyllama_raw import described
+
+print(described._classes.cache_info().currsize)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=True
+    )
+
+    assert done.stdout == "0\n"
+
+
+def test_a_program_without_sources_runs_without_descriptions():
+    """
+    Help then names options, and their defaults are still there.
+    """
+    kind = type("Options", (SamplingParams,), {"__module__": "pyllama_raw.frozen_away"})
+    foreign = type("Options", (), {"__module__": "pyllama_raw.frozen_away"})
+
+    assert descriptions(kind) == descriptions(SamplingParams)
+    assert descriptions(foreign) == {}
+    assert help_of(foreign, "n_slots", 8) == "n_slots (8)"

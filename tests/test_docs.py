@@ -108,7 +108,10 @@ def test_the_errors_page_has_every_error():
         (kind.__name__, kind.code, "yes" if kind.is_retryable else "no")
         for kind in kinds[1:]
     ]
-    assert re.findall(r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \|", text, re.MULTILINE) == told
+    assert (
+        re.findall(r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \|", text, re.MULTILINE)
+        == told
+    )
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):
