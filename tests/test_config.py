@@ -24,6 +24,15 @@ from pyllama_raw.native import params as native
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, letters
 from tests.hostile import Unhashable, Unreadable, nested
 
+KINDS = (
+    SamplingParams,
+    EngineConfig,
+    ModelConfig,
+    ContextConfig,
+    SchedulerConfig,
+    CacheConfig,
+)
+
 # A value other than the default for each field, and the C field that shows it.
 MODEL_FIELDS = {
     "n_gpu_layers": (3, "n_gpu_layers"),
@@ -262,6 +271,25 @@ def test_an_unknown_name_is_answered_with_a_known_one(kind, name, words):
 
     assert str(caught.value).endswith(words)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_any_slip_in_a_name_is_answered_with_one_error(kind):
+    """
+    Whichever letter is missing, a name is proposed, and no error of pydantic is chained.
+    """
+    slips = {
+        name[:i] + name[i + 1 :] for name in kind.model_fields for i in range(len(name))
+    }
+    unanswered = []
+    for slip in slips - set(kind.model_fields):
+        with pytest.raises(ConfigError) as caught:
+            kind(**{slip: 1})
+        if "; did you mean " not in str(caught.value) and len(slip) > 3:
+            unanswered.append(slip)
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+    assert unanswered == []
 
 
 def test_every_slot_has_a_cell():
