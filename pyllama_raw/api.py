@@ -143,6 +143,16 @@ class AsyncEngine:
     # -- requests ---------------------------------------------------------------
 
     @property
+    def alive(self) -> bool:
+        """Whether requests are taken: not once aclose() is called or the engine fails."""
+        return self._thread.alive
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended the engine by itself; None: nothing did."""
+        return self._thread.error
+
+    @property
     def n_ctx_slot(self) -> int:
         """Prompt and output tokens one request may have together."""
         return self._parts.scheduler.limits.n_ctx_slot

@@ -9,22 +9,28 @@ Cancellation is no error: it is a `FinishReason`.
 Errors travel: pickle and copy keep the message and every attribute. The cause stays behind,
 because it may be anything.
 
-Three attributes of each class tell a service what to do:
+Four attributes of each class tell a service what to do:
 
 - `code` is a word for logs and clients. It never changes.
 - `is_retryable`: the same call may succeed later on the same engine.
 - `counts_as_circuit_failure`: the engine or the machine is at fault. What a caller did
   never counts, and a full queue is load, not a failure.
+- `http_status`: what an HTTP service answers. 400 and 413 are the client's fault; 503 says
+  that another time or another engine may do; 500 is a fault of ours or of the machine.
+  A deadline is no error but `FinishReason.DEADLINE`: 504 if no token came before it.
 
-| classes                                                | retryable | counts |
-|--------------------------------------------------------|-----------|--------|
-| ConfigError, ModelNotFound, ClosedError                | no        | no     |
-| RequestError and its classes but QueueFull             | no        | no     |
-| QueueFull                                              | yes       | no     |
-| LibraryNotBuilt, EngineStopped                         | no        | yes    |
-| NativeError and its classes but the next three         | no        | yes    |
-| DecodeAborted, DecodeFailed, SnapshotFailed            | yes       | yes    |
-| EngineFault, EngineStalled                             | yes       | yes    |
+| classes                                    | at fault   | HTTP | retryable | counts |
+|--------------------------------------------|------------|------|-----------|--------|
+| RequestError and its classes but two       | the client | 400  | no        | no     |
+| PromptTooLong                              | the client | 413  | no        | no     |
+| QueueFull                                  | the load   | 503  | yes       | no     |
+| ClosedError                                | nobody     | 503  | no        | no     |
+| ConfigError, ModelNotFound                 | the owner  | 500  | no        | no     |
+| LibraryNotBuilt, NativeError, its classes  | the machine| 500  | no        | yes    |
+| but DecodeAborted, DecodeFailed, SnapshotFailed | the machine | 500 | yes    | yes    |
+| EngineFault                                | we         | 500  | yes       | yes    |
+| EngineStalled                              | the limits | 503  | yes       | yes    |
+| EngineStopped                              | the machine| 503  | no        | yes    |
 """
 
 from __future__ import annotations
@@ -42,6 +48,7 @@ class PyllamaError(Exception):
     code: ClassVar[str] = "error"
     is_retryable: ClassVar[bool] = False
     counts_as_circuit_failure: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.args, self.__dict__)
@@ -97,6 +104,7 @@ class RequestError(PyllamaError):
     """This request cannot be served; the engine goes on."""
 
     code = "request_refused"
+    http_status = 400
 
 
 class InvalidRequest(RequestError, ValueError):
@@ -138,6 +146,7 @@ class PromptTooLong(RequestError):
     """The prompt leaves no room for one output token."""
 
     code = "prompt_too_long"
+    http_status = 413
 
     def __init__(self, n_prompt: int, n_ctx_slot: int) -> None:
         self.n_prompt, self.n_ctx_slot = n_prompt, n_ctx_slot
@@ -151,6 +160,7 @@ class QueueFull(RequestError):
     """The waiting queue is at its limit; nothing was queued."""
 
     code = "queue_full"
+    http_status = 503
     is_retryable = True
 
     def __init__(self, knob: str, value: int, limit: int) -> None:
@@ -277,6 +287,7 @@ class ClosedError(PyllamaError):
     """
 
     code = "closed"
+    http_status = 503
 
     def __init__(self, message: str, results: tuple[Any, ...] = ()) -> None:
         self.results = results
@@ -295,6 +306,7 @@ class EngineStalled(PyllamaError):
     """Nothing could be computed for the requests that were left; all of them ended."""
 
     code = "engine_stalled"
+    http_status = 503
     is_retryable = True
     counts_as_circuit_failure = True
 
@@ -320,6 +332,7 @@ class EngineStopped(PyllamaError):
     """The engine thread has ended; __cause__ says why."""
 
     code = "engine_stopped"
+    http_status = 503
     counts_as_circuit_failure = True
 
 

@@ -18,6 +18,7 @@ DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 SHELLS = [*DOCS, ROOT / "benchmarks" / "README.md"]
 INCLUDED = r'--8<-- "(.*)"\n'  # how a page of the site includes a file
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SERVICE = ROOT / "examples" / "service.py"  # tests/examples runs it: it does not end
 
 # Runs an example on the model of the tests.
 ON_MODEL = """
@@ -155,7 +156,9 @@ def test_dependencies_have_a_reason():
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path != SERVICE], ids=lambda path: path.stem
+)
 def test_examples_run(path: Path, model_path: Path):
     """
     Every example ends well, without a warning, and prints what it should.

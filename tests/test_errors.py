@@ -153,6 +153,30 @@ def test_what_may_succeed_later_is_retryable():
     assert DecodeFailed("llama_decode", -3, "no").counts_as_circuit_failure
 
 
+def test_each_class_has_a_status_by_whose_fault_it_is():
+    """
+    What is not the client's fault is no 4xx, and what may pass elsewhere is a 503.
+    """
+    statuses = {kind: kind.http_status for kind in tree() if kind.http_status != 500}
+
+    assert {kind.__name__: status for kind, status in statuses.items()} == {
+        "RequestError": 400,
+        "InvalidRequest": 400,
+        "InvalidSampling": 400,
+        "PromptTooLong": 413,
+        "QueueFull": 503,
+        "BadGrammar": 400,
+        "BadSchema": 400,
+        "Unsupported": 400,
+        "ClosedError": 503,
+        "EngineStalled": 503,
+        "EngineStopped": 503,
+    }
+    assert [k for k in tree() if k.http_status < 500] == [
+        k for k in tree() if issubclass(k, RequestError) and k is not QueueFull
+    ]
+
+
 def test_unsupported_names_operation_and_reason():
     """
     A program reads what could not be done, and why, without parsing the message.

@@ -101,6 +101,11 @@ class EngineThread:
         return not self._refuses and self._is_running
 
     @property
+    def error(self) -> BaseException | None:
+        """What has ended the thread, or failed when all was freed."""
+        return self._cause
+
+    @property
     def _is_running(self) -> bool:
         return not self._ended and self._pid == os.getpid()
 
