@@ -196,13 +196,13 @@ def test_a_signal_ends_the_process_when_its_stream_has_ended(anyio_backend_name)
     command = [sys.executable, ROOT / "examples" / "service.py", "--port", str(port)]
     command += ["--model", tiny_model("llama")]
     command += ["--trio"] if anyio_backend_name == "trio" else []
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
     outcome = Outcome("long")
 
     async def talk() -> None:
         clients = Clients(port)
         with anyio.fail_after(LIMIT_S):
-            await clients.wait_until_up()
             async with clients.exchange() as exchange:
                 await exchange.send(chat(max_tokens=200))
                 assert await taken(exchange, outcome)
@@ -210,10 +210,11 @@ def test_a_signal_ends_the_process_when_its_stream_has_ended(anyio_backend_name)
                 await read(exchange, outcome)
 
     try:
+        assert b"Running on" in process.stderr.readline()
         anyio.run(talk)
         code = process.wait(LIMIT_S)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
     assert (outcome.reason, outcome.is_whole, code) == ("length", True, 0)
