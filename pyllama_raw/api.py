@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from types import TracebackType
@@ -16,6 +16,7 @@ import anyio
 from anyio import to_thread
 
 from pyllama_raw.arguments import (
+    ChatOptions,
     RequestOptions,
     check_opening,
     checked_options,
@@ -27,14 +28,16 @@ from pyllama_raw.arguments import (
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.errors import ClosedError, InvalidRequest, QueueFull, shown
 from pyllama_raw.loading import Progress, load
+from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt, PromptEncoder
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.config import EngineConfig
     from pyllama_raw.core.cache_stats import CacheStats
+    from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation
-    from pyllama_raw.results import EngineStats, Result, Score
+    from pyllama_raw.results import EngineState, EngineStats, Result, Score
     from pyllama_raw.sampling.params import SamplingParams
 
 
@@ -152,13 +155,23 @@ class AsyncEngine:
         """What has ended the engine by itself; None: nothing did."""
         return self._thread.error
 
+    @cached_property
+    def info(self) -> EngineInfo:
+        """The model, what the options came to, and versions; also after aclose()."""
+        return self._parts.describe()
+
     @property
     def n_ctx_slot(self) -> int:
         """Prompt and output tokens one request may have together."""
         return self._parts.scheduler.limits.n_ctx_slot
 
     def stats(self) -> EngineStats:
-        """Running, waiting, slots, KV cells and totals, as of the latest step."""
+        """
+        Running, waiting, slots, KV cells and totals, as of the latest step.
+
+        It can be asked for after the end, too; `state` tells. `dataclasses.asdict` makes
+        JSON of it, as of every value of statistics.
+        """
         from pyllama_raw.results import EngineStats
 
         times = self._parts.executor.times
@@ -172,7 +185,18 @@ class AsyncEngine:
             lane_attaches=times.lane_attaches,
             lane_reserves=times.lane_reserves,
             lane_fallbacks=times.lane_fallbacks,
+            state=self._state,
         )
+
+    @property
+    def _state(self) -> EngineState:
+        from pyllama_raw.results import EngineState
+
+        if self.alive:
+            return EngineState.RUNNING
+        if self._thread.closing:
+            return EngineState.CLOSING
+        return EngineState.CLOSED if self.error is None else EngineState.FAILED
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
@@ -192,6 +216,42 @@ class AsyncEngine:
         salt = checked_salt(cache_salt)
         forget = partial(self._parts.scheduler.clear_cache, salt)
         return await to_thread.run_sync(self._thread.call(forget).result)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """
+        Token ids of *text* as a prompt: special tokens are added and understood.
+
+        Raises:
+            InvalidRequest: not text.
+            PromptTooLong: it does not fit a slot; as of generate().
+        """
+        if not isinstance(text, str):
+            raise InvalidRequest("text", text, "text")
+        return list(await self._preparation.encode(text))
+
+    async def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
+        """
+        The text of *token_ids*; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            special: control tokens are written, too.
+        """
+        return await self._preparation.detokenize(token_ids, special)
+
+    async def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
+        """
+        Tokens of *prompt*, as `usage.prompt_tokens` will tell.
+
+        Raises:
+            InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
+        """
+        return len(await self._preparation.encode(prompt, checked_options(options)))
+
+    async def render(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> str:
+        """The text that the chat template makes of *messages*; raises as generate()."""
+        return await self._preparation.render(messages, checked_options(options))
 
     def generate(
         self,

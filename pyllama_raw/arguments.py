@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from numbers import Real
@@ -35,8 +35,18 @@ MAX_TOP = 20  # likely tokens listed at each place
 SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
 
 
-class RequestOptions(TypedDict, total=False):
-    """How a request is served; nothing here changes its output."""
+class ChatOptions(TypedDict, total=False):
+    """How the template makes a prompt of chat messages; nothing for other prompts."""
+
+    tools: (
+        Sequence[Mapping[str, Any]] | None
+    )  # that the model may call, as JSON schemas
+    template_kwargs: Mapping[str, Any] | None  # variables of the template
+    chat_template: str | None  # Jinja, instead of the model's own
+
+
+class RequestOptions(ChatOptions, total=False):
+    """How a request is served; but for those of chats nothing here changes its output."""
 
     priority: int
     """Requests with a lower number run first; 0 by default."""
@@ -116,6 +126,27 @@ def reading_prompt(prompt: object) -> Iterator[None]:
         yield
 
 
+def _tools(value: object) -> object:
+    return _kind("tools", value, Sequence, "a list of mappings, or None")
+
+
+def _template_kwargs(value: object) -> object:
+    return _kind("template_kwargs", value, Mapping, "a mapping, or None")
+
+
+def _chat_template(value: object) -> object:
+    return _kind("chat_template", value, str, "the text of a Jinja template, or None")
+
+
+def _kind(name: str, value: object, kind: type, allowed: str) -> object:
+    """What is in it is looked at where it is copied, which may take long."""
+    with _reading(name, value, allowed):
+        is_single = kind is Sequence and isinstance(value, SINGLE)
+        if value is None or (isinstance(value, kind) and not is_single):
+            return value
+    raise InvalidRequest(name, value, allowed)
+
+
 def _priority(value: object) -> int:
     return _whole("priority", value, -MAX_PRIORITY, MAX_PRIORITY)
 
@@ -147,6 +178,9 @@ _OPTIONS: dict[str, Callable[[object], object]] = {
     "deadline_s": _deadline,
     "cache_salt": checked_salt,
     "cache_points": _cache_points,
+    "tools": _tools,
+    "template_kwargs": _template_kwargs,
+    "chat_template": _chat_template,
 }
 assert _OPTIONS.keys() == RequestOptions.__annotations__.keys()
 

@@ -35,6 +35,11 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
     return plain
 
 
+def plain_value(name: str, value: object) -> Any:
+    """A copy of the option *name* of a chat. Raises InvalidRequest as plain_messages()."""
+    return _Copier(name).copy(value, 0)
+
+
 def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether *value* is a list of any kind, and no text."""
     if isinstance(value, str | bytes | bytearray | Mapping):
@@ -68,9 +73,10 @@ def _check_part(part: object) -> None:
 
 
 class _Copier:
-    """Counts what it copies."""
+    """Counts what it copies, which errors call *name*."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "messages") -> None:
+        self._name = name
         self._n_characters = 0
         self._n_values = 0
 
@@ -81,7 +87,7 @@ class _Copier:
         if isinstance(value, int):
             if value.bit_length() > MAX_INT_BITS:
                 given = f"a number of {value.bit_length()} bits"
-                raise InvalidRequest("messages", given, f"at most {MAX_INT_BITS} bits")
+                raise InvalidRequest(self._name, given, f"at most {MAX_INT_BITS} bits")
             return value
         if isinstance(value, Mapping):
             return {
@@ -91,7 +97,7 @@ class _Copier:
         if is_sequence(value):
             return [self.copy(item, depth + 1) for item in value]
         raise InvalidRequest(
-            "messages",
+            self._name,
             f"a value of type {type(value).__name__}",
             "text, numbers, True, False, None, lists and mappings",
         )
@@ -99,7 +105,7 @@ class _Copier:
     def _key(self, key: object, depth: int) -> str:
         if not isinstance(key, str):
             given = f"a mapping's key of type {type(key).__name__}"
-            raise InvalidRequest("messages", given, "text as keys of mappings")
+            raise InvalidRequest(self._name, given, "text as keys of mappings")
         self._count(key, depth)
         return key
 
@@ -109,8 +115,8 @@ class _Copier:
             self._n_characters += len(value)
         if depth > MAX_DEPTH:
             given = "lists or mappings in each other"
-            raise InvalidRequest("messages", given, f"at most {MAX_DEPTH} levels")
+            raise InvalidRequest(self._name, given, f"at most {MAX_DEPTH} levels")
         if self._n_values > MAX_VALUES or self._n_characters > MAX_CHARACTERS:
             given = f"{self._n_values} values, {self._n_characters} characters"
             allowed = f"at most {MAX_VALUES} values and {MAX_CHARACTERS} characters"
-            raise InvalidRequest("messages", given, allowed)
+            raise InvalidRequest(self._name, given, allowed)

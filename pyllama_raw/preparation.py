@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -19,11 +19,13 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
-from pyllama_raw.arguments import RequestOptions, reading_prompt
+from pyllama_raw.arguments import ChatOptions, RequestOptions, reading_prompt
+from pyllama_raw.chat import ChatSettings
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.generation import Prepared
+from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams
@@ -69,8 +71,7 @@ class Preparation:
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
         constraint = await self._constrain(params)
-        with reading_prompt(prompt):
-            tokens = await self._encode(prompt)
+        tokens = await self.encode(prompt, options)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
@@ -90,6 +91,30 @@ class Preparation:
         )
         return _fork(request, params, seed, request_ids)
 
+    async def encode(
+        self, prompt: Prompt, options: ChatOptions | None = None
+    ) -> array[int]:
+        """Tokens of *prompt*; raises as prepare()."""
+        encode = partial(self._encoder.encode, prompt, ChatSettings.of(options))
+        with reading_prompt(prompt):
+            if not self._encoder.takes_long(prompt):
+                await checkpoint()
+                return encode()
+            return await to_thread.run_sync(encode, abandon_on_cancel=True)
+
+    async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """The text that the template makes of *messages*; raises as prepare()."""
+        render = partial(self._encoder.render, messages, ChatSettings.of(options))
+        with reading_prompt(messages):
+            return await to_thread.run_sync(render, abandon_on_cancel=True)
+
+    async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
+        """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
+        with reading_prompt(token_ids):
+            return await to_thread.run_sync(
+                self._encoder.detokenize, token_ids, special, abandon_on_cancel=True
+            )
+
     async def _constrain(self, params: SamplingParams) -> object:
         if params.constraint is None and not params.dries:
             return None
@@ -97,14 +122,6 @@ class Preparation:
         return await to_thread.run_sync(
             self._encoder.run, constrain, abandon_on_cancel=True
         )
-
-    async def _encode(self, prompt: Prompt) -> array[int]:
-        if self._encoder.takes_long(prompt):
-            return await to_thread.run_sync(
-                self._encoder.encode, prompt, abandon_on_cancel=True
-            )
-        await checkpoint()
-        return self._encoder.encode(prompt)
 
     def _namespace(self, salt: str | None) -> Namespace:
         """Who shares the cache with a request; with scope "salt" nobody without one."""

@@ -15,7 +15,7 @@ from functools import cached_property
 from threading import Condition
 from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
 
-from pyllama_raw.chat import ChatTemplate
+from pyllama_raw.chat import NOTHING, ChatSettings, ChatTemplates
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 from pyllama_raw.markers import PIECE, Markers
 from pyllama_raw.messages import Message, is_sequence
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
+MAX_IDS = 2**24  # that detokenize() takes
 LONG_PROMPT = 4096  # characters that an event loop may wait for
 LONG_TOKEN = 8  # characters of a token; most texts have about four
 SEAM = 16  # tokens that a text may have more if it is cut in two
@@ -42,7 +43,7 @@ class PromptEncoder:
         self._n_ctx_slot = n_ctx_slot
         self._bos_text = _text_of(vocab, vocab.bos)
         self._chat_template = chat_template
-        self._chat = ChatTemplate(
+        self._chat = ChatTemplates(
             chat_template,
             bos_token=self._bos_text,
             eos_token=_text_of(vocab, vocab.eos),
@@ -63,7 +64,7 @@ class PromptEncoder:
             return len(prompt) > LONG_PROMPT
         return _is_chat(prompt)
 
-    def encode(self, prompt: Prompt) -> array[int]:
+    def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
         """
         Tokens of *prompt*, never empty, that leave room for an output token.
 
@@ -73,11 +74,27 @@ class PromptEncoder:
             Unsupported: messages, but the model has no chat template.
         """
         with self._using_vocab():
-            tokens = self._tokens(prompt)
+            tokens = self._tokens(prompt, settings)
         if not tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(tokens))
         return tokens
+
+    def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
+        """The text that encode() makes tokens of; raises like it."""
+        if not _is_chat(messages):
+            raise InvalidRequest("messages", messages, "chat messages")
+        with self._using_vocab():
+            return self._chat.render(messages, settings).text
+
+    def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
+        """Their pieces as text. Raises InvalidRequest, ClosedError."""
+        if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
+            raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
+        with self._using_vocab():
+            ids = self._checked_ids(token_ids)
+            pieces = (self._vocab.piece(token, special) for token in ids)
+            return b"".join(pieces).decode(errors="replace")
 
     def run(self, function: Callable[[], T]) -> T:
         """Call *function*, which may use the vocabulary."""
@@ -109,18 +126,24 @@ class PromptEncoder:
                 self._n_users -= 1
                 self._idle.notify_all()
 
-    def _tokens(self, prompt: Prompt) -> array[int]:
+    def _tokens(self, prompt: Prompt, settings: ChatSettings) -> array[int]:
+        is_chat = _is_chat(prompt)
+        if settings != NOTHING and not is_chat:
+            name, value = next(
+                item for item in settings._asdict().items() if item[1] is not None
+            )
+            raise InvalidRequest(name, value, "it with chat messages only")
         if isinstance(prompt, str):
             return self._tokenize(prompt, add_special=True, parse_special=True)
         if not is_sequence(prompt):
             raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
         if _is_chat(prompt):
-            return self._chat_tokens(prompt)
+            return self._chat_tokens(prompt, settings)
+        if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
+            raise PromptTooLong(len(prompt), self._n_ctx_slot)
         return self._checked_ids(prompt)
 
     def _checked_ids(self, prompt: Sequence[int]) -> array[int]:
-        if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
-            raise PromptTooLong(len(prompt), self._n_ctx_slot)
         n_tokens = self._vocab.n_tokens
         allowed = f"token ids from 0 to {n_tokens - 1}"
         try:
@@ -133,8 +156,10 @@ class PromptEncoder:
             raise InvalidRequest("prompt", wrong, allowed)
         return tokens
 
-    def _chat_tokens(self, messages: Sequence[Message]) -> array[int]:
-        text, origins = self._chat.render(messages)
+    def _chat_tokens(
+        self, messages: Sequence[Message], settings: ChatSettings
+    ) -> array[int]:
+        text, origins = self._chat.render(messages, settings)
         bos = self._bos_text
         if (
             self._vocab.add_bos and bos and text.startswith(bos)
@@ -142,7 +167,10 @@ class PromptEncoder:
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
             text, origins = text[n_own:], origins[n_own:]
         _check_text(text)
-        parts = list(self._markers.parts(text, origins))
+        markers = self._markers
+        if settings.chat_template is not None:
+            markers = Markers(self._vocab.special_texts, settings.chat_template)
+        parts = list(markers.parts(text, origins))
         if parts == [(text, True)]:
             return self._tokenize(text, add_special=True, parse_special=True)
         tokens = self._tokenize("", add_special=True, parse_special=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import ceil, exp, fsum
 
 from pyllama_raw.core import request as core
@@ -130,6 +131,15 @@ class Score:
         return exp(-self.total / len(self.logprobs))
 
 
+class EngineState(StrEnum):
+    """Whether an engine takes requests, and if not, why."""
+
+    RUNNING = "running"
+    CLOSING = "closing"  # what runs may go on
+    CLOSED = "closed"
+    FAILED = "failed"  # by itself; `AsyncEngine.error` says why
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats(SchedulerStats):
     """The engine after its latest step, and all totals."""
@@ -150,6 +160,8 @@ class EngineStats(SchedulerStats):
     """Steps that prepared all graphs anew, because lanes had changed."""
     lane_fallbacks: int
     """Requests that were sampled on the host although lanes are wanted."""
+    state: EngineState = EngineState.RUNNING
+    """Whether the engine takes requests, and if not, how it ended."""
 
 
 def timings_of(moments: core.Timings) -> Timings:

@@ -39,7 +39,8 @@ RULE: dict[str, set[str]] = {
     "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
     "arguments": {"config", "errors", "sampling"},
-    "preparation": CONNECTION | {"arguments", "generation", "prompt"},
+    "preparation": CONNECTION
+    | {"arguments", "chat", "generation", "messages", "prompt"},
     "api": CONNECTION | (API - {"api", "choice", "models", "profile", "sync"}),
     "sync": {"api", "arguments", "config", "errors"}
     | {"messages", "prompt", "results", "sampling"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,14 @@ from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
+from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.errors import ConfigError, Unsupported
+from pyllama_raw.native import libllama
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -104,6 +106,7 @@ def assemble(
         model.chat_template(),
         release,
         _make_admission(config.scheduler),
+        _describer(executor.context, config, scheduler.limits),
         config.cache.scope,
         writer,
         constrain=Constraints(model.vocab).make,
@@ -128,6 +131,44 @@ def _make_scheduler(
             exclude={"n_slots", "max_waiting", "max_waiting_tokens"}
         ),
     )
+
+
+def _describer(
+    context: Context, config: EngineConfig, limits: ContextLimits
+) -> Callable[[], EngineInfo]:
+    """What can be said at once is kept: the context may be closed when somebody asks."""
+    wanted = config.resolved_context
+    model_path, metadata = str(context.model.path), dict(context.model.meta)
+    n_ubatch, has_kernels = context.n_ubatch, context.kernels is not None
+
+    def describe() -> EngineInfo:
+        from importlib.metadata import version
+
+        devices = config.model.devices or tuple(d.name for d in libllama.devices())
+        return EngineInfo(
+            model_path=model_path,
+            metadata=metadata,
+            n_slots=limits.n_slots,
+            n_ctx=limits.n_cells,
+            n_ctx_slot=limits.n_ctx_slot,
+            n_batch=limits.n_batch,
+            n_ubatch=n_ubatch,
+            n_threads=wanted.threads,
+            n_threads_batch=wanted.n_threads_batch or wanted.threads,
+            type_k=wanted.type_k,
+            type_v=wanted.type_v,
+            flash_attn=wanted.flash_attn,
+            kv_unified=limits.unified,
+            fast_kernels=has_kernels,
+            devices=devices,
+            versions={
+                "pyllama_raw": version("pyllama_raw"),
+                "llama_cpp": libllama.llama_version(),
+            },
+            config=config,
+        )
+
+    return describe
 
 
 def _make_admission(config: SchedulerConfig) -> Admission:

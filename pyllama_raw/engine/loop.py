@@ -106,6 +106,11 @@ class EngineThread:
         return self._cause
 
     @property
+    def closing(self) -> bool:
+        """Whether close() was called and the thread has not ended."""
+        return self._refuses and self._is_running
+
+    @property
     def _is_running(self) -> bool:
         return not self._ended and self._pid == os.getpid()
 

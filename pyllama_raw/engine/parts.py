@@ -11,6 +11,7 @@ from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Captured, Executor
 from pyllama_raw.engine.abort import AbortFlag
+from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.sampling.params import SamplingParams
 
 
@@ -101,6 +102,7 @@ class EngineParts:
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
     admission: Admission  # whom the engine takes on
+    describe: Callable[[], EngineInfo]  # also after the release
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: FileWriter | None = None  # of the executor; None: nothing is kept in files
     constrain: Callable[[SamplingParams], object] = lambda _: None  # may take long

@@ -80,9 +80,14 @@ class TemplateProcesses:
         self._closed = False
         self._end_all = weakref.finalize(self, _end_all, self._all)
 
-    def render(self, messages: list[Any]) -> tuple[str, str]:
+    def render(
+        self, messages: list[Any], chat: dict[str, Any] | None = None
+    ) -> tuple[str, str]:
         """
         The text, and the origin of each of its characters (see text.py).
+
+        Args:
+            chat: what CompiledTemplate.render takes beside the messages.
 
         Raises:
             Unreadable, Refused, Exceeded, ClosedError.
@@ -91,7 +96,7 @@ class TemplateProcesses:
         with self._free:
             process = self._take()
             try:
-                answer = process.ask(messages)
+                answer = process.ask([chat or {}, *messages])
             except BaseException as error:
                 self._end(process)
                 if self._closed:

@@ -33,9 +33,9 @@ def main() -> None:
         _start_clock(max_cpu_s)
         template = _compile(**setup)
         while template is not None:
-            messages = frames.read(source)
+            chat, *messages = frames.read(source)
             _start_clock(max_cpu_s)
-            if not _render(template, messages):
+            if not _render(template, messages, chat):
                 break
 
 
@@ -62,10 +62,12 @@ def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
     return template
 
 
-def _render(template: CompiledTemplate, messages: list[Any]) -> bool:
+def _render(
+    template: CompiledTemplate, messages: list[Any], chat: dict[str, Any]
+) -> bool:
     """Answer; whether another chat may be rendered here."""
     try:
-        text, origins = template.render(messages)
+        text, origins = template.render(messages, **chat)
     except MemoryError:
         _answer({"too_large": True})
     except Exception as error:  # noqa: BLE001 - templates are programs of strangers

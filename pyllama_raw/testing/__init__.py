@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event
 from typing import Any
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.config import EngineConfig
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.parts import EngineParts, StepTimes
 from pyllama_raw.errors import DecodeFailed, PyllamaError, SamplingFailed
 from pyllama_raw.sampling.params import SamplingParams
@@ -313,7 +316,30 @@ def fake_parts(
         chat_template,
         release,
         Admission(executor.limits.n_slots, max_waiting, max_waiting_tokens),
+        partial(_describe, executor.limits, metadata or {}),
         metadata=metadata or {},
+    )
+
+
+def _describe(limits: ContextLimits, metadata: Mapping[str, str]) -> EngineInfo:
+    return EngineInfo(
+        model_path="fake.gguf",
+        metadata=metadata,
+        n_slots=limits.n_slots,
+        n_ctx=limits.n_cells,
+        n_ctx_slot=limits.n_ctx_slot,
+        n_batch=limits.n_batch,
+        n_ubatch=limits.n_batch,
+        n_threads=1,
+        n_threads_batch=1,
+        type_k="f16",
+        type_v="f16",
+        flash_attn="auto",
+        kv_unified=limits.unified,
+        fast_kernels=False,
+        devices=(),
+        versions={},
+        config=EngineConfig(),
     )
 
 

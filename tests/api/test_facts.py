@@ -1,0 +1,150 @@
+"""What an engine tells of itself, and tokens of texts."""
+
+import dataclasses
+import json
+
+import anyio
+import pytest
+
+from pyllama_raw import (
+    AsyncEngine,
+    ClosedError,
+    EngineConfig,
+    EngineStopped,
+    InvalidRequest,
+    SamplingParams,
+    SchedulerConfig,
+)
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from tests.engine.support import HANG_S, HeldSteps
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.anyio
+
+PARAMS = SamplingParams(max_tokens=2)
+
+
+async def test_an_engine_tells_that_it_was_closed():
+    """
+    Statistics outlive the engine and say in which state it is.
+    """
+    engine = fake_engine()
+    await engine.complete("a", PARAMS)
+    before = (engine.alive, engine.stats().state)
+    await engine.aclose()
+    stats = engine.stats()
+
+    assert before == (True, "running")
+    assert (engine.alive, engine.error, stats.state) == (False, None, "closed")
+    assert (stats.submitted, stats.output_tokens) == (1, 2)
+    assert engine.info.model_path == "fake.gguf"
+
+
+async def test_an_engine_tells_that_it_is_closing():
+    """
+    While aclose(drain_s) waits for what runs, no request is taken.
+    """
+    steps = HeldSteps()
+    engine = fake_engine(FakeExecutor(fake_limits(), on_step=steps))
+    with anyio.fail_after(HANG_S):
+        async with engine.generate("a", PARAMS), anyio.create_task_group() as group:
+            await anyio.to_thread.run_sync(steps.wait_for_one)
+            group.start_soon(engine.aclose, HANG_S)
+            await anyio.wait_all_tasks_blocked()
+            state = engine.stats().state
+            steps.allow(10)
+
+    assert (state, engine.stats().state) == ("closing", "closed")
+
+
+async def test_an_engine_tells_what_has_ended_it():
+    """
+    An exception of the engine's own thread is the error of the engine.
+    """
+    cause = RuntimeError("as told")
+
+    def fail(step, plan):
+        raise cause
+
+    engine = fake_engine(FakeExecutor(fake_limits(), on_step=fail))
+    with pytest.raises(EngineStopped):
+        await engine.complete("a", PARAMS)
+
+    assert (engine.alive, engine.error, engine.stats().state) == (
+        False,
+        cause,
+        "failed",
+    )
+    await engine.aclose()
+    assert engine.stats().state == "failed"
+
+
+async def test_statistics_are_json():
+    """
+    asdict() makes JSON of what an engine counts.
+    """
+    async with fake_engine() as engine:
+        await engine.complete("a", PARAMS)
+        values = [engine.stats(), await engine.cache_stats()]
+    texts = [json.dumps(dataclasses.asdict(value)) for value in values]
+
+    assert [json.loads(text) for text in texts] == [
+        dataclasses.asdict(v) for v in values
+    ]
+
+
+async def test_texts_become_tokens_and_tokens_texts():
+    """
+    tokenize() gives what a prompt becomes; control tokens are written if asked for.
+    """
+    async with fake_engine() as engine:
+        ids = await engine.tokenize("hé</s>")
+        texts = [
+            await engine.detokenize(ids),
+            await engine.detokenize(ids, special=True),
+        ]
+        n_tokens = await engine.count("hé</s>")
+        broken = await engine.detokenize([0xC3])
+
+    assert ids == [256, *"hé".encode(), 257]
+    assert texts == ["hé", "<s>hé</s>"]
+    assert (n_tokens, broken) == (len(ids), "\ufffd")
+
+
+@pytest.mark.parametrize("ids", ["text", [258], [-1], [None], 7, [2**40], range(2**30)])
+async def test_only_token_ids_are_detokenized(ids):
+    """
+    What no token has as its id is refused.
+    """
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidRequest):
+            await engine.detokenize(ids)
+
+
+async def test_a_closed_engine_has_no_vocabulary():
+    """
+    What needs the model says that the engine is closed.
+    """
+    engine = fake_engine()
+    await engine.aclose()
+    for call in (engine.tokenize("a"), engine.detokenize([1]), engine.count("a")):
+        with pytest.raises(ClosedError):
+            await call
+
+
+@pytest.mark.native
+async def test_info_tells_what_options_came_to():
+    """
+    Limits are those that hold, not those asked for; the file tells the rest.
+    """
+    path = tiny_model("llama")
+    config = EngineConfig(scheduler=SchedulerConfig(n_slots=2))
+    async with AsyncEngine.open(path, config) as engine:
+        info = engine.info
+
+    assert (info.model_path, info.n_slots, info.config) == (str(path), 2, config)
+    assert info.n_ctx_slot == engine.n_ctx_slot
+    assert info.metadata["general.architecture"] == "llama"
+    assert set(info.versions) == {"pyllama_raw", "llama_cpp"}
+    assert info.n_threads >= 1
+    assert info.devices
