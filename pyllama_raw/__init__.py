@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.arguments import RequestOptions
+from pyllama_raw.arguments import ChatOptions, RequestOptions
 from pyllama_raw.errors import (
     BadGrammar,
     BadSchema,
@@ -35,6 +35,7 @@ from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
+    from pyllama_raw.blocking import BlockingGeneration, Engine
     from pyllama_raw.config import (
         CacheConfig,
         ContextConfig,
@@ -53,9 +54,18 @@ if TYPE_CHECKING:
         StopToken,
         TokenLogprobs,
     )
+    from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.generation import Generation
     from pyllama_raw.profile import Profile
-    from pyllama_raw.results import Delta, EngineStats, Result, Score, Timings, Usage
+    from pyllama_raw.results import (
+        Delta,
+        EngineState,
+        EngineStats,
+        Result,
+        Score,
+        Timings,
+        Usage,
+    )
     from pyllama_raw.sampling.params import SamplingParams
     from pyllama_raw.sync import generate, score
 
@@ -65,17 +75,22 @@ __all__ = [
     "AsyncEngine",
     "BadGrammar",
     "BadSchema",
+    "BlockingGeneration",
     "CacheConfig",
     "CacheStats",
     "CacheTier",
+    "ChatOptions",
     "ClosedError",
     "ConfigError",
     "ContextConfig",
     "ContextFailed",
     "Delta",
+    "Engine",
     "EngineConfig",
     "EngineFault",
+    "EngineInfo",
     "EngineStalled",
+    "EngineState",
     "EngineStats",
     "EngineStopped",
     "FinishDetail",
@@ -133,8 +148,18 @@ _LATER = {
     ),
     "generation": ("Generation",),
     "profile": ("Profile",),
-    "results": ("Delta", "EngineStats", "Result", "Score", "Timings", "Usage"),
+    "results": (
+        "Delta",
+        "EngineState",
+        "EngineStats",
+        "Result",
+        "Score",
+        "Timings",
+        "Usage",
+    ),
     "sampling.params": ("SamplingParams",),
+    "blocking": ("BlockingGeneration", "Engine"),
+    "engine.info": ("EngineInfo",),
     "sync": ("generate", "score"),
 }
 

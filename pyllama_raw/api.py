@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 import anyio
 from anyio import to_thread
@@ -41,6 +47,33 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.sampling.params import SamplingParams
 
 
+E = TypeVar("E", bound="AsyncEngine")
+
+
+class Opening(Generic[E]):
+    """An engine to be opened, by `async with`, which closes it, or by `await`."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, E]]) -> None:
+        self._make = make
+        self._engine: E | None = None
+
+    def __await__(self) -> Generator[Any, None, E]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> E:
+        self._engine = await self
+        return self._engine
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._engine is not None:
+            await self._engine.aclose()
+
+
 class AsyncEngine:
     """A loaded model that serves any number of requests at once."""
 
@@ -65,16 +98,18 @@ class AsyncEngine:
         close_at_exit(self._thread)
 
     @classmethod
-    @asynccontextmanager
-    async def open(
+    def open(
         cls,
         model: str | Path | None = None,
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
-    ) -> AsyncIterator[Self]:
+    ) -> Opening[Self]:
         """
-        Load *model* in a worker thread and close it at the end of the block.
+        Load *model* in a worker thread: `async with AsyncEngine.open() as engine`.
+
+        The end of the block closes it. `engine = await AsyncEngine.open()` leaves that to
+        aclose().
 
         Args:
             model: a GGUF file; None: the default model, downloaded if need be.
@@ -85,10 +120,13 @@ class AsyncEngine:
             ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported: it cannot be
                 opened here.
         """
-        check_opening(model, config, progress)
-        parts, encoder = await load(model, config, progress)
-        async with cls(parts, encoder) as engine:
-            yield engine
+
+        async def make() -> Self:
+            check_opening(model, config, progress)
+            parts, encoder = await load(model, config, progress)
+            return cls(parts, encoder)
+
+        return Opening(make)
 
     async def __aenter__(self) -> Self:
         return self

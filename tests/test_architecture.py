@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
-    "api", "arguments", "chat", "choice", "generation", "loading", "markers", "messages",
+    "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "markers", "messages",
     "models", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
@@ -41,8 +41,11 @@ RULE: dict[str, set[str]] = {
     "arguments": {"config", "errors", "sampling"},
     "preparation": CONNECTION
     | {"arguments", "chat", "generation", "messages", "prompt"},
-    "api": CONNECTION | (API - {"api", "choice", "models", "profile", "sync"}),
-    "sync": {"api", "arguments", "config", "errors"}
+    "api": CONNECTION
+    | (API - {"api", "blocking", "choice", "models", "profile", "sync"}),
+    "blocking": CONNECTION
+    | {"api", "arguments", "generation", "loading", "messages", "prompt", "results"},
+    "sync": {"arguments", "blocking", "config", "errors"}
     | {"messages", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,

@@ -5,7 +5,11 @@ from typing import assert_type
 import pyllama_raw
 from pyllama_raw import (
     AsyncEngine,
+    BlockingGeneration,
     Delta,
+    Engine,
+    EngineInfo,
+    EngineState,
     EngineStats,
     FinishReason,
     Generation,
@@ -49,6 +53,38 @@ async def stream() -> None:
         assert_type(generation.result.sampler, SamplerUse | None)
         assert_type((await engine.score("a")).perplexity, float)
         assert_type(engine.stats(), EngineStats)
+
+
+async def facts() -> None:
+    engine = await AsyncEngine.open("model.gguf")
+    assert_type(engine, AsyncEngine)
+    chat = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert_type(await engine.tokenize("a"), list[int])
+    assert_type(await engine.detokenize([1, 2]), str)
+    assert_type(await engine.count(chat, tools=tools), int)
+    assert_type(await engine.render(chat, template_kwargs={"think": False}), str)
+    assert_type(await engine.complete(chat, tools=tools, chat_template="x"), Result)
+    assert_type(engine.alive, bool)
+    assert_type(engine.error, BaseException | None)
+    assert_type(engine.info.n_ctx_slot, int)
+    assert_type(engine.stats().state, EngineState)
+
+
+def blocking() -> None:
+    with Engine.open("model.gguf") as engine:
+        assert_type(engine, Engine)
+        with engine.generate("a", priority=1) as generation:
+            assert_type(generation, BlockingGeneration)
+            for delta in generation:
+                assert_type(delta, Delta)
+        assert_type(generation.result, Result)
+        assert_type(engine.complete("a"), Result)
+        assert_type(engine.complete_many(["a", [1]]), list[Result])
+        assert_type(engine.complete_n("a", SamplingParams(n=2)), tuple[Result, ...])
+        assert_type(engine.score("a"), Score)
+        assert_type(engine.stats(), EngineStats)
+        assert_type(engine.info, EngineInfo)
 
 
 def sync() -> None:
