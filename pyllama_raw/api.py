@@ -25,6 +25,7 @@ from pyllama_raw.arguments import (
     ChatOptions,
     RequestOptions,
     check_opening,
+    checked_chat,
     checked_options,
     checked_params,
     checked_prompts,
@@ -283,13 +284,13 @@ class AsyncEngine:
         Raises:
             InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
         """
-        return len(await self._preparation.encode(prompt, checked_options(options)))
+        return len(await self._preparation.encode(prompt, checked_chat(options)))
 
     async def render(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> str:
         """The text that the chat template makes of *messages*; raises as generate()."""
-        return await self._preparation.render(messages, checked_options(options))
+        return await self._preparation.render(messages, checked_chat(options))
 
     def generate(
         self,

@@ -76,6 +76,15 @@ def checked_options(options: Mapping[str, Any]) -> RequestOptions:
     return cast(RequestOptions, checked)
 
 
+def checked_chat(options: Mapping[str, Any]) -> ChatOptions:
+    """Like checked_options(), for what only renders or counts."""
+    for name in options:
+        if name not in ChatOptions.__annotations__:
+            known = ", ".join(ChatOptions.__annotations__)
+            raise TypeError(f"{shown(name)} is no option of a chat; there are {known}")
+    return checked_options(options)
+
+
 def checked_params(params: object) -> SamplingParams:
     """*params*, or the default ones for None. Raises InvalidRequest for anything else."""
     from pyllama_raw.sampling.params import SamplingParams

@@ -138,3 +138,15 @@ async def test_none_is_no_option(options):
     """
     async with fake_engine() as engine:
         assert await engine.count("ab", **options) == 3
+
+
+async def test_what_only_renders_takes_no_options_of_serving():
+    """
+    An option that would do nothing is refused, and so is one that nobody knows.
+    """
+    async with fake_engine(chat_template=PLAIN) as engine:
+        for options in ({"deadline_s": 1}, {"tool": []}):
+            with pytest.raises(TypeError, match="there are tools, template_kwargs"):
+                await engine.count([USER], **options)
+            with pytest.raises(TypeError, match="there are tools, template_kwargs"):
+                await engine.render([USER], **options)
