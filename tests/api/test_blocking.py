@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -146,6 +147,31 @@ def test_leaving_the_block_ends_the_request():
 
     assert stats.finished["cancelled"] + stats.finished["length"] == 2
     assert generation.result.text
+
+
+def test_an_interrupted_wait_ends_its_request():
+    """
+    Ctrl-C ends the request that was waited for, and the engine goes on.
+    """
+    steps = HeldSteps()
+
+    def interrupt() -> None:
+        steps.wait_for_one()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with blocking(executor=FakeExecutor(fake_limits(), on_step=steps)) as engine:
+        other = threading.Thread(target=interrupt)
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.complete("a", SamplingParams(max_tokens=100))
+        other.join(HANG_S)
+        for _ in range(5):  # rounds of the loop, in which the task hears of it
+            engine._loop.run(anyio.lowlevel.checkpoint)
+        steps.allow(1000)
+        engine.complete("b", PARAMS)
+        stats = engine.stats()
+
+    assert (stats.finished["cancelled"], stats.finished["length"]) == (1, 1)
 
 
 def test_a_forgotten_engine_ends_its_threads():
