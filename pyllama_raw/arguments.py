@@ -38,11 +38,12 @@ SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anythin
 class ChatOptions(TypedDict, total=False):
     """How the template makes a prompt of chat messages; nothing for other prompts."""
 
-    tools: (
-        Sequence[Mapping[str, Any]] | None
-    )  # that the model may call, as JSON schemas
-    template_kwargs: Mapping[str, Any] | None  # variables of the template
-    chat_template: str | None  # Jinja, instead of the model's own
+    tools: Sequence[Mapping[str, Any]] | None
+    """Functions that the model may call, as JSON schemas."""
+    template_kwargs: Mapping[str, Any] | None
+    """More variables of the chat template."""
+    chat_template: str | None
+    """A Jinja template to use instead of the model's own."""
 
 
 class RequestOptions(ChatOptions, total=False):

@@ -52,11 +52,14 @@ def _classes(module: str) -> dict[str, dict[str, str]]:
         TypeError,
     ):  # a program may be shipped without its sources
         return {}
-    return {
-        node.name: dict(_fields(node.body))
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
+    found: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            # A TypedDict does not say at run time which one it extends.
+            bases = (found.get(ast.unparse(base), {}) for base in node.bases)
+            inherited = {k: text for fields in bases for k, text in fields.items()}
+            found[node.name] = inherited | dict(_fields(node.body))
+    return found
 
 
 def _fields(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:

@@ -160,7 +160,7 @@ def _describer(
             flash_attn=wanted.flash_attn,
             kv_unified=limits.unified,
             fast_kernels=has_kernels,
-            devices=devices,
+            devices=tuple(devices),
             versions={
                 "pyllama_raw": version("pyllama_raw"),
                 "llama_cpp": libllama.llama_version(),
