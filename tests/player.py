@@ -173,7 +173,7 @@ class Player:
         if plan:
             self.n_steps += 1
             # A step begun ahead would replace the logits.
-            result = self.parts.executor.execute(plan._replace(goes_on=False))
+            result = self.parts.executor.execute(plan._replace(steady=False))
             self._follow(plan, result)
             self._end_writes()
             events += scheduler.apply(plan, result, 0.0)

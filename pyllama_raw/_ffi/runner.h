@@ -1,10 +1,8 @@
 // Computes batches in a thread of its own, and the next one before it is asked for.
 //
-// Python needs some time between two steps. If all rows go on, which is the rule, the next
-// batch is known as soon as a step is sampled: its decode begins at once, and only its
-// sampling waits until the caller asks for it. A caller that wants something else drops it.
-// A caller may ask for several steps at once. It sleeps until they are done, or is told of
-// each while the next one is computed.
+// Python needs some time between two steps. Usually all rows go on, and then the next batch is
+// known as soon as a step is sampled: its decode begins at once, and only its sampling waits
+// until the caller asks for it. A caller that wants something else drops it.
 #pragma once
 
 #include <unistd.h>
@@ -16,7 +14,6 @@
 #include <cstdio>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "llama.h"
 #include "shim.h"
@@ -37,7 +34,6 @@ struct Job {
     int32_t *            codes;
     plr_times *          times;
     bool                 ahead;  // begin the next one, if its batch is known
-    plr_run              run;
 };
 
 class Runner {
@@ -67,25 +63,22 @@ class Runner {
     // what failed, if the code is not 0 or a row has no token.
     int step(const Job & job) {
         std::unique_lock<std::mutex> lock(mutex_);
-        job_    = job;
-        asked_  = true;
-        n_done_ = 0;
-        times_  = {};
-        tokens_.clear();
-        started_ns_ = now_ns();
+        job_   = job;
+        asked_ = true;
         changed_.notify_all();
-        return wait(lock);
-    }
-
-    // Wait for what follows, of a call that goes on after it has told of some steps.
-    int more() {
-        std::unique_lock<std::mutex> lock(mutex_);
-        return wait(lock);
+        while (asked_) {
+            if (looks()) {
+                changed_.wait_for(lock, until_due());
+            } else {
+                changed_.wait(lock);
+            }
+        }
+        return result_;
     }
 
     const char * error() const { return error_; }
 
-    // Give up what was begun ahead, or goes on, and wait until it is over; false if nothing was.
+    // Give up what was begun ahead and wait until it is over; false if nothing was.
     template <typename Stop>
     bool drop(Stop && stop) {
         std::unique_lock<std::mutex> lock(mutex_);
@@ -102,23 +95,6 @@ class Runner {
     }
 
   private:
-    // Hand out all that was sampled since the last time.
-    int wait(std::unique_lock<std::mutex> & lock) {
-        while (asked_ && !(job_.run.tells && times_.n_steps > 0)) {
-            if (looks()) {
-                changed_.wait_for(lock, until_due());
-            } else {
-                changed_.wait(lock);
-            }
-        }
-        std::copy(tokens_.begin(), tokens_.end(), job_.tokens);
-        *job_.times         = times_;
-        job_.times->goes_on = asked_;
-        tokens_.clear();
-        times_ = {};
-        return asked_ ? 0 : result_;
-    }
-
     void run() {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
@@ -127,22 +103,15 @@ class Runner {
                 return;
             }
             const Job job = job_;  // what is begun ahead has the same context and batch
-            do {
+            lock.unlock();
+            do {  // without the lock: a decode begins without waiting for who wakes up
                 decode(lock, job);
-                if (asked_ && n_done_ > 0 && code_ != 0) {
-                    result_ = 0;  // of the steps before; this one is for the next call
-                    asked_  = false;
-                    changed_.notify_all();
-                }
                 changed_.wait(lock, [this] { return asked_ || drops_ || quits_; });
-                const bool wanted = asked_ && !drops_ && !quits_;
                 const bool looked = looks();  // who waits for this step
-                is_ahead_ = wanted && sample(lock);
-                if (!(is_ahead_ && runs_on())) {
-                    result_ = code_;
-                    asked_  = false;
-                }
-                lock.unlock();  // the next decode begins without waiting for who wakes up
+                is_ahead_ = asked_ && !drops_ && !quits_ && sample(lock);
+                result_   = code_;
+                asked_    = false;
+                lock.unlock();
                 if (!(is_ahead_ && looked)) {
                     changed_.notify_all();  // also who drops it
                 }
@@ -153,28 +122,15 @@ class Runner {
 
     // Whether who waits is not woken, but looks for itself when the step should be over. To
     // wake a thread takes as long as to sample, and that the next decode would wait for.
-    bool looks() const {
-        return is_ahead_ && due_ns_ > 0 && (job_.run.tells || job_.run.n_steps == 1);
-    }
+    bool looks() const { return is_ahead_ && due_ns_ > 0; }
 
     std::chrono::nanoseconds until_due() const {
         const int64_t nap_ns = std::clamp<int64_t>(decode_ns_ / 32, 50'000, 1'000'000);
         return std::chrono::nanoseconds(std::max(due_ns_ - now_ns(), int64_t{0}) + nap_ns);
     }
 
-    // Whether another step belongs to the call: none has ended a row.
-    bool runs_on() const {
-        const auto ends = [this](llama_token token) { return job_.run.ends[token] != 0; };
-        return n_done_ < job_.run.n_steps && now_ns() - started_ns_ < job_.run.max_ns &&
-               __atomic_load_n(job_.run.interrupt, __ATOMIC_RELAXED) == 0 &&
-               std::none_of(fresh_.begin(), fresh_.end(), ends);
-    }
-
-    // Without the lock, which may be open before; it is held afterwards.
+    // The lock is open before and held afterwards.
     void decode(std::unique_lock<std::mutex> & lock, const Job & job) {
-        if (lock.owns_lock()) {
-            lock.unlock();
-        }
         const int64_t start_ns = now_ns();
         const int     code     = decode_(job.ctx, job.batch);
         const int64_t took_ns  = now_ns() - start_ns;
@@ -186,31 +142,22 @@ class Runner {
         }
     }
 
-    // Whether the next step is to be begun.
+    // Whether the next step is to be begun. The lock is open meanwhile: nobody but the caller,
+    // who waits, changes the job.
     bool sample(std::unique_lock<std::mutex> & lock) {
-        times_.decode_ns += decode_ns_;
+        *job_.times = {decode_ns_, 0, 0};
         if (code_ != 0) {
             return false;
         }
-        Job       job   = job_;  // of the call that asks for the result
-        plr_times times = {};    // of this step
-        fresh_.resize(job.n_rows);
-        job.tokens = fresh_.data();
-        job.times  = &times;
-        const bool was_alike = job.batch->n_tokens == job.n_rows;
+        const bool was_alike = job_.batch->n_tokens == job_.n_rows;
         lock.unlock();
-        const bool advanced = sample_(job);
+        const bool advanced = sample_(job_);
         lock.lock();
-        tokens_.insert(tokens_.end(), fresh_.begin(), fresh_.end());
-        times_.sample_ns += times.sample_ns;
-        times_.n_failed += times.n_failed;
-        times_.n_steps += 1;
-        n_done_ += 1;
         due_ns_ = was_alike ? now_ns() + decode_ns_ : 0;
-        if (times.n_failed > 0) {
+        if (job_.times->n_failed > 0) {
             note_error();
         }
-        return advanced && job.ahead;
+        return advanced && job_.ahead;
     }
 
     void note_error() { std::snprintf(error_, sizeof(error_), "%s", plr_last_error()); }
@@ -229,11 +176,6 @@ class Runner {
     int     result_   = 0;  // of the last step that was asked for
     int64_t decode_ns_ = 0;
     int64_t due_ns_    = 0;  // when what was begun ahead should be over; 0: not known
-    int64_t started_ns_ = 0;  // of the last call
-    int32_t n_done_     = 0;  // steps of the last call
-    plr_times times_{};       // of the steps nobody was told of
-    std::vector<llama_token> tokens_;  // of these steps
-    std::vector<llama_token> fresh_;   // of the last step; of its sampler while there is no lock
     char    error_[2048] = "";
 
     const pid_t pid_;

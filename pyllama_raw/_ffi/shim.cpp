@@ -265,7 +265,7 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
 static bool sample_rows(const Job & job) {
     const int64_t start_ns = now_ns();
     const bool    advances = output_rows::sample(job);
-    job.times->sample_ns += now_ns() - start_ns;
+    job.times->sample_ns = now_ns() - start_ns;
     return advances;
 }
 
@@ -281,24 +281,15 @@ extern "C" void plr_runner_free(plr_runner * runner) {
     delete runner;
 }
 
-static int with_error(const Runner & runner, const plr_times & times, int code) {
-    if (code != 0 || times.n_failed > 0) {
-        remember(runner.error());
-    }
-    return code;
-}
-
 extern "C" int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
                         int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
-                        llama_token * tokens, int32_t * codes, plr_times * times, bool ahead,
-                        const plr_run * run) {
+                        llama_token * tokens, int32_t * codes, plr_times * times, bool ahead) {
     const int code =
-        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead, *run});
-    return with_error(*runner, *times, code);
-}
-
-extern "C" int plr_more(plr_runner * runner, const plr_times * times) {
-    return with_error(*runner, *times, runner->more());
+        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
+    if (code != 0 || times->n_failed > 0) {
+        remember(runner->error());
+    }
+    return code;
 }
 
 extern "C" bool plr_drop(plr_runner * runner, plr_flag * flag) {

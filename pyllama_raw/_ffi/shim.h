@@ -177,18 +177,7 @@ typedef struct plr_times {
     int64_t decode_ns;   /* llama_decode and llama_synchronize */
     int64_t sample_ns;   /* all rows */
     int64_t n_failed;    /* rows without a token */
-    int64_t n_steps;     /* that were sampled; times are of all of them */
-    int64_t goes_on;     /* not 0: the call does further steps, plr_more() follows */
 } plr_times;
-
-/* How many steps of one batch a call may do. Those after the first need *ahead*. */
-typedef struct plr_run {
-    int32_t         n_steps;    /* at most, from 1 */
-    int64_t         max_ns;     /* no step begins later than that after the call */
-    const uint8_t * ends;       /* by token: not 0, no step follows one that samples it */
-    const uint8_t * interrupt;  /* not 0: no further step; any thread may write it */
-    bool            tells;      /* return after each step, and go on */
-} plr_run;
 
 /* A thread that computes steps; one for each context, freed before it. Waits for a step. */
 typedef struct plr_runner plr_runner;
@@ -199,36 +188,24 @@ void         plr_runner_free(plr_runner * runner);
  * Decode *batch* and sample n_rows of its output rows.
  *   rows[i]     index of the output row in the batch, rising
  *   samplers[i] how to sample it
- *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0; n_rows for each step
- *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw;
- *               of the last step, no other one has any
+ *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
+ *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
  * A row of a sequence with a lane is sampled from what the lane left of it.
- * A batch of nothing but sampled rows is advanced: it holds the sampled tokens at the next
- * positions, ready for the next step. With *ahead* any batch is, unless a row has failed, its
- * other tokens are gone, and the decode of the rest begins at once. Then either
- * the next call is a step of the same batch, or plr_drop(), before anything else touches the
- * context or the batch.
- * With run->n_steps above 1, only for a batch of rows, several such steps are done before the
- * call returns: until a row ends or fails, the caller is interrupted, or a decode fails, which
- * the next call tells.
+ * A batch of nothing but sampled rows is advanced: it then holds the sampled tokens at the next
+ * positions, ready for the next step. With *ahead* every batch is advanced: its tokens without
+ * a row are gone, and the decode of what is left begins at once. Then the next call is a step of
+ * the same batch, or plr_drop(), before anything else touches the context or the batch. A batch
+ * with a row that failed is never advanced.
  * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
  * Returns the decode code; nothing is sampled unless it is 0.
  */
 int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch * batch,
              int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
-             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead,
-             const plr_run * run);
+             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead);
 
 /*
- * Wait for further steps of a call that goes on. Their tokens, codes and times come to where
- * plr_step() was told; *times* is that place, too. There may be none: a decode that fails is
- * for the next plr_step().
- */
-int plr_more(plr_runner * runner, const plr_times * times);
-
-/*
- * Stop what was begun ahead, or goes on, wait for it, and say whether there was something: then some or
- * all of its tokens are in memory. flag: the context's, may be NULL.
+ * Stop what was begun ahead, wait for it, and say whether there was something: then some or all
+ * of its tokens are in memory. flag: the context's, may be NULL.
  */
 bool plr_drop(plr_runner * runner, plr_flag * flag);
 

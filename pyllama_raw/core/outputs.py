@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import cast
 
 from pyllama_raw.core.request import (
     Delta,
@@ -45,22 +44,19 @@ class Outputs:
 
     def take(self, plan: StepPlan, result: StepResult, now: float) -> int:
         """
-        Take in one step, or several of a plan that goes on, row by row; returns the
-        number of tokens computed.
+        Take in one step; returns the number of tokens computed.
 
         Every token of every stream comes through here: calls are few on purpose.
         """
         n_tokens = n_output = 0
-        n_steps = len(result.tokens) // len(plan.chunks) if plan.goes_on > 1 else 1
-        n_rows = len(result.tokens) // n_steps
-        columns = iter([result.tokens[row::n_rows] for row in range(n_rows)])
+        rows = iter(result.tokens)
         alive, grow = self._roster.alive, self._slots.cells.grow
         for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
-            sampled = next(columns) if wants_output else ()
+            token = next(rows) if wants_output else None
             sequence = alive.get(request_id)
             if slot in result.not_restored:
                 continue
-            n_computed = len(tokens) + n_steps - 1
+            n_computed = len(tokens)
             n_tokens += n_computed
             if sequence is None:
                 continue  # ended while the step ran
@@ -68,34 +64,26 @@ class Outputs:
             grow(slot, n_computed)
             if targets is not None:
                 sequence.prompt_logprobs += result.scores[request_id]
-            if sampled:
-                n_output += self._take_output(sequence, sampled, result, now)
+            if token is not None:
+                n_output += 1
+                self._take_token(sequence, token, result, now)
+            elif wants_output:  # its sampler failed
+                error = result.row_errors[request_id]
+                self._roster.finish(sequence, error, now)
         counters = self._roster.counters
-        counters.steps += n_steps - 1
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
         return n_tokens
 
-    def _take_output(
-        self,
-        sequence: Sequence,
-        sampled: tuple[int | None, ...],
-        result: StepResult,
-        now: float,
-    ) -> int:
-        """Tell what was sampled of *sequence*, and end it if that was all; its tokens."""
-        request_id, last = sequence.request.request_id, sampled[-1]
-        # None: its sampler failed.
-        taken = cast("tuple[int, ...]", sampled if last is not None else sampled[:-1])
-        if taken:
-            sequence.extend(taken, now)
-            logprobs = result.logprobs.get(request_id)
-            self._roster.events.append(new(Delta, (request_id, taken, logprobs)))
-        if last is None:
-            self._roster.finish(sequence, result.row_errors[request_id], now)
-        else:
-            self._end_if_done(sequence, last, now)
-        return len(taken)
+    def _take_token(
+        self, sequence: Sequence, token: int, result: StepResult, now: float
+    ) -> None:
+        """Tell what was sampled of *sequence*, and end it if that was all."""
+        request_id = sequence.request.request_id
+        sequence.append(token, now)
+        logprobs = result.logprobs.get(request_id)
+        self._roster.events.append(new(Delta, (request_id, (token,), logprobs)))
+        self._end_if_done(sequence, token, now)
 
     def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
         """End the request if *token* is its last one."""

@@ -145,9 +145,9 @@ class Roster:
         events, self.events = self.events, []
         return events
 
-    def take_plan(self, chunks: list[Chunk], *, goes_on: int) -> StepPlan:
+    def take_plan(self, chunks: list[Chunk], *, steady: bool) -> StepPlan:
         """Make a plan of *chunks* and of all that the memory has to do first."""
-        plan = StepPlan(tuple(self.operations), tuple(chunks), goes_on)
+        plan = StepPlan(tuple(self.operations), tuple(chunks), steady)
         self.operations.clear()
         return plan
 

@@ -194,11 +194,11 @@ class Scheduler:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         self._admit(now)
         self._reuse.advance()
-        chunks, goes_on = self._chunks(now)
+        chunks, steady = self._chunks(now)
         self._reuse.cache.take_released()  # before new captures need the room
         self._roster.operations += self._reuse.disk.deletions()
         self._started = now
-        plan = self._roster.take_plan(chunks, goes_on=goes_on)
+        plan = self._roster.take_plan(chunks, steady=steady)
         self._roster.in_flight = bool(plan)
         if not (plan or self._roster.events) and self.has_work:
             self._roster.stall(now)  # no later plan would be another one
@@ -230,8 +230,8 @@ class Scheduler:
         """Whether somebody waits for a slot, and one is free."""
         return bool(self._roster.waiting) and self._slots.has_free
 
-    def _chunks(self, now: float) -> tuple[list[Chunk], int]:
-        """What to compute, and how many steps go on with just that."""
+    def _chunks(self, now: float) -> tuple[list[Chunk], bool]:
+        """What to compute, and StepPlan.steady."""
         decodes, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
         if recovers:
@@ -244,7 +244,7 @@ class Scheduler:
         chunks = _replay(decodes) if replays else _decode(decodes)
         stays = recovers or replays  # what comes next is not the same again
         if not prompts:
-            return chunks, 0 if has_prompts or stays else self._goes_on(decodes)
+            return chunks, not (has_prompts or stays) and self._all_go_on(decodes)
         limits = self.limits
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, mixes=limits.mixes)
@@ -256,11 +256,9 @@ class Scheduler:
             n_tokens = shares.get(slot, 0)
             if n_tokens:
                 chunks.append(_prefill(s, slot, n_tokens))
-        if stays:
-            return chunks, 0
-        if self._completes(chunks) and not any(s.points for s in prompts):
-            return chunks, min(self._goes_on([*decodes, *prompts]), 1)
-        return chunks, 0
+        if stays or any(s.points for s in prompts) or not self._completes(chunks):
+            return chunks, False
+        return chunks, self._all_go_on([*decodes, *prompts])
 
     def _completes(self, chunks: list[Chunk]) -> bool:
         """Whether all who run have a row in *chunks*, in the order of the next plan."""
@@ -272,27 +270,13 @@ class Scheduler:
             and not self._could_start()
         )
 
-    def _goes_on(self, decodes: list[Sequence]) -> int:
-        """See StepPlan.goes_on."""
-        if not decodes:
-            return 0
-        n_ctx_slot = self._slots.limits.n_ctx_slot
-        n_more = self._slots.n_free_cells // len(decodes) - 1
-        for s in decodes:
-            n_left = min(s.request.max_tokens - s.n_output, n_ctx_slot - len(s.tokens))
-            if n_left < 2:
-                return 0
-            n_more = min(n_more, n_left - 1)
-        return n_more if n_more > 1 and self._is_quiet(decodes) else 1
-
-    def _is_quiet(self, decodes: list[Sequence]) -> bool:
-        """Whether nothing but a sampled token, or a call, can change the next plans."""
-        return (
-            len(decodes) == len(self._slots.running)
-            and not self._could_start()
-            and self.next_deadline is None
-            and not any(s.points or s.stop_finder for s in decodes)
-        )
+    def _all_go_on(self, sequences: list[Sequence]) -> bool:
+        """Whether none of *sequences* has its last token, or a full slot, after a step."""
+        n_ctx_slot = self.limits.n_ctx_slot
+        for s in sequences:
+            if s.request.max_tokens - s.n_output < 2 or n_ctx_slot - len(s.tokens) < 2:
+                return False
+        return bool(sequences)
 
     def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], bool]:
         """
@@ -355,7 +339,7 @@ class Scheduler:
                 n_tokens = self._outputs.take(plan, result, now)
                 if self._suspects.all:
                     self._suspects.clear(self._roster.alive)
-                if plan.goes_on < 2 and n_tokens > len(plan.chunks):  # else no prompt
+                if n_tokens > len(plan.chunks):  # else there was no prompt
                     self._speed.observe(n_tokens, now - self._started)
             case DecodeStatus.ABORTED:
                 self._roster.counters.aborted_steps += 1

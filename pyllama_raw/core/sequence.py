@@ -109,11 +109,11 @@ class Sequence:
         """Who goes first: low priority number, then early arrival."""
         return (self.request.priority, self.order)
 
-    def extend(self, sampled: tuple[int, ...], now: float) -> None:
-        """Take sampled tokens."""
-        self.tokens.extend(sampled)
-        self.n_output += len(sampled)
-        self.token_times += (now,) * len(sampled)
+    def append(self, sampled: int, now: float) -> None:
+        """Take a sampled token."""
+        self.tokens.append(sampled)
+        self.n_output += 1
+        self.token_times.append(now)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* computed tokens after the first *n_keep*."""

@@ -127,10 +127,9 @@ class StepPlan(NamedTuple):
     operations: tuple[Operation, ...] = ()
     # Single tokens of streams first, each kind by rising slot.
     chunks: tuple[Chunk, ...] = ()
-    # Next plans of just the next token of each chunk: the first likely, all of several for
-    # certain, until a sampled token ends a request. Then they may be done with this one.
-    goes_on: int = 0
-    each: bool = False  # of several steps, tell the result of each when it is there
+    # The scheduler expects the next plan to hold just the next token of each chunk. The
+    # executor may begin it early, and must discard that work if another plan comes.
+    steady: bool = False
 
     @property
     def n_tokens(self) -> int:
@@ -162,9 +161,7 @@ class StepResult(NamedTuple):
     What came of a plan.
 
     tokens[i] belongs to the i-th chunk with wants_output; None where its sampler failed
-    or its slot could not be restored. Of a plan that goes on, tokens may be those of
-    several steps, one after the other; only one of the last may end or fail a request.
-    With rest(), which is to be called then, further ones are being computed.
+    or its slot could not be restored.
     """
 
     status: DecodeStatus = DecodeStatus.OK
@@ -179,20 +176,12 @@ class StepResult(NamedTuple):
     # By request_id: of sampled tokens, where asked for; of the chunk's targets.
     logprobs: Mapping[int, TokenLogprobs] = NONE
     scores: Mapping[int, tuple[TokenLogprobs, ...]] = NONE
-    # Waits for the next of several steps; None: there is none after all.
-    rest: Callable[[], StepResult | None] | None = None
 
 
 class Executor(Protocol):
     """Does what a plan says. One thread makes all calls."""
 
     on_compute: Callable[[], None]  # called when a plan's computing is about to begin
-
-    def interrupt(self) -> None:
-        """Compute nothing beyond the running step until resume(). Thread: any."""
-
-    def resume(self) -> None:
-        """Several steps may be computed for one plan that goes on."""
 
     def open(self, request: Request) -> None:
         """Prepare the sampler of *request*. Raises RequestError; the request then ends."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pyllama_raw.core.request import Event, Finished, Request
-from pyllama_raw.core.step import Chunk, Executor
+from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.wakeup import Waker, wake
 from pyllama_raw.errors import PyllamaError
@@ -53,10 +53,6 @@ class Delivery:
     def ids_on(self, loop: object) -> list[int]:
         """Requests whose readers are tasks of *loop*."""
         return [i for i, stream in self._streams.items() if stream.loop is loop]
-
-    def has_eager(self, chunks: Iterable[Chunk]) -> bool:
-        """Whether somebody waits for every token of *chunks*."""
-        return any(self._streams[chunk.request_id].eager for chunk in chunks)
 
     def deliver(self, events: list[Event]) -> None:
         """One pass over the events, one wake-up for each event loop."""

@@ -7,17 +7,14 @@ Rules:
 2. After an abort the memory tells how far it got. A token whose output row is lost is
    dropped again; memory that cannot drop one is cleared, and the result says so.
 3. One C call a step; the batch is filled by slices.
-4. A step that is likely to be planned next is begun ahead. If another one is planned, it
-   is dropped and its tokens are cut off again, so no plan can tell.
-5. Of a plan that goes on for certain, several steps are done in one call, which tells of
-   each if somebody waits for it.
+4. After a steady plan the next step is begun ahead. If another plan comes, that step is
+   dropped and its tokens are cut off again, so no plan can tell.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.snapshot_kind import SnapshotKind
@@ -41,12 +38,9 @@ from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
-from pyllama_raw.native.step_run import StepRun
 from pyllama_raw.sampling.params import SamplingParams
 
 log = logging.getLogger("pyllama_raw")
-
-RUN_S = 1.0  # a call of several steps takes that long, and one step more
 
 
 class NativeExecutor:
@@ -85,13 +79,10 @@ class NativeExecutor:
         self._batch = Batch(self.context.max_tokens)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
-        self._run = StepRun(self.context.model.n_vocab, RUN_S)
-        self._n_done = 0  # steps of the last call
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._samplers: dict[int, RowSampler] = {}  # by request_id
-        self._ends: dict[int, frozenset[int]] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
         self._scores = Scores()
         self.on_compute: Callable[[], None] = lambda: None
@@ -128,8 +119,6 @@ class NativeExecutor:
             started,
         )
         sampler = self._samplers[request.request_id]
-        self._ends[request.request_id] = request.stop_token_ids
-        self._run.add_ends(request.stop_token_ids)
         self._scores.open(request.request_id, params, sampler)
         self.lanes.open(request.request_id, params, sampler)
         if isinstance(started, MaskState):
@@ -141,18 +130,9 @@ class NativeExecutor:
         if sampler is None:
             return None
         sampler.close()
-        self._run.remove_ends(self._ends.pop(request_id))
         self._masks.pop(request_id, None)
         self._scores.close(request_id)
         return self.lanes.close(request_id, sampler)
-
-    def interrupt(self) -> None:
-        """The running call does no further step. Thread: any."""
-        self._run.interrupt()
-
-    def resume(self) -> None:
-        """Calls may do several steps again."""
-        self._run.resume()
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
@@ -163,15 +143,14 @@ class NativeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
-        self._run.tell_each(plan.each)
         if not plan.operations and self._continues(plan.chunks):
-            return self._decode(plan.chunks, goes_on=plan.goes_on)
+            return self._decode(plan.chunks, steady=plan.steady)
         lost = self._drop()
         if not (plan.operations or lost):
-            return self._decode(plan.chunks, goes_on=plan.goes_on)
+            return self._decode(plan.chunks, steady=plan.steady)
         captured, lost, restore_s = self._operations.run(plan.operations, lost)
         if not lost:
-            result = self._decode(plan.chunks, goes_on=plan.goes_on)
+            result = self._decode(plan.chunks, steady=plan.steady)
             return result._replace(captured=captured, restore_s=restore_s)
         if self._operations.refuses_cuts:
             self._note_refusal()
@@ -191,16 +170,18 @@ class NativeExecutor:
         request_ids = [chunk.request_id for chunk in chunks]
         return request_ids == [chunk.request_id for chunk in self._advanced]
 
-    def _decode(self, chunks: tuple[Chunk, ...], *, goes_on: int = 0) -> StepResult:
+    def _decode(self, chunks: tuple[Chunk, ...], *, steady: bool = False) -> StepResult:
         if not chunks:
             return StepResult()
         try:
-            outcome = self._compute(chunks, goes_on if self._can_drop else 0)
+            outcome = self._compute(chunks, ahead=steady and self._can_drop)
         except InvalidBatch as error:
             return self._refused(error)
         except NativeError as error:  # lanes could not be switched
             return self._rebuilt(error)
-        self._count(outcome, max(outcome.n_steps, 1))
+        self._n_steps += 1
+        self._decode_ns += outcome.decode_ns
+        self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
             result = self._sampled(chunks, outcome)
             if self._scores:
@@ -208,41 +189,18 @@ class NativeExecutor:
             return result
         return self._failed(chunks, outcome.code)
 
-    def _rest(self, chunks: tuple[Chunk, ...]) -> StepResult | None:
-        """Of a call that goes on."""
-        self.on_compute()
-        outcome = self.context.more(self._batch)
-        self._count(outcome, outcome.n_steps)
-        if not outcome.n_steps:
-            return None
-        self._n_done += outcome.n_steps
-        return self._sampled(chunks, outcome)
-
-    def _count(self, outcome: StepOutcome, n_steps: int) -> None:
-        self._n_steps += n_steps
-        self._decode_ns += outcome.decode_ns
-        self._sample_ns += outcome.sample_ns
-
-    def _compute(self, chunks: tuple[Chunk, ...], goes_on: int) -> StepOutcome:
+    def _compute(self, chunks: tuple[Chunk, ...], *, ahead: bool) -> StepOutcome:
         if self._masks:
             self._prepare_masks(chunks)
         if not self._advanced:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
-        outcome = self._step(goes_on)
-        if outcome.code == 0 and self._batch.is_rows_only:
-            self._advanced, self._n_done = chunks, outcome.n_steps
-        return outcome
-
-    def _step(self, goes_on: int) -> StepOutcome:
-        """One step, or several of a plan that goes on."""
-        watched = self._masks or self._scores  # after each step, by Python
-        self._run.limit(1 if watched else goes_on)
         self.on_compute()
-        return self.context.step(
-            self._batch, self._row_samplers, ahead=goes_on > 0, run=self._run
-        )
+        outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
+        if outcome.code == 0 and self._batch.is_rows_only:
+            self._advanced = chunks
+        return outcome
 
     def _drop(self) -> frozenset[int]:
         """
@@ -256,7 +214,7 @@ class NativeExecutor:
         self._n_dropped += 1
         lost = set()
         for chunk in advanced:
-            n_known = chunk.pos + len(chunk.tokens) - 1 + self._n_done
+            n_known = chunk.pos + len(chunk.tokens)
             if not self.context.cut(chunk.slot, n_known):
                 lost.add(chunk.slot)
         if lost:
@@ -293,15 +251,12 @@ class NativeExecutor:
 
     def _sampled(self, chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
         if not (self._masks or outcome.codes):
-            rest = partial(self._rest, chunks) if outcome.goes_on else None
-            return StepResult(tokens=tuple(outcome.tokens), rest=rest)
+            return StepResult(tokens=tuple(outcome.tokens))
         tokens: list[int | None] = [*outcome.tokens]
         errors: dict[int, PyllamaError] = {}
         outputs = [chunk for chunk in chunks if chunk.wants_output]
         codes = outcome.codes or [0] * len(outputs)
-        last_step = len(tokens) - len(outputs)  # no other one has codes
-        rows = enumerate(zip(outputs, codes, strict=True), last_step)
-        for row, (chunk, code) in rows:
+        for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
             mask = self._masks.get(chunk.request_id)
             token = tokens[row]
             if code:

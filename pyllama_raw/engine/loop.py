@@ -151,7 +151,6 @@ class EngineThread:
         """Like cancel(), without a lock: for finalisers."""
         if self._is_running:
             self._mailbox.post(Cancel(request_id))
-            self._executor.interrupt()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run *function* between two steps, in the engine thread."""
@@ -199,7 +198,6 @@ class EngineThread:
 
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)
-        self._executor.interrupt()
         if self._ended:
             self._refuse_rest()
 
@@ -237,7 +235,6 @@ class EngineThread:
     def _loop(self) -> None:
         timeout_s: float | None = 0.0
         while not self._is_done:
-            self._executor.resume()
             commands = self._mailbox.take(timeout_s)
             while commands:
                 self._obey(commands[0])
@@ -320,18 +317,10 @@ class EngineThread:
         return bool(plan or events)
 
     def _execute(self, plan: StepPlan) -> None:
-        """Run *plan* and deliver what it gives, step by step if somebody waits for that."""
-        if plan.goes_on > 1 and self._delivery.has_eager(plan.chunks):
-            plan = plan._replace(each=True)
+        """Run *plan* and deliver what it gives."""
         self._gate.enter(plan.chunks)
         try:
             result = self._executor.execute(plan)
-            while result.rest is not None:
-                self._deliver(self._scheduler.apply(plan, result, self.clock()))
-                following = result.rest()
-                if following is None:
-                    return
-                result = following
         finally:
             self._gate.leave()
         self._deliver(self._scheduler.apply(plan, result, self.clock()))

@@ -29,15 +29,11 @@ from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
-from pyllama_raw.native.step_run import MAX_STEPS, StepRun
 from pyllama_raw.native.watch import Watch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-_GOES_ON = 4  # place in plr_times
 
 
 class StepOutcome(NamedTuple):
@@ -48,12 +44,10 @@ class StepOutcome(NamedTuple):
     """
 
     code: int  # of llama_decode, see check.py
-    tokens: list[int]  # one a row; of several steps one after the other
-    codes: list[int]  # one a row, of the last step; empty if none has failed
+    tokens: list[int]  # one a row
+    codes: list[int]  # one a row; empty if none has failed
     decode_ns: int
     sample_ns: int
-    n_steps: int  # that were sampled
-    goes_on: bool = False  # further ones are being computed: more() follows, or drop()
 
 
 class Context(SlotMemory):
@@ -118,14 +112,13 @@ class Context(SlotMemory):
         self._abort = abort
         self._runner = runner
         self._read_back(params)
-        self._tokens = array("i", bytes(4 * MAX_STEPS * self.n_outputs_max))
+        self._tokens = array("i", bytes(4 * self.n_outputs_max))
         self._codes = array("i", bytes(4 * self.n_outputs_max))
         self._tokens_ptr = ffi.from_buffer("llama_token[]", self._tokens)
         self._codes_ptr = ffi.from_buffer("int32_t[]", self._codes)
-        self._times = array("q", [0, 0, 0, 0, 0])  # plr_times
+        self._times = array("q", [0, 0, 0])  # plr_times
         self._times_ptr = ffi.from_buffer("plr_times *", self._times)
         self._plr_step = lib.plr_step
-        self._one_step = StepRun(self.model.n_vocab)
 
     def _read_back(self, params: Any) -> None:
         """What libllama made of the options: padded, capped, rounded."""
@@ -148,22 +141,19 @@ class Context(SlotMemory):
         samplers: RowSamplers,
         *,
         ahead: bool = False,
-        run: StepRun | None = None,
     ) -> StepOutcome:
         """
         Compute *batch* and sample its rows, in one C call without the GIL.
 
-        A batch of nothing but sampled rows is advanced: it holds the sampled tokens at
-        their next positions. With *ahead* any batch is, unless a row has failed: its
-        other tokens are gone.
+        A batch of nothing but sampled rows is advanced: it then holds the sampled tokens
+        at their next positions. With *ahead* every batch is advanced, and its tokens
+        without a row are gone. A batch with a row that failed is never advanced.
 
         Args:
             samplers: samplers[i] is for batch.rows[i].
             ahead: begin to compute the advanced batch at once. Either the next call is a
                 step of this batch, unchanged, or drop(), before anything else is done
                 with the context.
-            run: how many steps; several only with *ahead* and of such a batch. None: one.
-                A decode that fails after the first step is told by the next step().
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
@@ -176,38 +166,19 @@ class Context(SlotMemory):
             or n_rows > samplers.capacity
         ):
             raise self._refusal(batch, samplers)
-        assert not self._times[_GOES_ON], "more() or drop() comes first"
-        code = self._call(batch, n_rows, samplers.ptr, ahead, run or self._one_step)
-        outcome = self._outcome(code, n_rows)
-        if ahead and code == 0 and n_rows and not outcome.codes:
-            batch.keep_rows()
-        return outcome
-
-    def more(self, batch: Batch) -> StepOutcome:
-        """
-        Wait for the next steps of a call that goes on, *batch* being that of step().
-
-        There may be none, if a decode fails: the next step() tells.
-        """
-        code = lib.plr_more(self._runner, self._times_ptr)
-        return self._outcome(code, batch.n_rows)
-
-    def _outcome(self, code: int, n_rows: int) -> StepOutcome:
-        decode_ns, sample_ns, n_failed, n_steps, goes_on = self._times
-        tokens = self._tokens[: n_steps * n_rows].tolist() if code == 0 else []
+        code = self._call(batch, n_rows, samplers.ptr, ahead)
+        decode_ns, sample_ns, n_failed = self._times
+        tokens = self._tokens[:n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
-        return StepOutcome(
-            code, tokens, codes, decode_ns, sample_ns, n_steps, bool(goes_on)
-        )
+        if ahead and code == 0 and n_rows and not codes:
+            batch.keep_rows()
+        return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
 
-    def _call(
-        self, batch: Batch, n_rows: int, samplers: Any, ahead: bool, run: StepRun
-    ) -> int:
+    def _call(self, batch: Batch, n_rows: int, samplers: Any, ahead: bool) -> int:
         return int(
             self._plr_step(
                 self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,
                 self._tokens_ptr, self._codes_ptr, self._times_ptr, ahead,
-                run.raw,
             )
         )  # fmt: skip
 
@@ -237,13 +208,11 @@ class Context(SlotMemory):
 
     def drop(self) -> bool:
         """
-        Stop what step() has begun ahead, or goes on with, and wait for it; False if that
-        was nothing.
+        Stop what step() has begun ahead, and wait for it; False if that was nothing.
 
         If it was something, the slots of the batch may hold their tokens of that step.
         """
         assert self.ptr
-        self._times[_GOES_ON] = 0
         return bool(
             lib.plr_drop(self._runner, self._abort.ptr if self._abort else ffi.NULL)
         )
@@ -261,7 +230,7 @@ class Context(SlotMemory):
             or batch.n_outputs > self.n_outputs_max
         ):
             raise self._refusal(batch)
-        code = self._call(batch, 0, ffi.NULL, False, self._one_step)
+        code = self._call(batch, 0, ffi.NULL, False)
         check_decode(code, last_error())
 
     def logits(self, row: int) -> NDArray[np.float32]:

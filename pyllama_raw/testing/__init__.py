@@ -160,12 +160,6 @@ class FakeExecutor:
     def times(self) -> StepTimes:
         return StepTimes(self.n_steps)
 
-    def interrupt(self) -> None:
-        """It does one step at a time anyway."""
-
-    def resume(self) -> None:
-        """See interrupt()."""
-
     def open(self, request: Request) -> None:
         assert request.request_id not in self.opened
         self.opened.add(request.request_id)

@@ -108,12 +108,12 @@ class Failing:
         self.status = result.status
         return result
 
-    def _fail(self, batch, samplers, *, ahead, run):
+    def _fail(self, batch, samplers, *, ahead):
         if self._half:
             n_tokens, batch.n_tokens = batch.n_tokens, batch.n_tokens // 2
             self._executor.context.decode(batch)
             batch.n_tokens = n_tokens
-        return StepOutcome(self._code, [], [], 0, 0, 0)
+        return StepOutcome(self._code, [], [], 0, 0)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])

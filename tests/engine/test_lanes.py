@@ -112,7 +112,6 @@ def play(parts, seed: int) -> tuple[dict[int, list[int]], dict]:
         if rng.random() < 0.05:
             scheduler.cancel(rng.randrange(n_added), 0.0)
         plan = scheduler.schedule(0.0)
-        plan = plan._replace(goes_on=min(plan.goes_on, 1))  # somebody may come after it
         for event in scheduler.take_events():
             used[event.request_id] = parts.executor.close(event.request_id)
         if plan:

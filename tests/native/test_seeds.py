@@ -115,22 +115,22 @@ def disturbed(engine: AsyncEngine, every: int, code: int) -> Iterator[None]:
     executor, flag, n_calls = engine._parts.executor, engine._parts.flag, 0
     compute = executor._compute
 
-    def compute_or_not(chunks, ahead):
+    def compute_or_not(chunks, *, ahead):
         nonlocal n_calls
         n_calls += 1
         if n_calls % every:
-            return compute(chunks, ahead)
+            return compute(chunks, ahead=ahead)
         if code == 1 and len(chunks) > 1:
             executor._drop()
-            return StepOutcome(1, [], [], 0, 0, 0)
+            return StepOutcome(1, [], [], 0, 0)
         if code == 2:
             executor._drop()  # what was begun ahead may have ended already
             flag.set()
             try:
-                return compute(chunks, False)
+                return compute(chunks, ahead=False)
             finally:
                 flag.clear()
-        return compute(chunks, ahead)
+        return compute(chunks, ahead=ahead)
 
     executor._compute = compute_or_not
     try:
