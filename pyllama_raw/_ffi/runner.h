@@ -7,7 +7,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -66,13 +65,7 @@ class Runner {
         job_   = job;
         asked_ = true;
         changed_.notify_all();
-        while (asked_) {
-            if (looks()) {
-                changed_.wait_for(lock, until_due());
-            } else {
-                changed_.wait(lock);
-            }
-        }
+        changed_.wait(lock, [this] { return !asked_; });
         return result_;
     }
 
@@ -107,26 +100,14 @@ class Runner {
             do {  // without the lock: a decode begins without waiting for who wakes up
                 decode(lock, job);
                 changed_.wait(lock, [this] { return asked_ || drops_ || quits_; });
-                const bool looked = looks();  // who waits for this step
                 is_ahead_ = asked_ && !drops_ && !quits_ && sample(lock);
                 result_   = code_;
                 asked_    = false;
                 lock.unlock();
-                if (!(is_ahead_ && looked)) {
-                    changed_.notify_all();  // also who drops it
-                }
+                changed_.notify_all();  // who waits for the step, or drops it
             } while (is_ahead_);
             lock.lock();
         }
-    }
-
-    // Whether who waits is not woken, but looks for itself when the step should be over. To
-    // wake a thread takes as long as to sample, and that the next decode would wait for.
-    bool looks() const { return is_ahead_ && due_ns_ > 0; }
-
-    std::chrono::nanoseconds until_due() const {
-        const int64_t nap_ns = std::clamp<int64_t>(decode_ns_ / 32, 50'000, 1'000'000);
-        return std::chrono::nanoseconds(std::max(due_ns_ - now_ns(), int64_t{0}) + nap_ns);
     }
 
     // The lock is open before and held afterwards.
@@ -149,11 +130,9 @@ class Runner {
         if (code_ != 0) {
             return false;
         }
-        const bool was_alike = job_.batch->n_tokens == job_.n_rows;
         lock.unlock();
         const bool advanced = sample_(job_);
         lock.lock();
-        due_ns_ = was_alike ? now_ns() + decode_ns_ : 0;
         if (job_.times->n_failed > 0) {
             note_error();
         }
@@ -175,7 +154,6 @@ class Runner {
     int     code_     = 0;  // of the last decode
     int     result_   = 0;  // of the last step that was asked for
     int64_t decode_ns_ = 0;
-    int64_t due_ns_    = 0;  // when what was begun ahead should be over; 0: not known
     char    error_[2048] = "";
 
     const pid_t pid_;
