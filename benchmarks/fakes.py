@@ -88,7 +88,6 @@ class TimedExecutor(FakeExecutor):
         self._left = 0.0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.on_compute()
         entered = thread_time()
         self.n_steps += 1
         if self.n_steps > N_WARMUP:
@@ -104,7 +103,7 @@ class ReadingLoop:
     """Stands for an event loop whose readers are woken for every token and take it."""
 
     def call_soon_threadsafe(self, _: object, streams: list[Stream]) -> None:
-        """Thread: the waker's."""
+        """Thread: the engine's."""
         for stream in streams:
             stream.events.clear()
 

@@ -8,7 +8,7 @@ The scheduler writes a `StepPlan`, an executor runs it in that order and answers
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -180,8 +180,6 @@ class StepResult(NamedTuple):
 
 class Executor(Protocol):
     """Does what a plan says. One thread makes all calls."""
-
-    on_compute: Callable[[], None]  # called when a plan's computing is about to begin
 
     def open(self, request: Request) -> None:
         """Prepare the sampler of *request*. Raises RequestError; the request then ends."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.stream import Refused, Stream
-from pyllama_raw.engine.wakeup import Waker, wake
+from pyllama_raw.engine.wakeup import wake
 from pyllama_raw.errors import PyllamaError
 
 
@@ -23,7 +23,7 @@ class Delivery:
 
     Args:
         ended: called with the id of a request before its reader can know of the end.
-        lost: called with an event loop that is closed; by the waker's thread.
+        lost: called with an event loop that is closed.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Delivery:
         self._executor = executor
         self._ended = ended
         self._streams: dict[int, Stream] = {}  # by request_id
-        self.waker = Waker(lost)
+        self._lost = lost
 
     @property
     def request_ids(self) -> list[int]:
@@ -75,7 +75,8 @@ class Delivery:
             else:
                 ready.append(stream)
         for loop, ready in woken.items():
-            self.waker.post(loop, ready)
+            if not wake(loop, ready):
+                self._lost(loop)
 
     def disown(self, request_ids: Iterable[int]) -> None:
         """What still comes of requests that are in the scheduler is nobody's."""

@@ -85,7 +85,6 @@ class NativeExecutor:
         self._samplers: dict[int, RowSampler] = {}  # by request_id
         self._masks: dict[int, MaskState] = {}  # by request_id, few have one
         self._scores = Scores()
-        self.on_compute: Callable[[], None] = lambda: None
         self._n_steps = self._n_dropped = self._decode_ns = self._sample_ns = 0
 
     @property
@@ -196,7 +195,6 @@ class NativeExecutor:
             self.lanes.prepare(self.context, chunks)
             self._fill(chunks)
         self._advanced = ()
-        self.on_compute()
         outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
         if outcome.code == 0 and self._batch.is_rows_only:
             self._advanced = chunks

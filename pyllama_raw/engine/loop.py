@@ -89,7 +89,6 @@ class EngineThread:
         self._cause: BaseException | None = None
         self._pid = os.getpid()
         self._delivery = Delivery(executor, self._mailbox.leave, self._lose)
-        executor.on_compute = self._delivery.waker.flush
         self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
 
@@ -193,7 +192,7 @@ class EngineThread:
         self._post(Written(write_id, written))
 
     def _lose(self, loop: object) -> None:
-        """*loop* is closed. Thread: the waker's."""
+        """*loop* is closed: its requests end before the next step."""
         self._mailbox.post(Call(partial(self._abandon, loop), Future()))
 
     def _post(self, command: Command) -> None:
@@ -226,7 +225,6 @@ class EngineThread:
         self._ended = True
         self._delivery.refuse_all(self._why_ended)
         self._refuse_rest()
-        self._delivery.waker.close()
         try:
             self._release()
         except BaseException as error:  # noqa: BLE001 - the next caller is told
@@ -310,8 +308,6 @@ class EngineThread:
         events = scheduler.take_events()
         if events:
             self._deliver(events)
-        if plan.operations or not plan.chunks:  # what is copied or read takes time
-            self._delivery.waker.flush()
         if plan:
             self._execute(plan)
         return bool(plan or events)
@@ -346,7 +342,6 @@ class EngineThread:
             self._scheduler.cancel(request_id, self.clock(), FinishReason.CLOSED)
         self.stats = self._scheduler.stats()
         self._deliver(self._scheduler.take_events())
-        self._delivery.waker.flush()
 
     def _write_idle(self) -> None:
         """Keep in files what slots hold, one after the other: nobody waits any more."""

@@ -154,7 +154,6 @@ class FakeExecutor:
         self._poison = dict(poison or {})
         self._failing_rows = failing_rows
         self._on_step = on_step
-        self.on_compute: Callable[[], None] = lambda: None
 
     @property
     def times(self) -> StepTimes:
@@ -180,7 +179,6 @@ class FakeExecutor:
         captured, lost = self.memory.run(plan.operations)
         assert not lost
         self._check(plan)
-        self.on_compute()
         if self._on_step is not None:
             self._on_step(step, plan)
         status = self._failures.get(step, DecodeStatus.OK)

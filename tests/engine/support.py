@@ -14,7 +14,7 @@ HANG_S = 30.0  # a test that waits longer has failed
 
 
 class PlainLoop:
-    """Stands for an event loop: callbacks run at once, in the waker's thread."""
+    """Stands for an event loop: callbacks run at once, in the engine thread."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -50,6 +50,20 @@ def test_one_wake_up_a_step_serves_all_streams(loop, started):
     assert max(loop.calls) >= 3
 
 
+def test_an_engine_has_one_thread(loop, started):
+    """
+    The thread that plans and delivers also wakes the readers.
+    """
+    before = set(threading.enumerate())
+    started(thread := make_thread())
+    stream = PlainStream(loop)
+    thread.submit(make_request(max_tokens=8), stream)
+    stream.read_to_end()
+
+    new = set(threading.enumerate()) - before
+    assert [t.name for t in new] == ["pyllama-engine"]
+
+
 def test_a_stream_that_wants_the_end_only_is_woken_once(loop, started):
     """
     A reader that collects costs one wake-up for all its tokens.
