@@ -221,8 +221,6 @@ class AsyncEngine:
             capture_s=times.capture_s,
             restore_s=times.restore_s,
             dropped_steps=times.n_dropped,
-            lane_attaches=times.lane_attaches,
-            lane_reserves=times.lane_reserves,
             lane_fallbacks=times.lane_fallbacks,
             state=self._state,
         )

@@ -200,8 +200,8 @@ class EngineConfig(Frozen):
     """What is kept of earlier requests, and who may use it."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
-    Where tokens are chosen: backend is in the graph where that can be; auto takes the
-    faster place.
+    Where tokens are chosen: backend is in the graph where that can be; auto is backend where
+    a device other than the CPU computes the logits, and host elsewhere.
     """
     deterministic: bool = False
     """Outputs are independent of the requests that run beside them."""

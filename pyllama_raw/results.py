@@ -154,12 +154,8 @@ class EngineStats(SchedulerStats):
     """Total seconds of copying snapshots back."""
     dropped_steps: int
     """Steps that were begun ahead and not wanted; `steps` does not count them."""
-    lane_attaches: int
-    """Chains that were given to a slot to run on the backend."""
-    lane_reserves: int
-    """Steps that prepared all graphs anew, because lanes had changed."""
     lane_fallbacks: int
-    """Requests that were sampled on the host although lanes are wanted."""
+    """Requests that were sampled on the host although lanes were wanted."""
     state: EngineState = EngineState.RUNNING
     """Whether the engine takes requests, and if not, how it ended."""
 

@@ -23,7 +23,6 @@ from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshots import SnapshotCost
-from pyllama_raw.engine import placement
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
@@ -33,6 +32,7 @@ from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.errors import ConfigError, Unsupported
@@ -79,15 +79,13 @@ def assemble(
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,
-        lanes=Lanes(model.vocab, n_slots, unwanted=placement.refusal(model, config)),
+        lanes=Lanes(model.vocab, n_slots, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,
     )
     try:
         scheduler = _make_scheduler(executor.context, config, layout, store)
-        if config.sampler_placement == "auto" and not executor.lanes.unwanted:
-            executor.lanes.settle(placement.lanes_pay(executor.context, n_slots))
     except BaseException:
         executor.shutdown()
         raise

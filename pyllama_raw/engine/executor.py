@@ -89,7 +89,7 @@ class NativeExecutor:
 
     @property
     def times(self) -> StepTimes:
-        copied, lanes = self._copied, self.lanes.counts
+        copied = self._copied
         return StepTimes(
             self._n_steps,
             self._n_dropped,
@@ -97,9 +97,7 @@ class NativeExecutor:
             self._sample_ns / 1e9,
             copied.capture_ns / 1e9,
             copied.restore_ns / 1e9,
-            lanes.attaches,
-            lanes.reserves,
-            lanes.fallbacks,
+            self.lanes.n_fallbacks,
         )
 
     def open(self, request: Request) -> None:

@@ -8,15 +8,14 @@ Rules:
 1. All slots have a lane or none has: one row that is needed whole makes libllama copy all.
 2. A lane keeps nothing between steps. Seeds and histories stay in the request's chain, so
    a token is the same with and without lanes.
-3. Switching has all graphs prepared anew by the next decode. Off, as soon as a step needs
-   a whole row; on again after that many requests in a row that need none, each time twice
-   as many.
+3. Lanes are attached when the context is made. The first step that needs a whole row takes
+   them away for good: each switch has all graphs prepared anew, and who has asked for whole
+   rows once usually asks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from pyllama_raw.core.request import SamplerUse
 from pyllama_raw.core.step import Chunk
@@ -26,20 +25,9 @@ from pyllama_raw.native.stages import TopK
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling.params import SamplingParams
 
-PATIENCE = 16  # requests
-ARE_OFF = "lanes are off, a request beside it or before it needed all logits"
 CANNOT = "the device cannot select candidates"
-SLOWER = "auto: measured, the device chooses more slowly than the host"
+TAKEN = "lanes were taken away, because a request needed all logits"
 FAILED = "lanes were given up after a context had failed"
-
-
-@dataclass(slots=True)
-class LaneCounts:
-    """Totals since the engine was opened."""
-
-    attaches: int = 0  # of a chain to a slot
-    reserves: int = 0  # decodes that prepared all graphs anew because lanes changed
-    fallbacks: int = 0  # requests with tokens from the host, though lanes are wanted
 
 
 def make_lanes(vocab: Vocab, n_slots: int) -> list[SamplerChain]:
@@ -66,74 +54,51 @@ def needs_all(params: SamplingParams, sampler: RowSampler) -> str:
 
 
 class Lanes:
-    """The lanes of an engine, through all its contexts."""
+    """
+    The lanes of an engine, through all its contexts.
 
-    def __init__(self, vocab: Vocab, n_slots: int, *, unwanted: str) -> None:
-        """
-        Args:
-            unwanted: why there are none; empty: they are wanted.
-        """
-        self.counts = LaneCounts()
-        self.unwanted = unwanted
+    Args:
+        off: why there are none; empty: they are wanted.
+    """
+
+    def __init__(self, vocab: Vocab, n_slots: int, *, off: str) -> None:
+        self.off = off
+        self.n_fallbacks = 0  # requests sampled on the host, though lanes were wanted
+        self._are_wanted = not off
         self._vocab = vocab
         self._n_slots = n_slots
-        self._are_on = not unwanted
         self._needs_all: dict[int, str] = {}  # why, by request_id; those that do
-        self._n_in_row = 0  # requests since the last one that needs all
-        self._patience = PATIENCE
 
-    def settle(self, pays: bool) -> None:
-        """The first context has been measured, and has lanes just if they pay."""
-        if not pays:
-            self._are_on, self.unwanted = False, SLOWER
-
-    def fresh(self) -> list[SamplerChain]:
+    def fresh(self) -> Sequence[SamplerChain]:
         """For a new context."""
-        return self._made() if self._are_on else []
+        return () if self.off else make_lanes(self._vocab, self._n_slots)
 
     def give_up(self) -> None:
         """A context has failed: from now on without lanes, which take memory."""
-        if self._are_on:
-            self._are_on, self.unwanted = False, FAILED
+        self.off = self.off or FAILED
 
     def open(
         self, request_id: int, params: SamplingParams, sampler: RowSampler
     ) -> None:
         """Note what a request needs."""
-        why = needs_all(params, sampler)
-        if why:
+        if self._are_wanted and (why := needs_all(params, sampler)):
             self._needs_all[request_id] = why
-        self._n_in_row = 0 if why else self._n_in_row + 1
 
     def close(self, request_id: int, sampler: RowSampler) -> SamplerUse | None:
         """Forget a request; tells where its tokens were chosen, if there were any."""
         why = self._needs_all.pop(request_id, "")
         if not sampler.n_on_host + sampler.n_on_lane:
             return None
-        if self.unwanted:
-            return SamplerUse("host", self.unwanted)
         if not sampler.n_on_host:
             return SamplerUse("backend", "")
-        self.counts.fallbacks += 1
-        return SamplerUse("host", why or (CANNOT if self._are_on else ARE_OFF))
+        self.n_fallbacks += self._are_wanted
+        return SamplerUse("host", why or self.off or CANNOT)
 
     def prepare(self, context: Context, chunks: Iterable[Chunk]) -> None:
-        """Switch, if the step of *chunks* needs it or the time has come."""
-        if self.unwanted:
+        """Take all lanes away if the step of *chunks* needs a whole row."""
+        needed = self._needs_all
+        if self.off or not needed:
             return
-        if self._are_on:
-            needed = self._needs_all
-            if needed and any(chunk.request_id in needed for chunk in chunks):
-                self._switch(context, on=False)
-        elif not self._needs_all and self._n_in_row >= self._patience:
-            self._patience *= 2
-            self._switch(context, on=True)
-
-    def _switch(self, context: Context, *, on: bool) -> None:
-        context.set_lanes(self._made() if on else [])
-        self._are_on = on
-        self.counts.reserves += 1
-
-    def _made(self) -> list[SamplerChain]:
-        self.counts.attaches += self._n_slots
-        return make_lanes(self._vocab, self._n_slots)
+        if any(chunk.request_id in needed for chunk in chunks):
+            context.set_lanes(())
+            self.off = TAKEN

@@ -25,9 +25,7 @@ class StepTimes:
     sample_s: float = 0.0  # choosing tokens, all rows
     capture_s: float = 0.0  # copying slots to host memory
     restore_s: float = 0.0  # and back
-    lane_attaches: int = 0  # chains that were given to a slot
-    lane_reserves: int = 0  # steps that prepared all graphs anew, as lanes had changed
-    lane_fallbacks: int = 0  # requests sampled on the host, though lanes are wanted
+    lane_fallbacks: int = 0  # requests sampled on the host, though lanes were wanted
 
 
 class TimedExecutor(Executor, Protocol):

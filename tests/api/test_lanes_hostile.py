@@ -33,8 +33,7 @@ def open_engine(n_slots):
 
 def tell(engine, **found):
     stats = engine.stats()
-    found |= {"reserves": stats.lane_reserves, "fallbacks": stats.lane_fallbacks}
-    print(json.dumps(found), flush=True)
+    print(json.dumps(found | {"fallbacks": stats.lane_fallbacks}), flush=True)
 """
 
 RANDOM_SETS = """
@@ -80,11 +79,13 @@ KEYS = ({"temperature": 0}, {}, {"top_k": 5}, {"top_k": 0}, {"logprobs": 1},
         {"repeat_penalty": 1.2}, {"min_p": 0}, {"top_k": 9, "xtc_probability": 0.5})
 
 async def main():
+    seen = {"backend": 0, "host": 0}
     async with open_engine(1) as engine:
         for index in range(100):
             params = SamplingParams(max_tokens=3, seed=1, **KEYS[index % len(KEYS)])
-            await engine.complete([5, 6, 7], params)
-        tell(engine, keys=len(KEYS))
+            result = await engine.complete([5, 6, 7], params)
+            seen[result.sampler.placement] += 1
+        tell(engine, **seen)
 anyio.run(main)
 """
 
@@ -122,24 +123,23 @@ def play(code: str) -> dict[str, int]:
 
 def test_a_thousand_random_sets_of_parameters():
     """
-    All kinds at once on four slots: each output tells where it was sampled, and lanes
-    that were switched off come back.
+    All kinds at once on four slots: each output tells where it was sampled, and those on
+    the host are counted.
     """
     found = play(RANDOM_SETS)
 
     assert found["backend"] + found["host"] >= 1000
-    assert found["backend"] > found["host"] > 0
+    assert min(found["backend"], found["host"]) > 100
     assert found["fallbacks"] == found["host"]
-    assert found["reserves"] == 6
 
 
 def test_a_hundred_switches_on_one_slot():
     """
-    Graphs are prepared anew at most once for each kind of request.
+    Three kinds are served by the lanes; the fourth ends them, and all later ones know.
     """
     found = play(SWITCHES)
 
-    assert 1 <= found["reserves"] <= found["keys"]
+    assert found == {"backend": 3, "host": 97, "fallbacks": 97}
 
 
 def test_five_hundred_hostile_values():

@@ -15,8 +15,6 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import Device
-from pyllama_raw.native.model import Model
-from pyllama_raw.native.sampler import RowSampler
 from tests.engine.test_executor import make_prompt
 from tests.tiny import tiny_model
 
@@ -138,7 +136,6 @@ def test_tokens_do_not_depend_on_the_placement(make_parts, name, seed):
     stats = parts.scheduler.stats()
     assert stats.preempted > 0
     assert stats.aborted_steps > 0
-    assert 1 <= parts.executor.times.lane_reserves <= 2
 
 
 def test_one_kind_of_request_never_prepares_graphs_anew(make_parts):
@@ -151,64 +148,65 @@ def test_one_kind_of_request_never_prepares_graphs_anew(make_parts):
         _, used = run(parts, request(number, params))
         assert used[number] == SamplerUse("backend", "")
 
-    times = parts.executor.times
-    assert (times.lane_attaches, times.lane_reserves) == (2, 0)
-    assert times.lane_fallbacks == 0
+    assert parts.executor.times.lane_fallbacks == 0
 
 
-def test_switching_kinds_on_a_slot_ends_lanes_once(make_parts):
+def test_lanes_are_taken_away_once(make_parts):
     """
-    100 requests, every second one needs whole rows: the graphs change once, not 100 times.
+    20 requests, every second one needs whole rows: all after the first are told why.
     """
     parts = make_parts(n_slots=1)
-    for number in range(100):
+    switches = []
+    set_lanes = parts.executor.context.set_lanes
+    parts.executor.context.set_lanes = lambda lanes: switches.append(set_lanes(lanes))
+    for number in range(20):
         params = ALL if number % 2 else LANES
         _, used = run(
             parts, request(number, params.model_copy(update={"max_tokens": 2}))
         )
-        why = "logprobs of the model reads all logits" if number % 2 else rules.ARE_OFF
+        why = "logprobs of the model reads all logits" if number % 2 else rules.TAKEN
         expected = SamplerUse("host", why) if number else SamplerUse("backend", "")
         assert used[number] == expected
 
-    assert parts.executor.times.lane_reserves == 1
-    assert parts.executor.times.lane_fallbacks == 99
+    assert len(switches) == 1
+    assert parts.executor.times.lane_fallbacks == 19
 
 
-def test_lanes_come_back_when_nobody_needs_whole_rows(make_parts):
+def test_lanes_stay_until_a_whole_row_is_computed(make_parts):
     """
-    After 16 requests that need none, and the next time after 32.
-    """
-    parts = make_parts(n_slots=1)
-    numbers = iter(range(1000))
-
-    def placements(params, count):
-        short = params.model_copy(update={"max_tokens": 2})
-        found = [run(parts, request(next(numbers), short))[1] for _ in range(count)]
-        return [use.placement for used in found for use in used.values()]
-
-    for patience in (rules.PATIENCE, 2 * rules.PATIENCE):
-        assert placements(ALL, 1) == ["host"]
-        expected = ["host"] * (patience - 1) + ["backend"] * 2
-        assert placements(LANES, patience + 1) == expected
-    assert parts.executor.times.lane_reserves == 4
-
-
-def test_a_waiting_request_that_needs_whole_rows_keeps_lanes_off(make_parts):
-    """
-    They are not switched on for the time until its turn comes.
+    A request that waits, or is cancelled before its turn, takes nothing away.
     """
     parts = make_parts(n_slots=1)
-    lanes = parts.executor.lanes
-    run(parts, request(0, ALL))
     parts.executor.open(request(1, ALL))
-    for number in range(2, 2 + rules.PATIENCE):
-        parts.executor.open(request(number, LANES))
-
-    lanes.prepare(parts.executor.context, ())
-    assert parts.executor.times.lane_reserves == 1
+    _, while_waiting = run(parts, request(2, LANES))
     parts.executor.close(1)
-    lanes.prepare(parts.executor.context, ())
-    assert parts.executor.times.lane_reserves == 2
+    _, later = run(parts, request(3, LANES))
+
+    assert [while_waiting[2], later[3]] == [SamplerUse("backend", "")] * 2
+
+
+def test_a_context_made_anew_stays_without_lanes(make_parts):
+    """
+    What took them away is why, also after a context has failed.
+    """
+    parts = make_parts(n_slots=1)
+    run(parts, request(1, ALL))
+    parts.executor._rebuild()
+    _, used = run(parts, request(2, LANES))
+
+    assert used[2] == SamplerUse("host", rules.TAKEN)
+
+
+def test_where_lanes_are_unwanted_nothing_is_counted(make_parts):
+    """
+    The host is where tokens are meant to be chosen.
+    """
+    parts = make_parts(sampler_placement="host", n_slots=1)
+    _, used = run(parts, request(1, ALL), request(2, LANES))
+
+    why = "sampler_placement is host"
+    assert used == {1: SamplerUse("host", why), 2: SamplerUse("host", why)}
+    assert parts.executor.times.lane_fallbacks == 0
 
 
 def test_a_request_without_tokens_was_sampled_nowhere(make_parts):
@@ -303,7 +301,7 @@ def test_the_placement_follows_configuration_and_device(
     monkeypatch, options, found, words
 ):
     """
-    Lanes where they are asked for, and in "auto" where they may pay.
+    Lanes where they are asked for, and in "auto" where another device computes.
     """
     monkeypatch.setattr(placement, "devices", lambda: found)
     model = SimpleNamespace(n_layer=4)
@@ -314,57 +312,13 @@ def test_the_placement_follows_configuration_and_device(
     assert bool(why) == bool(words)
 
 
-@pytest.mark.parametrize("pays", [True, False])
-def test_what_pays_is_measured_once(monkeypatch, pays):
+@pytest.mark.parametrize(("found", "used"), [([], "host"), ([GPU], "backend")])
+def test_auto_follows_the_device(make_parts, monkeypatch, found, used):
     """
-    Afterwards the context is empty and has lanes just if they pay; and it is remembered.
+    Host where the CPU computes, backend where another device has the output layer.
     """
-    asked = []
+    monkeypatch.setattr(placement, "devices", lambda: found)
+    _, told = run(make_parts(sampler_placement="auto"), request(1, LANES))
 
-    def steps_s(context, n_slots):
-        asked.append(1)
-        measure(context, n_slots)
-        return [
-            1.0 if (len(asked) % 2 == 1) == pays else 2.0
-        ]  # lanes, rows, lanes, ...
-
-    measure = placement._steps_s
-    monkeypatch.setattr(placement, "_measured", {})
-    monkeypatch.setattr(placement, "_steps_s", steps_s)
-    with Model.load(tiny_model("llama")) as model:
-        for _ in range(2):
-            lanes = rules.make_lanes(model.vocab, 2)
-            with Context(model, n_seq_max=2, n_ctx=512, lanes=lanes) as context:
-                assert placement.lanes_pay(context, 2) is pays
-                assert context.seq_pos_max(0) is None
-                assert is_on_lane(context) is pays
-
-    assert len(asked) == 4
-
-
-def is_on_lane(context) -> bool:
-    from tests.native.support import generate
-
-    sampler = RowSampler()
-    generate(context, [5, 6], 1, sampler)
-    return sampler.n_on_lane == 1
-
-
-@pytest.mark.parametrize("pays", [True, False])
-def test_auto_uses_what_was_measured(make_parts, monkeypatch, pays):
-    """
-    With a device for the output layer, lanes if they pay; the reason tells if not.
-    """
-    monkeypatch.setattr(placement, "devices", lambda: [GPU])
-
-    def lanes_pay(context, n_slots):
-        if not pays:
-            context.set_lanes([])
-        return pays
-
-    monkeypatch.setattr(placement, "lanes_pay", lanes_pay)
-    parts = make_parts(sampler_placement="auto")
-    _, used = run(parts, request(1, LANES))
-
-    expected = SamplerUse("backend", "") if pays else SamplerUse("host", rules.SLOWER)
-    assert used[1] == expected
+    why = "" if found else placement.CPU
+    assert told[1] == SamplerUse(used, why)
