@@ -167,8 +167,6 @@ class CacheConfig(Frozen):
     """Where files keep what slots held, for later processes. None: no files."""
     max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
     """Bytes of all files in the directory, those of other processes included."""
-    eviction: Literal["lru", "lfu", "fifo", "size_aware", "cost_aware"] = "lru"
-    """Which snapshot goes first when there is no room."""
     scope: Literal["shared", "salt"] = "shared"
     """
     Who shares prefixes: all without a cache_salt, or only requests with an equal one.

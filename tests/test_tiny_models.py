@@ -89,7 +89,8 @@ def test_model_is_of_its_class(recipe: Recipe, model: Model) -> None:
     """
     libllama reports the memory class, window, rotation and vocabulary the recipe states.
     """
-    mrope = model.rope_type in (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
+    rope_type = lib.llama_model_rope_type(model.ptr)
+    mrope = rope_type in (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
 
     assert model.is_recurrent == (recipe.memory == "recurrent")
     assert model.is_hybrid == (recipe.memory == "hybrid")

@@ -13,7 +13,6 @@ from itertools import chain, count, repeat
 
 import pytest
 
-from pyllama_raw.core.eviction import ORDER_KEYS
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 
@@ -49,14 +48,9 @@ def store(cache: PrefixCache, tokens: array[int], n_tokens: int = N_PROMPT) -> N
     cache.commit(reservation, None, N_SNAPSHOT)
 
 
-def full_cache(kind: SnapshotKind, order_key: str, n_entries: int) -> PrefixCache:
+def full_cache(kind: SnapshotKind, n_entries: int) -> PrefixCache:
     """A cache that has to evict one entry for each it stores."""
-    cache = PrefixCache(
-        kind,
-        max_bytes=2**60,
-        max_entries=n_entries,
-        order_key=ORDER_KEYS[order_key],
-    )
+    cache = PrefixCache(kind, max_bytes=2**60, max_entries=n_entries)
     source = prompts(1)
     while cache.stats().n_entries < n_entries:
         store(cache, next(source))
@@ -65,12 +59,12 @@ def full_cache(kind: SnapshotKind, order_key: str, n_entries: int) -> PrefixCach
 
 
 @pytest.fixture(scope="module")
-def caches() -> dict[tuple[SnapshotKind, str, int], PrefixCache]:
+def caches() -> dict[tuple[SnapshotKind, int], PrefixCache]:
     return {}
 
 
-def cached(caches, kind: SnapshotKind, order_key: str = "lru", n: int = N_ENTRIES):
-    key = (kind, order_key, n)
+def cached(caches, kind: SnapshotKind, n: int = N_ENTRIES):
+    key = (kind, n)
     if key not in caches:
         caches[key] = full_cache(*key)
     return caches[key]
@@ -114,14 +108,6 @@ def test_store(benchmark, caches, kind):
 def test_store_after_hits(benchmark, caches, kind):
     """Hits move the order of eviction; the queue sorts that out when it evicts."""
     bench_store(benchmark, cached(caches, kind), n_hits=4)
-
-
-@pytest.mark.benchmark(group="store as above by strategy, 10,000 entries")
-@pytest.mark.parametrize("order_key", sorted(ORDER_KEYS))
-def test_store_by_strategy(benchmark, caches, order_key):
-    """As test_store_after_hits, with exact points."""
-    cache = cached(caches, SnapshotKind.EXACT, order_key, 10_000)
-    bench_store(benchmark, cache, n_hits=4)
 
 
 def bench_store(benchmark, cache: PrefixCache, n_hits: int) -> None:

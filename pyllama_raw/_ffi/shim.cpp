@@ -403,30 +403,28 @@ extern "C" void plr_vocab_eog(const llama_vocab * vocab, bool * is_eog) {
 }
 
 extern "C" int plr_state_seq_size(llama_context * ctx, llama_seq_id seq_id,
-                                  llama_state_seq_flags flags, size_t * n_bytes) {
+                                  size_t * n_bytes) {
     *n_bytes = 0;
     return guarded<int>(PLR_EXCEPTION, [&] {
-        *n_bytes = llama_state_seq_get_size_ext(ctx, seq_id, flags);
+        *n_bytes = llama_state_seq_get_size(ctx, seq_id);
         return 0;
     });
 }
 
 extern "C" int plr_state_seq_get(llama_context * ctx, uint8_t * dst, size_t size,
-                                 llama_seq_id seq_id, llama_state_seq_flags flags,
-                                 size_t * n_bytes) {
+                                 llama_seq_id seq_id, size_t * n_bytes) {
     *n_bytes = 0;
     return guarded<int>(PLR_EXCEPTION, [&] {
-        *n_bytes = llama_state_seq_get_data_ext(ctx, dst, size, seq_id, flags);
+        *n_bytes = llama_state_seq_get_data(ctx, dst, size, seq_id);
         return 0;
     });
 }
 
 extern "C" int plr_state_seq_set(llama_context * ctx, const uint8_t * src, size_t size,
-                                 llama_seq_id seq_id, llama_state_seq_flags flags,
-                                 size_t * n_bytes) {
+                                 llama_seq_id seq_id, size_t * n_bytes) {
     *n_bytes = 0;
     return guarded<int>(PLR_EXCEPTION, [&] {
-        *n_bytes = llama_state_seq_set_data_ext(ctx, src, size, seq_id, flags);
+        *n_bytes = llama_state_seq_set_data(ctx, src, size, seq_id);
         return 0;
     });
 }

@@ -252,12 +252,11 @@ int64_t plr_vocab_pieces(const struct llama_vocab * vocab, char * pieces, int64_
 void plr_vocab_eog(const struct llama_vocab * vocab, bool * is_eog);
 
 /* State of one sequence; *n_bytes out: bytes needed, written or read, 0 on failure. */
-int plr_state_seq_size(struct llama_context * ctx, llama_seq_id seq_id,
-                       llama_state_seq_flags flags, size_t * n_bytes);
-int plr_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size,
-                      llama_seq_id seq_id, llama_state_seq_flags flags, size_t * n_bytes);
+int plr_state_seq_size(struct llama_context * ctx, llama_seq_id seq_id, size_t * n_bytes);
+int plr_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id,
+                      size_t * n_bytes);
 int plr_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size,
-                      llama_seq_id seq_id, llama_state_seq_flags flags, size_t * n_bytes);
+                      llama_seq_id seq_id, size_t * n_bytes);
 
 /*
  * Log lines of llama, ggml and mtmd go into one ring of fixed size; the oldest are dropped.

@@ -25,7 +25,6 @@ class Entry:
     payload: object = field(repr=False)  # the executor's; None once released
     node: Node[Entry] | None = field(default=None, repr=False)  # None: dropped
     n_pins: int = 0
-    n_hits: int = 0
     last_used: int = 0  # count of queries and stores so far, not a time
     is_queued: bool = False  # the eviction queue knows it
 

@@ -12,7 +12,7 @@ from itertools import count
 
 from pyllama_raw.core.cache_entry import CapturePlan, Entry
 from pyllama_raw.core.cache_stats import Eviction, Ledger
-from pyllama_raw.core.eviction import EvictionQueue, OrderKey
+from pyllama_raw.core.eviction import EvictionQueue
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.radix_tree import TOKEN_BYTES, Path, RadixTree
 from pyllama_raw.core.snapshot_kind import Layout
@@ -21,13 +21,13 @@ from pyllama_raw.core.snapshot_kind import Layout
 class EntryStore:
     """Entries of all namespaces under one set of limits."""
 
-    def __init__(self, layout: Layout, ledger: Ledger, order_key: OrderKey) -> None:
+    def __init__(self, layout: Layout, ledger: Ledger) -> None:
         self._layout = layout
         self._ledger = ledger
         self._trees: dict[Namespace, RadixTree[Entry]] = {}
         self._entries: set[Entry] = set()
         self._doomed: set[Entry] = set()  # dropped while pinned
-        self._queue = EvictionQueue(order_key)
+        self._queue = EvictionQueue()
         self._released: list[object] = []
         self._ids = count()
 

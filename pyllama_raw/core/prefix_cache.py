@@ -9,21 +9,18 @@ A capture is plan_store(), reserve() (which evicts first), the copy, commit() or
 Payloads of entries that left wait in take_released(): the executor frees them before it
 captures anything new, so the limits hold at every moment.
 
-Namespaces (model, adapters, KV types, the caller's salt) share limits but never hits.
+Namespaces, one for each salt of a caller, share limits but never hits.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 from pyllama_raw.core.cache_entry import CapturePlan, Entry, Hit, Reservation
 from pyllama_raw.core.cache_stats import CacheStats, Eviction, Ledger, Refusal
 from pyllama_raw.core.cache_store import EntryStore
-from pyllama_raw.core.eviction import OrderKey, lru
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.snapshot_kind import LAYOUTS, SnapshotKind
-from pyllama_raw.core.snapshot_points import parting
 
 
 class PrefixCache:
@@ -33,7 +30,6 @@ class PrefixCache:
     Args:
         max_bytes: most bytes of snapshots and of their tokens; 0 stores nothing.
         max_entries: most snapshots; 0 stores nothing.
-        order_key: which entry is evicted first (core/eviction.py).
     """
 
     def __init__(
@@ -42,14 +38,13 @@ class PrefixCache:
         *,
         max_bytes: int,
         max_entries: int,
-        order_key: OrderKey = lru,
     ) -> None:
         self.kind = kind
         self.max_bytes = max_bytes
         self.stores = max_bytes > 0 and max_entries > 0
         self._layout = LAYOUTS[kind]
         self._ledger = Ledger(max_bytes, max_entries)
-        self._store = EntryStore(self._layout, self._ledger, order_key)
+        self._store = EntryStore(self._layout, self._ledger)
         self._reservations: set[Reservation] = set()
         self._now = 0  # queries and stores so far
 
@@ -71,7 +66,6 @@ class PrefixCache:
         self._now += 1
         self._ledger.query(hit, n_live)
         for entry in hit.entries:
-            entry.n_hits += 1
             entry.last_used = self._now
 
     def pin(self, hit: Hit) -> None:
@@ -185,18 +179,12 @@ class PrefixCache:
         """Payloads nobody needs any more, since the last call; the caller frees them."""
         return self._store.take_released()
 
-    def junctions(
-        self,
-        namespace: Namespace,
-        tokens: array[int],
-        others: Iterable[array[int]] = (),
-    ) -> tuple[int, ...]:
-        """Where *tokens* part from stored paths and from *others*, rising."""
-        points = {parting(tokens, other) for other in others}
+    def junction(self, namespace: Namespace, tokens: array[int]) -> int | None:
+        """Where *tokens* part from stored paths, unless that is at their beginning."""
         path = self._store.walk(namespace, tokens.tobytes())
         if path.n_tokens < len(tokens) and not path.is_at_leaf:
-            points.add(path.n_tokens)
-        return tuple(sorted(point for point in points if point))
+            return path.n_tokens or None
+        return None
 
     def stats(self) -> CacheStats:
         """What the cache holds and has done."""

@@ -13,7 +13,7 @@ def snapshot_points(
     *,
     interval: int = 0,
     n_tail: int = 1,
-    junctions: Iterable[int] = (),
+    junction: int | None = None,
     cache_points: Iterable[int] = (),
 ) -> tuple[int, ...]:
     """
@@ -23,10 +23,12 @@ def snapshot_points(
         interval: tokens between regular points; 0: none.
         n_tail: tokens left after the last point, to be computed on a full hit; 0: no such
             point.
-        junctions: where this prompt parts from others.
+        junction: where this prompt parts from others.
         cache_points: what the caller marked.
     """
-    points = {*junctions, *cache_points}
+    points = set(cache_points)
+    if junction is not None:
+        points.add(junction)
     if interval:
         points.update(range(interval, n_prompt, interval))
     if n_tail:

@@ -84,7 +84,7 @@ class Snapshots:
             request.n_prompt,
             interval=self._interval,
             n_tail=limits.n_fresh,
-            junctions=self.cache.junctions(request.namespace, request.tokens),
+            junction=self.cache.junction(request.namespace, request.tokens),
             cache_points=request.cache_points,
         )
         movable = {limits.n_movable(point) for point in points}

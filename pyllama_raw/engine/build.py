@@ -17,7 +17,6 @@ from pyllama_raw.config import (
 )
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.disk_tier import DiskTier
-from pyllama_raw.core.eviction import ORDER_KEYS
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.slots import ContextLimits
@@ -240,7 +239,6 @@ def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
         kind,
         max_bytes=config.max_bytes,
         max_entries=config.max_entries if config.mode == "snapshots" else 0,
-        order_key=ORDER_KEYS[config.eviction],
     )
 
 

@@ -15,8 +15,6 @@ from pyllama_raw.native.arrays import UINT8, Array, pointer
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 
-PARTIAL_ONLY = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-
 _POS_MAX = 2**31 - 1
 
 
@@ -129,26 +127,25 @@ class SlotMemory(Handle):
         """Forget all slots."""
         lib.llama_memory_clear(self._memory, False)
 
-    def state_bytes(self, slot: int, flags: int = 0) -> int:
+    def state_bytes(self, slot: int) -> int:
         """
         Bytes capture() would write now.
 
         Thread:
             Waits for running computations.
         """
-        self._check_state(slot, flags)
+        self._check_state(slot)
         n_bytes = ffi.new("size_t *")
-        code = lib.plr_state_seq_size(self.ptr, slot, flags, n_bytes)
+        code = lib.plr_state_seq_size(self.ptr, slot, n_bytes)
         self._check_copied("llama_state_seq_get_size_ext", code, n_bytes[0])
         return int(n_bytes[0])
 
-    def capture(self, slot: int, out: Array, flags: int = 0) -> int:
+    def capture(self, slot: int, out: Array) -> int:
         """
         Copy the memory of *slot* into *out*; the slot keeps it.
 
         Args:
-            out: uint8, 1-D, C-contiguous, at least state_bytes(slot, flags) long.
-            flags: 0, or PARTIAL_ONLY: only window and recurrent state.
+            out: uint8, 1-D, C-contiguous, at least state_bytes(slot) long.
 
         Returns:
             Bytes written.
@@ -156,17 +153,17 @@ class SlotMemory(Handle):
         Raises:
             SnapshotFailed: the slot is empty, or *out* too small.
         """
-        self._check_state(slot, flags)
+        self._check_state(slot)
         n_bytes = ffi.new("size_t *")
         dst = pointer(out, UINT8, writable=True)
         if self.seq_pos_max(slot) is None:
             message = f"slot {slot} is empty"
             raise SnapshotFailed("llama_state_seq_get_data_ext", 0, message)
-        code = lib.plr_state_seq_get(self.ptr, dst, len(out), slot, flags, n_bytes)
+        code = lib.plr_state_seq_get(self.ptr, dst, len(out), slot, n_bytes)
         self._check_copied("llama_state_seq_get_data_ext", code, n_bytes[0])
         return int(n_bytes[0])
 
-    def restore(self, slot: int, data: Array, flags: int = 0) -> int:
+    def restore(self, slot: int, data: Array) -> int:
         """
         Replace the memory of *slot* by what capture() wrote.
 
@@ -179,10 +176,10 @@ class SlotMemory(Handle):
         Raises:
             SnapshotFailed: it does not fit, or too few cells are free; the slot is empty.
         """
-        self._check_state(slot, flags)
+        self._check_state(slot)
         n_bytes = ffi.new("size_t *")
         src = pointer(data, UINT8)
-        code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, flags, n_bytes)
+        code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
         if code != 0 or n_bytes[0] == 0:
             lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self._check_copied("llama_state_seq_set_data_ext", code, n_bytes[0])
@@ -196,13 +193,10 @@ class SlotMemory(Handle):
         if not (-1 <= p0 <= _POS_MAX and -1 <= p1 <= _POS_MAX):
             raise InvalidRequest("p0, p1", (p0, p1), f"-1 to {_POS_MAX}")
 
-    def _check_state(self, slot: int, flags: int) -> None:
+    def _check_state(self, slot: int) -> None:
         self._check_slot("slot", slot)
         if not self.has_memory:
             raise Unsupported("memory", "this model keeps none of its sequences")
-        if flags not in (0, PARTIAL_ONLY):
-            # llama.cpp aborts on a restore that does not match a device-side state.
-            raise InvalidRequest("flags", flags, "0 or 1 (PARTIAL_ONLY)")
 
     def _check_copied(self, function: str, code: int, n_bytes: int) -> None:
         if code != 0:

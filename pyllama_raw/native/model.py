@@ -136,11 +136,6 @@ class Model(Handle):
         return text(lib.llama_ftype_name(lib.llama_model_ftype(self.ptr)))
 
     @property
-    def rope_type(self) -> int:
-        """llama.h: enum llama_rope_type."""
-        return int(lib.llama_model_rope_type(self.ptr))
-
-    @property
     def has_encoder(self) -> bool:
         return bool(lib.llama_model_has_encoder(self.ptr))
 

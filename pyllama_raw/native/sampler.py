@@ -65,10 +65,6 @@ class SamplerChain(Handle):
         if code:
             raise NativeError("llama_sampler_accept", code, last_error())
 
-    def reset(self) -> None:
-        """As newly built: the same seed draws the same tokens again."""
-        lib.llama_sampler_reset(self.ptr)
-
     def spend(self) -> Any:
         """The pointer, for a context that runs the chain in its graph; for the only time."""
         if self.spent:

@@ -223,10 +223,6 @@ class SamplingParams(Frozen):
         """Whether the temperature counts as 0."""
         return self.temperature < MIN_TEMPERATURE
 
-    def prompt_window(self, n_prompt: int) -> int:
-        """Where the part of a prompt begins that penalties look back to."""
-        return max(n_prompt - self.n_history(n_prompt), 0)
-
     def n_history(self, n_tokens: int) -> int:
         """Tokens that penalties look back, of *n_tokens* there can be; 0: none do."""
         lengths = [0]

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Hashable
 
 from pyllama_raw.core.cache_entry import Entry, Hit
-from pyllama_raw.core.eviction import OrderKey, lru
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 
@@ -21,11 +20,8 @@ def make_cache(
     *,
     max_bytes: int = 1_000_000,
     max_entries: int = 1000,
-    order_key: OrderKey = lru,
 ) -> PrefixCache:
-    return PrefixCache(
-        kind, max_bytes=max_bytes, max_entries=max_entries, order_key=order_key
-    )
+    return PrefixCache(kind, max_bytes=max_bytes, max_entries=max_entries)
 
 
 def store(

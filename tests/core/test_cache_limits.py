@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.core.cache_entry import Entry
 from pyllama_raw.core.cache_stats import Refusal
-from pyllama_raw.core.eviction import ORDER_KEYS, EvictionQueue, cost_aware, lru
+from pyllama_raw.core.eviction import EvictionQueue
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
@@ -213,51 +213,26 @@ def test_unpinned_entries_can_be_evicted_again(kind):
     assert cache.take_released() == ["world", "hello"]
 
 
-@pytest.mark.parametrize(
-    ("name", "victim"),
-    [
-        ("lru", "bbbb"),
-        ("lfu", "cccc"),
-        ("fifo", "aaaa"),
-        ("size_aware", "bbbb"),
-        ("cost_aware", "bbbb"),
-    ],
-)
-def test_strategies(name, victim):
+def test_the_least_recently_used_goes_first():
     """
-    a is old, small and used twice; b is big and used once; c is the newest.
+    Neither age, size nor the number of uses counts.
     """
-    cache = make_cache(EXACT, max_entries=3, order_key=ORDER_KEYS[name])
+    cache = make_cache(EXACT, max_entries=3)
     store(cache, "aaaa", n_bytes=10)
     store(cache, "bbbb", n_bytes=1000)
     cache.record(find(cache, "bbbb!"))
     cache.record(find(cache, "aaaa!"))
-    cache.record(find(cache, "aaaa!"))
     store(cache, "cccc", n_bytes=10)
     store(cache, "dddd", n_bytes=10)
 
-    assert cache.take_released() == [victim]
-
-
-def test_value_fades_without_use():
-    """
-    Cost-aware eviction gives up what was valuable long ago.
-    """
-    cache = make_cache(EXACT, max_entries=2, order_key=cost_aware)
-    store(cache, "valuable", n_bytes=10)
-    store(cache, "x", n_bytes=500)
-    for _ in range(20_000):
-        cache.record(find(cache, "x!"))
-    store(cache, "new", n_bytes=10)
-
-    assert cache.take_released() == ["valuable"]
+    assert cache.take_released() == ["bbbb"]
 
 
 def test_queue_lets_go_of_dropped_entries():
     """
     Entries that leave without being evicted do not pile up.
     """
-    queue = EvictionQueue(lru)
+    queue = EvictionQueue()
     for n in range(10_000):
         queue.push(Entry(n, "model", 0, 1, 1, None))
 
@@ -268,7 +243,7 @@ def test_queue_without_candidates():
     """
     If nothing may go, nothing does.
     """
-    queue = EvictionQueue(lru)
+    queue = EvictionQueue()
     queue.push(Entry(0, "model", 0, 1, 1, None))
 
     assert queue.pop(lambda entry: False) is None

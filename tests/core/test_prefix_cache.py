@@ -290,31 +290,20 @@ def test_capture_that_lost_its_ground_is_let_go():
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        ("hello you", (6,)),  # parts inside an edge
-        ("hello world peace", ()),  # continues a path
-        ("hello wor", ()),  # is all known
-        ("other", ()),  # shares nothing
+        ("hello you", 6),  # parts inside an edge
+        ("hello world peace", None),  # continues a path
+        ("hello wor", None),  # is all known
+        ("other", None),  # shares nothing
     ],
 )
-def test_junctions_with_stored_paths(tokens, expected):
+def test_a_junction_with_stored_paths(tokens, expected):
     """
     A junction is where a prompt parts from a path, not where it continues one.
     """
     cache = make_cache(EXACT)
     store(cache, "hello world")
 
-    assert cache.junctions("model", toks(tokens)) == expected
-
-
-def test_junctions_with_running_sequences():
-    """
-    Sequences that run now count as known paths.
-    """
-    others = [toks("hello world"), toks("help"), toks("hello"), toks("x")]
-
-    junctions = make_cache(EXACT).junctions("model", toks("hello you"), others)
-
-    assert junctions == (3, 6)
+    assert cache.junction("model", toks(tokens)) == expected
 
 
 @pytest.mark.parametrize(
@@ -324,8 +313,8 @@ def test_junctions_with_running_sequences():
         ({"n_tail": 0}, ()),
         ({"interval": 4}, (4, 8, 9)),
         ({"interval": 5, "n_tail": 0}, (5,)),
-        ({"junctions": [3], "cache_points": [9, 3, 7]}, (3, 7, 9)),
-        ({"junctions": [0, 10], "cache_points": [-1, 99]}, (9,)),
+        ({"junction": 3, "cache_points": [9, 3, 7]}, (3, 7, 9)),
+        ({"junction": 10, "cache_points": [-1, 99]}, (9,)),
     ],
 )
 def test_snapshot_points_of_ten_tokens(options, expected):

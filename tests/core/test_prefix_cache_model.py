@@ -2,7 +2,7 @@
 The prefix cache against a list that is searched from end to end.
 
 The list knows what must be found, who may leave and what is held; only the order of
-eviction is read from the cache, and then checked against the order key.
+eviction is read from the cache, and then checked against when entries were used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 )
 
 from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
-from pyllama_raw.core.eviction import ORDER_KEYS
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from tests.core.cache_support import toks
@@ -92,14 +91,10 @@ class CacheMachine(RuleBasedStateMachine):
     captures = Bundle("captures")
     hits = Bundle("hits")
 
-    @initialize(order_key=st.sampled_from(sorted(ORDER_KEYS)))
-    def start(self, order_key: str) -> None:
-        self.order_key = ORDER_KEYS[order_key]
+    @initialize()
+    def start(self) -> None:
         self.cache = PrefixCache(
-            self.kind,
-            max_bytes=MAX_BYTES,
-            max_entries=MAX_ENTRIES,
-            order_key=self.order_key,
+            self.kind, max_bytes=MAX_BYTES, max_entries=MAX_ENTRIES
         )
         self.known: list[Known] = []  # can be found
         self.doomed: list[Entry] = []  # dropped while pinned
@@ -147,9 +142,9 @@ class CacheMachine(RuleBasedStateMachine):
         mine = [k for k in self.known if k.namespace == namespace]
         n = max((k.n_shared(text) for k in mine), default=0)
         parts = any(k.n_shared(text) == n < k.stop for k in mine)
-        expected = (n,) if 0 < n < len(text) and parts else ()
+        expected = n if 0 < n < len(text) and parts else None
 
-        assert self.cache.junctions(namespace, toks(text)) == expected
+        assert self.cache.junction(namespace, toks(text)) == expected
 
     @rule(target=hits, namespace=namespaces, text=prompts)
     def use(self, namespace: str, text: str):
@@ -249,8 +244,8 @@ class CacheMachine(RuleBasedStateMachine):
         kept = [k.entry for k in self.known if k.entry not in self.pins]
         for known in gone:
             if known not in replaced:
-                key = self.order_key(known.entry)
-                assert all(key <= self.order_key(entry) for entry in kept)
+                last_used = known.entry.last_used
+                assert all(last_used <= entry.last_used for entry in kept)
 
     @rule(capture=consumes(captures), spare=st.integers(0, 25))
     def finish(self, capture: Capture, spare: int) -> None:

@@ -179,25 +179,24 @@ def test_greedy_keeps_only_what_can_change_it(changes, n_stages):
 
 
 @pytest.mark.parametrize(
-    ("n_prompt", "changes", "start"),
+    ("n_tokens", "changes", "n_history"),
     [
-        (100, REPEAT, 36),
-        (100, REPEAT | {"penalty_last_n": 32}, 68),
-        (100, {}, 100),
-        (100, REPEAT | {"penalty_last_n": 0}, 100),
-        (100, REPEAT | {"mirostat": 2}, 100),
-        (100, REPEAT | {"stages": ("top_k",)}, 100),
-        (100, DRY | {"dry_last_n": 80}, 20),
-        (100, DRY | REPEAT | {"dry_last_n": 10}, 36),
-        (100, DRY, 0),
-        (10, REPEAT, 0),
+        (100, REPEAT, 64),
+        (100, REPEAT | {"penalty_last_n": 32}, 32),
+        (100, {}, 0),
+        (100, REPEAT | {"penalty_last_n": 0}, 0),
+        (100, REPEAT | {"mirostat": 2}, 0),
+        (100, REPEAT | {"stages": ("top_k",)}, 0),
+        (100, DRY | {"dry_last_n": 80}, 80),
+        (100, DRY | REPEAT | {"dry_last_n": 10}, 64),
+        (100, DRY, 100),
     ],
 )
-def test_penalties_see_the_end_of_the_prompt(n_prompt, changes, start):
+def test_penalties_look_back_as_far_as_the_longest_stage(n_tokens, changes, n_history):
     """
-    As much of it as the longest history of an active stage.
+    Stages that are not active look back at nothing.
     """
-    assert SamplingParams(**changes).prompt_window(n_prompt) == start
+    assert SamplingParams(**changes).n_history(n_tokens) == n_history
 
 
 def test_the_prompt_counts_for_penalties(model):

@@ -49,7 +49,7 @@ def test_a_narrow_chain_gives_the_argmax(model):
 
 def test_equal_seeds_draw_equal_tokens(model):
     """
-    The seed decides the draw; reset() starts it again; another seed goes elsewhere.
+    The seed decides the draw; a chain draws on; another seed goes elsewhere.
     """
     prompt = make_prompt(16, seed=4)
     outputs = []
@@ -58,12 +58,11 @@ def test_equal_seeds_draw_equal_tokens(model):
         chain = build(model, hot, Draw(7))
         others = build(model, hot, Draw(7)), build(model, hot, Draw(8))
         for sampler in (chain, others[0], chain, others[1]):
-            if len(outputs) == 2:
-                chain.reset()
             outputs.append(generate(context, prompt, 10, RowSampler(sampler)))
             context.clear()
 
-    assert outputs[0] == outputs[1] == outputs[2] != outputs[3]
+    assert outputs[0] == outputs[1]
+    assert outputs[0] not in outputs[2:]
 
 
 def test_suppressed_tokens_never_come(model):

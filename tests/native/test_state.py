@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pyllama_raw.errors import InvalidRequest, SnapshotFailed
+from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.context import Context
 from tests.native.support import EXACT, last_logits, make_context, make_prompt, prefill
 
@@ -188,12 +188,3 @@ def test_a_snapshot_needs_free_cells(model):
             context.restore(1, data)
 
         assert (context.seq_pos_max(0), context.seq_pos_max(1)) == (149, None)
-
-
-def test_flags_of_device_states_are_refused(model):
-    """
-    ON_DEVICE states abort when they do not match, so they are not offered.
-    """
-    with make_context(model) as context:
-        with pytest.raises(InvalidRequest, match="flags=2"):
-            context.state_bytes(0, 2)
