@@ -178,8 +178,15 @@ class Scheduler:
         self._reuse.disk.end_write(write_id, written)
 
     def last_plans(self) -> Iterator[StepPlan]:
-        """Plans that write what idle slots hold, when no request is left."""
+        """
+        Plans that write what idle slots hold, when no request is left.
+
+        Each is to be executed and applied before the next one is asked for. The first does
+        what ended requests have left to do: until then memory holds more than slots say.
+        """
         assert not self.has_work
+        if self._roster.operations:
+            yield self._roster.take_plan([], steady=False)
         for slot in self._slots.idle:
             if writes := self._reuse.writes(slot):
                 yield StepPlan(tuple(writes))

@@ -347,7 +347,8 @@ class EngineThread:
         """Keep in files what slots hold, one after the other: nobody waits any more."""
         if self._files is not None:
             for plan in self._scheduler.last_plans():
-                self._executor.execute(plan)
+                result = self._executor.execute(plan)
+                self._scheduler.apply(plan, result, self.clock())
                 self._files.drain()
 
 

@@ -2,6 +2,8 @@
 
 from array import array
 
+import pytest
+
 from pyllama_raw.core.disk_tier import DiskTier, KnownState
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.prefix_cache import PrefixCache
@@ -9,7 +11,15 @@ from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.slots import Slot
 from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.step import Captured, Delete, Read, StepResult, Write
+from pyllama_raw.core.step import (
+    Captured,
+    DecodeStatus,
+    Delete,
+    Read,
+    StepResult,
+    Trim,
+    Write,
+)
 from tests.core.support import answer, finished, make_request, make_scheduler
 
 N = 100  # tokens of most prompts here
@@ -333,6 +343,69 @@ def test_slots_are_written_at_the_end():
     assert len(write.tokens) // 4 == 102
     scheduler.end_write(write.write_id, Captured("file", 1020))
     assert list(scheduler.last_plans()) == []
+
+
+@pytest.mark.parametrize(
+    ("mixes", "n_steps", "n_kept"), [(False, 3, 100), (True, 3, 102), (True, 1, 100)]
+)
+def test_memory_is_cut_before_slots_are_written_at_the_end(mixes, n_steps, n_kept):
+    """
+    What a request leaves that ends as the engine closes: memory is cut to what the slot
+    says, and only then is all of it written.
+    """
+    scheduler = make(make_tier(), mixes=mixes)
+    scheduler.add(make_request(n_prompt=100, max_tokens=30), 0.0)
+    for _ in range(n_steps):
+        plan = scheduler.schedule(1.0)
+        scheduler.apply(plan, answer(plan), 2.0)
+    scheduler.cancel(0, 3.0)
+
+    operations = []
+    for plan in scheduler.last_plans():
+        operations += plan.operations
+        scheduler.apply(plan, answer(plan), 4.0)
+
+    cut = [] if mixes else [Trim(0, n_kept)]
+    assert operations[:-1] == cut
+    assert len(operations[-1].tokens) // 4 == n_kept
+    scheduler.check_integrity()
+
+
+def test_a_slot_that_cannot_be_cut_at_the_end_is_not_written():
+    """
+    It is empty then, and no file says otherwise.
+    """
+    scheduler = make(make_tier(), mixes=False)
+    scheduler.add(make_request(n_prompt=100, max_tokens=30), 0.0)
+    for _ in range(3):
+        plan = scheduler.schedule(1.0)
+        scheduler.apply(plan, answer(plan), 2.0)
+    scheduler.cancel(0, 3.0)
+
+    plans = scheduler.last_plans()
+    plan = next(plans)
+    lost = StepResult(not_restored=frozenset({0}), refuses_cuts=True)
+    scheduler.apply(plan, lost, 4.0)
+
+    assert list(plans) == []
+    scheduler.check_integrity()
+
+
+def test_an_aborted_step_is_cut_before_slots_are_written_at_the_end():
+    """
+    A close aborts the running step, which may have left more than is known of it.
+    """
+    scheduler = make(make_tier())
+    scheduler.add(make_request(n_prompt=200, max_tokens=30), 0.0)
+    plan = scheduler.schedule(1.0)
+    aborted = StepResult(DecodeStatus.ABORTED, n_computed={0: 200})
+    scheduler.apply(plan, aborted, 2.0)
+    scheduler.cancel(0, 3.0)
+
+    cut, write = scheduler.last_plans()
+
+    assert cut.operations == (Trim(0, 199),)
+    assert len(write.operations[0].tokens) // 4 == 199
 
 
 def test_clearing_the_cache_deletes_files():

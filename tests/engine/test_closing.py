@@ -3,6 +3,7 @@
 import pytest
 
 from pyllama_raw.core.request import Finished, FinishReason
+from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request
@@ -128,10 +129,13 @@ def test_readers_hear_of_the_end_before_files_are_written(loop):
 
     thread = make_thread(files=Files())
     stream = PlainStream(loop)
-    thread._scheduler.last_plans = lambda: iter(
-        [told.append(stream._news.wait(HANG_S))]
-    )
-    thread._executor.execute = lambda plan: None
+
+    def last_plans():
+        told.append(stream._news.wait(HANG_S))
+        yield StepPlan()
+
+    thread._scheduler.last_plans = last_plans
+    thread._executor.execute = lambda plan: StepResult()
     thread._mailbox.enter((make_request(0),))
     thread._delivery.open([make_request(0)], stream)
     thread._scheduler.add(make_request(0), 0.0)
