@@ -99,7 +99,7 @@ async def test_leaving_during_prefill_stops_libllama(model_path):
         before = await engine.complete(CAPITAL, GREEDY)
         executor, entered = engine._parts.executor, threading.Event()
         compute = executor._compute
-        executor._compute = lambda *args: entered.set() or compute(*args)
+        executor._compute = lambda *args, **how: entered.set() or compute(*args, **how)
         async with engine.generate([5] * 2000, GREEDY):
             await anyio.to_thread.run_sync(entered.wait, HANG_S)
         after = await engine.complete(CAPITAL, GREEDY)
