@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
-
-from pyllama_raw.core.radix_tree import n_common
 
 
 def snapshot_points(
@@ -45,9 +42,3 @@ def spaced(points: Iterable[int], start: int, gap: int) -> list[int]:
             kept.append(point)
             start = point
     return kept
-
-
-def parting(tokens: array[int], other: array[int]) -> int | None:
-    """Where two sequences part; None if they share nothing or one continues the other."""
-    n_shared = n_common(tokens.tobytes(), other.tobytes())
-    return n_shared if 0 < n_shared < min(len(tokens), len(other)) else None
