@@ -23,10 +23,11 @@ from pyllama_raw.engine.constraint import GrammarConstraint
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskConstraint, MaskState
 from pyllama_raw.engine.lanes import Lanes
+from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.engine.sampling import open_sampler
-from pyllama_raw.engine.scores import Scores
+from pyllama_raw.engine.scores import watch, with_logprobs
 from pyllama_raw.errors import (
     InvalidBatch,
     NativeError,
@@ -37,7 +38,7 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
-from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
+from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.sampling.params import SamplingParams
 
 log = logging.getLogger("pyllama_raw")
@@ -82,9 +83,7 @@ class NativeExecutor:
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
-        self._samplers: dict[int, RowSampler] = {}  # by request_id
-        self._masks: dict[int, MaskState] = {}  # by request_id, few have one
-        self._scores = Scores()
+        self._open = OpenRequests()
         self._n_steps = self._n_dropped = self._decode_ns = self._sample_ns = 0
 
     @property
@@ -108,34 +107,35 @@ class NativeExecutor:
         started = None
         if isinstance(constraint, GrammarConstraint | MaskConstraint):
             started = constraint.start()
-        self._samplers[request.request_id] = open_sampler(
+        sampler = open_sampler(
             params,
             self.context.model.vocab,
             request.tokens,
             request.stop_token_ids | self._eog_tokens,
             started,
         )
-        sampler = self._samplers[request.request_id]
-        self._scores.open(request.request_id, params, sampler)
-        self.lanes.open(request.request_id, params, sampler)
-        if isinstance(started, MaskState):
-            self._masks[request.request_id] = started
+        opened = OpenRequest(
+            params,
+            sampler,
+            started if isinstance(started, MaskState) else None,
+            watch(params, sampler),
+            self.lanes.missing(params, sampler),
+        )
+        self._open.add(request.request_id, opened)
 
     def close(self, request_id: int) -> SamplerUse | None:
         """Free the sampler; tells where it chose its tokens."""
-        sampler = self._samplers.pop(request_id, None)
-        if sampler is None:
+        opened = self._open.pop(request_id)
+        if opened is None:
             return None
-        sampler.close()
-        self._masks.pop(request_id, None)
-        self._scores.close(request_id)
-        return self.lanes.close(request_id, sampler)
+        opened.sampler.close()
+        return self.lanes.use(opened.sampler, opened.needs_all)
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
         self.context.drop()
         self.context.close()
-        for request_id in list(self._samplers):
+        for request_id in self._open.request_ids:
             self.close(request_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -181,16 +181,17 @@ class NativeExecutor:
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
             result = self._sampled(chunks, outcome)
-            if self._scores:
-                return self._scores.add(result, chunks, self.context)
+            if self._open.n_scored:
+                return with_logprobs(result, chunks, self._open, self.context)
             return result
         return self._failed(chunks, outcome.code)
 
     def _compute(self, chunks: tuple[Chunk, ...], *, ahead: bool) -> StepOutcome:
-        if self._masks:
+        if self._open.n_masked:
             self._prepare_masks(chunks)
         if not self._advanced:
-            self.lanes.prepare(self.context, chunks)
+            if self._open.need_all(chunks):
+                self.lanes.take_away(self.context)
             self._fill(chunks)
         self._advanced = ()
         outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
@@ -231,29 +232,29 @@ class NativeExecutor:
             [chunk.pos for chunk in decodes],
             [chunk.slot for chunk in decodes],
         )
-        samplers = [self._samplers[chunk.request_id] for chunk in decodes]
+        samplers = [self._open[chunk.request_id].sampler for chunk in decodes]
         for request_id, slot, pos, tokens, wants_output, targets in chunks[n_rows:]:
             add = batch.add if targets is None else batch.add_scored
             add(tokens, pos, slot, wants_output)
             if wants_output:
-                samplers.append(self._samplers[request_id])
+                samplers.append(self._open[request_id].sampler)
         self._row_samplers.set_all(samplers)
 
     def _prepare_masks(self, chunks: tuple[Chunk, ...]) -> None:
         for chunk in chunks:
-            mask = self._masks.get(chunk.request_id)
+            mask = self._open[chunk.request_id].mask
             if mask is not None and chunk.wants_output:
                 mask.prepare()
 
     def _sampled(self, chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
-        if not (self._masks or outcome.codes):
+        if not (self._open.n_masked or outcome.codes):
             return StepResult(tokens=tuple(outcome.tokens))
         tokens: list[int | None] = [*outcome.tokens]
         errors: dict[int, PyllamaError] = {}
         outputs = [chunk for chunk in chunks if chunk.wants_output]
         codes = outcome.codes or [0] * len(outputs)
         for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
-            mask = self._masks.get(chunk.request_id)
+            mask = self._open[chunk.request_id].mask
             token = tokens[row]
             if code:
                 said = (mask.error if mask is not None else "") or last_error()

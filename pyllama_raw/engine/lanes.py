@@ -15,10 +15,9 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pyllama_raw.core.request import SamplerUse
-from pyllama_raw.core.step import Chunk
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
 from pyllama_raw.native.stages import TopK
@@ -67,7 +66,6 @@ class Lanes:
         self._are_wanted = not off
         self._vocab = vocab
         self._n_slots = n_slots
-        self._needs_all: dict[int, str] = {}  # why, by request_id; those that do
 
     def fresh(self) -> Sequence[SamplerChain]:
         """For a new context."""
@@ -77,16 +75,12 @@ class Lanes:
         """A context has failed: from now on without lanes, which take memory."""
         self.off = self.off or FAILED
 
-    def open(
-        self, request_id: int, params: SamplingParams, sampler: RowSampler
-    ) -> None:
-        """Note what a request needs."""
-        if self._are_wanted and (why := needs_all(params, sampler)):
-            self._needs_all[request_id] = why
+    def missing(self, params: SamplingParams, sampler: RowSampler) -> str:
+        """Why no lane can serve a request; empty: one can, or none is wanted."""
+        return needs_all(params, sampler) if self._are_wanted else ""
 
-    def close(self, request_id: int, sampler: RowSampler) -> SamplerUse | None:
-        """Forget a request; tells where its tokens were chosen, if there were any."""
-        why = self._needs_all.pop(request_id, "")
+    def use(self, sampler: RowSampler, why: str) -> SamplerUse | None:
+        """Where the tokens of a request that ends were chosen, if there were any."""
         if not sampler.n_on_host + sampler.n_on_lane:
             return None
         if not sampler.n_on_host:
@@ -94,11 +88,8 @@ class Lanes:
         self.n_fallbacks += self._are_wanted
         return SamplerUse("host", why or self.off or CANNOT)
 
-    def prepare(self, context: Context, chunks: Iterable[Chunk]) -> None:
-        """Take all lanes away if the step of *chunks* needs a whole row."""
-        needed = self._needs_all
-        if self.off or not needed:
-            return
-        if any(chunk.request_id in needed for chunk in chunks):
+    def take_away(self, context: Context) -> None:
+        """The next step needs a whole row."""
+        if not self.off:
             context.set_lanes(())
             self.off = TAKEN

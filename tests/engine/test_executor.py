@@ -332,7 +332,7 @@ def test_a_failing_sampler_is_the_error_of_its_row(make_parts):
     executor = make_parts().executor
     for request in make_requests(2):
         executor.open(request)
-    executor._samplers[0].close()  # its rows fail from now on
+    executor._open[0].sampler.close()  # its rows fail from now on
     chunks = tuple(Chunk(i, i, 0, array("i", [5, 6]), True) for i in range(2))
 
     result = executor.execute(StepPlan(chunks=chunks))

@@ -274,7 +274,7 @@ def test_a_request_is_told_why_a_lane_cannot_serve_it(make_parts, name):
     executor = make_parts().executor
     executor.open(request(1, params))
 
-    why = rules.needs_all(params, executor._samplers[1])
+    why = rules.needs_all(params, executor._open[1].sampler)
 
     assert words in why
     assert bool(why) == bool(words)

@@ -1,0 +1,71 @@
+"""
+What the executor keeps of a request, from open() to close(): one record.
+
+Few requests need more of a step than their token. Counts say whether any is open, so that
+a step without one looks at nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyllama_raw.core.step import Chunk
+from pyllama_raw.engine.guidance import MaskState
+from pyllama_raw.native.logprobs import RowLogprobs
+from pyllama_raw.native.sampler import RowSampler
+from pyllama_raw.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request whose sampler is built."""
+
+    params: SamplingParams
+    sampler: RowSampler
+    mask: MaskState | None  # of a constraint that Python advances after each token
+    logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
+    needs_all: str  # why no lane can serve it; empty: one can
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        params = self.params
+        return params.logprobs is not None or params.prompt_logprobs is not None
+
+
+class OpenRequests:
+    """All that are open, by request_id."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, OpenRequest] = {}
+        self.n_masked = self.n_scored = self.n_needing_all = 0
+
+    def __getitem__(self, request_id: int) -> OpenRequest:
+        return self._all[request_id]
+
+    @property
+    def request_ids(self) -> list[int]:
+        return list(self._all)
+
+    def add(self, request_id: int, opened: OpenRequest) -> None:
+        self._all[request_id] = opened
+        self._count(opened, 1)
+
+    def pop(self, request_id: int) -> OpenRequest | None:
+        """Take one out; None: it is not open."""
+        opened = self._all.pop(request_id, None)
+        if opened is not None:
+            self._count(opened, -1)
+        return opened
+
+    def need_all(self, chunks: Iterable[Chunk]) -> bool:
+        """Whether a request of *chunks* needs whole rows."""
+        return self.n_needing_all > 0 and any(
+            self._all[chunk.request_id].needs_all for chunk in chunks
+        )
+
+    def _count(self, opened: OpenRequest, change: int) -> None:
+        self.n_masked += change * (opened.mask is not None)
+        self.n_scored += change * opened.is_scored
+        self.n_needing_all += change * bool(opened.needs_all)
