@@ -2,17 +2,30 @@
 //
 // With one pool of cells, those of a sequence lie among those of all others: streams that
 // decode side by side take cells in turn. libllama's looks at every cell for every row; this
-// one lists those of each token first.
+// one lists those of each token first, in the order of their positions.
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
-#include "attention_tile.h"
+#include "attention_avx2.h"
+#include "attention_avx512.h"
 #include "ggml.h"
 #include "node_state.h"
 
 class Attention {
   public:
+    // Of each token of a graph the cells by position, where they do not ascend; else null.
+    // Empty: all ascend.
+    using Orders = std::vector<const std::vector<int32_t> *>;
+
+    // What this CPU can compute it with; null: it cannot.
+    static const attention::Unit * unit() {
+        static const attention::Unit * const best =
+            has_avx512() ? &attention::avx512::kUnit : has_avx2() ? &attention::avx2::kUnit : nullptr;
+        return best;
+    }
+
     static bool takes(const ggml_tensor * node) {
         if (node->op != GGML_OP_FLASH_ATTN_EXT) {
             return false;
@@ -31,7 +44,8 @@ class Attention {
     static float scale(const ggml_tensor * node) { return parameter(node, 0); }
 
     // Every thread of libllama calls this for every operation.
-    static void compute(ggml_tensor * node, int, int n_threads, void *) {
+    static void compute(ggml_tensor * node, int, int n_threads, void * data) {
+        const Orders &      orders    = *static_cast<const Orders *>(data);
         const ggml_tensor * q         = node->src[0];
         const int           n_tokens  = int(q->ne[1]), n_keys = int(node->src[1]->ne[2]);
         const int           n_streams = int(q->ne[3]);
@@ -49,12 +63,12 @@ class Attention {
             }
             const int first = piece % n_blocks * n_each;
             block(node, first, std::min(first + n_each, n_tokens), piece / n_blocks % n_keys,
-                  piece / n_blocks / n_keys, state.scale);
+                  piece / n_blocks / n_keys, state.scale, orders);
         }
     }
 
   private:
-    static constexpr int kSpan = 2048;  // cells that stay in the cache of a core
+    static constexpr int kSpan = 2048;  // cells that stay in the cache of a core, in tiles
 
     static float parameter(const ggml_tensor * node, int index) {
         float value;
@@ -67,7 +81,7 @@ class Attention {
     }
 
     static bool fits(int64_t n_head) {
-        return n_head % attention::kVector == 0 && n_head <= attention::kMaxHead;
+        return n_head % unit()->vector == 0 && n_head <= attention::kMaxHead;
     }
 
     static int heads_per_key(const ggml_tensor * node) {
@@ -80,49 +94,90 @@ class Attention {
     }
 
     // Tokens first to last, the heads of one key, of one stream.
-    static void block(ggml_tensor * node, int first, int last, int key, int stream, float scale) {
-        const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
-        const ggml_tensor * mask    = node->src[3];
-        const int           n_heads = heads_per_key(node), n_tokens = last - first;
-        const int           n_key = int(k->ne[0]), n_value = int(v->ne[0]);
-        attention::Rows     rows;
+    static void block(ggml_tensor * node, int first, int last, int key, int stream, float scale,
+                      const Orders & orders) {
+        const ggml_tensor *q = node->src[0], *k = node->src[1];
+        const int       n_heads = heads_per_key(node), n_tokens = last - first;
+        const int       n_key = int(k->ne[0]), n_value = int(node->src[2]->ne[0]);
+        attention::Rows rows;
         for (int row = 0; row < n_tokens * n_heads; ++row) {
             const char * data = at(q, first + row / n_heads, key * n_heads + row % n_heads, stream);
-            attention::begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key);
+            unit()->begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key);
         }
-        for (int64_t begin = 0; begin < k->ne[1]; begin += kSpan) {
+        const int64_t stride = k->ne[1] + attention::kCells;
+        int32_t *     cells  = room(n_tokens * stride);
+        int           n_seen[attention::kMaxRows], n_most = 0;
+        for (int i = 0; i < n_tokens; ++i) {
+            const auto * order = orders.empty() ? nullptr : orders[first + i];
+            n_seen[i] = list(cells + i * stride, node, first + i, stream, order);
+            n_most    = std::max(n_most, n_seen[i]);
+        }
+        for (int begin = 0; begin < n_most; begin += kSpan) {
             for (int i = 0; i < n_tokens; ++i) {
-                look(node, rows, i, first + i, key, stream, begin);
+                const int n = std::min(kSpan, n_seen[i] - begin);
+                look(node, rows, i, first + i, key, stream, cells + i * stride + begin, n);
             }
         }
         for (int row = 0; row < n_tokens * n_heads; ++row) {
             char * data = static_cast<char *>(node->data) +
                           (key * n_heads + row % n_heads) * node->nb[1] +
                           (first + row / n_heads) * node->nb[2] + stream * node->nb[3];
-            attention::finish(rows, row, reinterpret_cast<float *>(data), n_value);
+            unit()->finish(rows, row, reinterpret_cast<float *>(data), n_value);
         }
     }
 
-    // Let the heads of one token, rows from i * n_heads, look at the cells of a span.
+    static const uint16_t * masks_of(const ggml_tensor * node, int token, int stream) {
+        const ggml_tensor * mask = node->src[3];
+        return reinterpret_cast<const uint16_t *>(at(mask, token, 0, stream % mask->ne[3]));
+    }
+
+    // Of this thread, for cells of tokens.
+    static int32_t * room(int64_t n) {
+        thread_local std::vector<int32_t> cells;
+        cells.resize(std::max(cells.size(), size_t(n)));
+        return cells.data();
+    }
+
+    // The cells that a token sees, then 16 more to read; returns how many. In *order*, unless
+    // that is not what the mask shows.
+    static int list(int32_t * to, const ggml_tensor * node, int token, int stream,
+                    const std::vector<int32_t> * order) {
+        constexpr uint16_t kHidden = 0xfc00;  // -infinity
+        const auto *       masks   = masks_of(node, token, stream);
+        const int          n_cells = int(node->src[1]->ne[1]);
+        const int          n_seen  = unit()->visible(to, masks, n_cells);
+        if (order == nullptr || n_seen == 0) {
+            return n_seen;
+        }
+        int n = 0;
+        for (const int32_t cell : *order) {
+            if (cell >= 0 && cell < n_cells && masks[cell] != kHidden && n < n_seen) {
+                to[n++] = cell;
+            }
+        }
+        if (n < n_seen) {
+            return unit()->visible(to, masks, n_cells);
+        }
+        std::fill(to + n, to + n + attention::kCells, to[n - 1]);
+        return n;
+    }
+
+    // Let the heads of one token, rows from i * n_heads, look at *n* cells.
     static void look(const ggml_tensor * node, attention::Rows & rows, int i, int token,
-                     int key, int stream, int64_t begin) {
-        const ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
-        const int  n_heads = heads_per_key(node);
-        const int  n_cells = int(std::min<int64_t>(kSpan, k->ne[1] - begin));
-        const auto masks =
-            reinterpret_cast<const uint16_t *>(at(mask, token, 0, stream % mask->ne[3])) + begin;
-        int32_t   cells[kSpan + attention::kCells];
-        const int n = attention::visible(cells, masks, n_cells);
+                     int key, int stream, const int32_t * cells, int n) {
+        const ggml_tensor *k = node->src[1], *v = node->src[2];
+        const int          n_heads = heads_per_key(node);
+        const auto *       masks   = masks_of(node, token, stream);
         for (int first = 0; first < n; first += attention::kCells) {
             attention::Tile tile;
             for (int c = 0; c < attention::kCells; ++c) {
                 const int cell = cells[first + c];
-                tile.k[c]      = at(k, begin + cell, key, stream);
-                tile.v[c]      = at(v, begin + cell, key, stream);
+                tile.k[c]      = at(k, cell, key, stream);
+                tile.v[c]      = at(v, cell, key, stream);
                 tile.mask[c]   = masks[cell];
             }
             tile.used = (1u << std::min(n - first, attention::kCells)) - 1;
-            attention::attend(rows, i * n_heads, n_heads, tile, int(k->ne[0]), int(v->ne[0]));
+            unit()->attend(rows, i * n_heads, n_heads, tile, int(k->ne[0]), int(v->ne[0]));
         }
     }
 };

@@ -7,7 +7,20 @@
 
 #include <cstdint>
 
+#include "cells.h"
 #include "llama.h"
+
+// What this thread decodes, and the cells that it fills.
+struct Decoding {
+    const llama_batch * batch;
+    int32_t             n_shown = 0;  // tokens in the graphs so far
+    Cells *             cells   = nullptr;
+
+    static Decoding *& current() {
+        thread_local Decoding * value = nullptr;
+        return value;
+    }
+};
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
@@ -20,21 +33,30 @@
 class Kernels {
   public:
     static bool usable() {
-        static const bool is_usable = has_avx512() && has_only_cpus() &&
+        static const bool is_usable = Attention::unit() != nullptr && has_only_cpus();
+        return is_usable;
+    }
+
+    static bool has_products() {
+        static const bool has_equal = usable() && has_avx512() &&
                                       Product<product::Q4_1>::is_equal() &&
                                       Product<product::Q8_0>::is_equal();
-        return is_usable;
+        return has_equal;
     }
 
     Kernels()
         : q4_1_node_(custom(Product<product::Q4_1>::compute, &q4_1_)),
           q8_0_node_(custom(Product<product::Q8_0>::compute, &q8_0_)),
-          attention_node_(custom(Attention::compute, nullptr)) {}
+          attention_node_(custom(Attention::compute, &orders_)) {}
 
     // Operations of all graphs so far that were taken.
     int64_t n_products = 0, n_attentions = 0;
 
-    void attach(llama_context_params * params) {
+    Cells cells;
+
+    // *follows*: one pool of cells and one cache, whose cells are listed by position.
+    void attach(llama_context_params * params, bool follows) {
+        follows_                  = follows;
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
     }
@@ -42,14 +64,16 @@ class Kernels {
   private:
     static bool on_node(ggml_tensor * node, bool, void * data) {
         auto & self = *static_cast<Kernels *>(data);
-        if (node->op == GGML_OP_CUSTOM) {
+        if (node->op == GGML_OP_SET_ROWS && self.follows_) {
+            self.follow(node);
+        } else if (node->op == GGML_OP_CUSTOM) {
             if (self.is_ours(node)) {
                 NodeState::of(node).reset();
             }
-        } else if (self.q4_1_.takes(node)) {
+        } else if (self.has_products_ && self.q4_1_.takes(node)) {
             replace(node, self.q4_1_node_, 0);
             ++self.n_products;
-        } else if (self.q8_0_.takes(node)) {
+        } else if (self.has_products_ && self.q8_0_.takes(node)) {
             replace(node, self.q8_0_node_, 0);
             ++self.n_products;
         } else if (Attention::takes(node)) {
@@ -57,6 +81,39 @@ class Kernels {
             ++self.n_attentions;
         }
         return false;  // we do not want to see its result
+    }
+
+    // *node* stores keys or values; the first tensor that one stored to stands for all.
+    void follow(const ggml_tensor * node) {
+        stored_ = stored_ ? stored_ : node->view_src;
+        if (node->view_src != stored_) {
+            return;
+        }
+        orders_.clear();
+        const ggml_tensor * places   = node->src[1];
+        Decoding *          decoding = Decoding::current();
+        const auto          n_tokens = int32_t(places->ne[0]);
+        if (decoding == nullptr || decoding->n_shown + n_tokens > decoding->batch->n_tokens ||
+            places->type != GGML_TYPE_I64) {
+            cells.clear();  // tokens of nobody we know
+            return;
+        }
+        const llama_batch & batch = *decoding->batch;
+        const auto *        to    = static_cast<const int64_t *>(places->data);
+        const int32_t       first = decoding->n_shown;
+        for (int32_t i = 0; i < n_tokens; ++i) {
+            cells.write(batch.seq_id[first + i][0], batch.pos[first + i], int32_t(to[i]));
+        }
+        bool are_disordered = false;
+        for (int32_t i = 0; i < n_tokens; ++i) {
+            orders_.push_back(cells.disordered(batch.seq_id[first + i][0]));
+            are_disordered = are_disordered || orders_.back() != nullptr;
+        }
+        if (!are_disordered) {
+            orders_.clear();
+        }
+        decoding->n_shown += n_tokens;
+        decoding->cells = &cells;
     }
 
     // A custom operation, as ggml writes it.
@@ -98,6 +155,10 @@ class Kernels {
         return true;
     }
 
+    const bool             has_products_ = has_products();
+    bool                   follows_      = false;
+    const ggml_tensor *    stored_       = nullptr;
+    Attention::Orders      orders_;  // of the graph that is being computed
     Product<product::Q4_1> q4_1_;
     Product<product::Q8_0> q8_0_;
     const ggml_tensor      q4_1_node_, q8_0_node_, attention_node_;
@@ -108,8 +169,10 @@ class Kernels {
 class Kernels {
   public:
     int64_t     n_products = 0, n_attentions = 0;
+    Cells       cells;
     static bool usable() { return false; }
-    void        attach(llama_context_params *) {}
+    static bool has_products() { return false; }
+    void        attach(llama_context_params *, bool) {}
 };
 
 #endif

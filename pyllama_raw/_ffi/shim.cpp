@@ -85,6 +85,10 @@ extern "C" bool plr_kernels_usable(void) {
     return guarded<bool>(false, [] { return Kernels::usable(); });
 }
 
+extern "C" bool plr_kernels_has_products(void) {
+    return guarded<bool>(false, [] { return Kernels::has_products(); });
+}
+
 extern "C" plr_kernels * plr_kernels_new(void) {
     return guarded<plr_kernels *>(nullptr, [] { return new plr_kernels; });
 }
@@ -93,13 +97,49 @@ extern "C" void plr_kernels_free(plr_kernels * kernels) {
     delete kernels;
 }
 
-extern "C" void plr_kernels_attach(llama_context_params * params, plr_kernels * kernels) {
-    kernels->value.attach(params);
+extern "C" void plr_kernels_attach(llama_context_params * params, plr_kernels * kernels,
+                                   bool follows) {
+    kernels->value.attach(params, follows);
 }
 
 extern "C" void plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]) {
     taken[0] = kernels->value.n_products;
     taken[1] = kernels->value.n_attentions;
+}
+
+extern "C" int plr_cells_rm(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->value.cells.remove(slot, p0, p1);
+        return 0;
+    });
+}
+
+extern "C" int plr_cells_cp(plr_kernels * kernels, int32_t src, int32_t dst, int32_t p0,
+                            int32_t p1) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->value.cells.copy(src, dst, p0, p1);
+        return 0;
+    });
+}
+
+extern "C" int plr_cells_add(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1,
+                             int32_t delta) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->value.cells.move(slot, p0, p1, delta);
+        return 0;
+    });
+}
+
+extern "C" void plr_cells_clear(plr_kernels * kernels) {
+    kernels->value.cells.clear();
+}
+
+extern "C" int plr_cells_restore(plr_kernels * kernels, int32_t slot, const uint8_t * state,
+                                 size_t size) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->value.cells.restore(slot, state, size);
+        return 0;
+    });
 }
 
 // ---- who computes ------------------------------------------------------------------------
@@ -254,11 +294,20 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
         remember("a test wants this decode to fail");
         return code;
     }
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        const int code = llama_decode(ctx, *batch);
+    Decoding decoding{batch};
+    Decoding::current() = &decoding;
+    const int code = guarded<int>(PLR_EXCEPTION, [&] {
+        const int done = llama_decode(ctx, *batch);
         llama_synchronize(ctx);
-        return code;
+        return done;
     });
+    Decoding::current() = nullptr;
+    for (int32_t i = 0; code != 0 && decoding.cells != nullptr && i < batch->n_tokens; ++i) {
+        const llama_seq_id slot = batch->seq_id[i][0];  // what was not computed is gone
+        const llama_pos    last = llama_memory_seq_pos_max(llama_get_memory(ctx), slot);
+        decoding.cells->remove(slot, last + 1, -1);
+    }
+    return code;
 }
 
 // Whether the batch was advanced to the next one.

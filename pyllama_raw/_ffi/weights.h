@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "avx512.h"
+#include "simd.h"
 #include "ggml.h"
 
 namespace product {

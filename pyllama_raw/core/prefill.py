@@ -96,6 +96,21 @@ def chunk_size(share: int, wanted: int, budget: int) -> int:
     return n_tokens
 
 
+def without_rest(
+    shares: dict[int, int], n_decodes: int, n_ubatch: int
+) -> dict[int, int]:
+    """
+    *shares* of a step that micro-batches divide, none of which is a single token.
+
+    The largest share gives two tokens to a later step, which are none alone either.
+    """
+    n_tokens = n_decodes + sum(shares.values())
+    if not 2 < n_ubatch < n_tokens or n_tokens % n_ubatch != 1:
+        return shares
+    slot = max(shares, key=shares.__getitem__)
+    return shares | {slot: shares[slot] - 2} if shares[slot] > 3 else shares
+
+
 def n_ready(sequence: Sequence) -> int:
     """
     Tokens *sequence* may compute in one step.

@@ -22,7 +22,7 @@ from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import Slot, Slots
+from pyllama_raw.core.slots import N_FRESH, Slot, Slots
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.snapshot_points import spaced
 from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
@@ -130,14 +130,20 @@ class PrefixReuse:
         return self._slots.limits.can_cut
 
     def _takes_over(self, source: Source, sequence: Sequence) -> bool:
-        """Whether to go on in the slot of *source* instead of copying out of it."""
+        """
+        Whether to go on in the slot of *source* instead of copying out of it.
+
+        A prompt that is asked again does: what it cuts off is an earlier answer.
+        """
         if source.slot.sequence is not None or source.n_now == 0:
             return False
         kept, _ = self._kept(sequence, source.n_now)
         if kept.n_tokens >= source.n_now + self.disk.min_gain:
             return False
-        idle = self._slots.idle
-        return source.n_now == source.slot.n_left or (len(idle) == 1 and self._can_cut)
+        if source.n_now == source.slot.n_left:
+            return True
+        has_prompt = source.n_now == sequence.n_in_chunks - N_FRESH
+        return self._can_cut and (has_prompt or len(self._slots.idle) == 1)
 
     def _fill(self, sequence: Sequence, source: Source | None) -> None:
         """Take the prefix of *sequence*, whose slot is empty, from *source* or copies."""
@@ -162,13 +168,13 @@ class PrefixReuse:
         Its chunk ends where the two part: from there on both go on together, and what
         goes on together needs fewer steps.
         """
-        leader, n_fresh = source.slot.sequence, self._slots.limits.n_fresh
+        leader = source.slot.sequence
         assert leader is not None
         sequence.leader, sequence.fork_at = leader, source.n_later
-        if self._can_cut and leader.n_in_chunks - source.n_later < n_fresh:
+        if self._can_cut and leader.n_in_chunks - source.n_later < N_FRESH:
             return  # no chunk can end there
         points = {*leader.points, source.n_later}
-        leader.points = spaced(points, leader.n_computed, n_fresh)
+        leader.points = spaced(points, leader.n_computed, N_FRESH)
         if not self._can_cut:
             sequence.fork_at = max(p for p in leader.points if p <= source.n_later)
 
@@ -194,7 +200,7 @@ class PrefixReuse:
             self._fits(hit) and self._pays(hit, CacheTier.HOST, n_live)
         ):
             hit = replace(hit, n_tokens=0, spans=())
-        file = self.disk.match(sequence, self._slots.limits.n_fresh)
+        file = self.disk.match(sequence, N_FRESH)
         best = max(hit.n_tokens, n_live)
         if (
             file.n_tokens >= best + self.disk.min_gain
@@ -215,7 +221,7 @@ class PrefixReuse:
         return n_cells <= slots.n_free_cells or n_cells <= slots.n_not_running
 
     def _match(self, sequence: Sequence) -> Hit:
-        return self._snapshots.match(sequence, self._slots.limits.n_fresh)
+        return self._snapshots.match(sequence, N_FRESH)
 
     def _restore(self, sequence: Sequence, restoring: Restoring) -> None:
         tier, hit, _ = restoring

@@ -29,13 +29,13 @@ from pyllama_raw.core.cache_stats import CacheStats
 from pyllama_raw.core.disk_tier import DiskTier
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
-from pyllama_raw.core.prefill import PrefillTurns, share_rows
+from pyllama_raw.core.prefill import PrefillTurns, share_rows, without_rest
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits, growth
+from pyllama_raw.core.slots import N_FRESH, ContextLimits, growth
 from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
@@ -257,7 +257,8 @@ class Scheduler:
         share_rows(n_rows, prompts, mixes=limits.mixes)
         n_behind = sum(s.n_behind for s in prompts)
         budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
-        shares = self._turns.share(budget, prompts, mixes=self.limits.mixes)
+        shares = self._turns.share(budget, prompts, mixes=limits.mixes)
+        shares = without_rest(shares, n_decodes, limits.n_ubatch)
         for s in prompts:
             slot = s.slot or 0
             n_tokens = shares.get(slot, 0)
@@ -363,7 +364,7 @@ class Scheduler:
             sequence = self._roster.alive.get(chunk.request_id)
             if sequence is not None:
                 # The last token is computed again: its output row was not sampled.
-                n_fresh = min(self.limits.n_fresh, len(chunk.tokens))
+                n_fresh = min(N_FRESH, len(chunk.tokens))
                 is_prompt = chunk.pos < sequence.n_chunked
                 n_tokens = sequence.n_in_chunks if is_prompt else len(sequence.tokens)
                 known = min(n_computed.get(chunk.slot, 0), n_tokens - n_fresh)

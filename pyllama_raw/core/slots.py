@@ -17,6 +17,9 @@ from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
+# Tokens of a prompt that are always computed; one has to be sampled from. A single token is
+# computed by another kernel than several, which gives it other last digits.
+N_FRESH = 2
 ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by side
 
 
@@ -35,6 +38,7 @@ class ContextLimits:
     kind: SnapshotKind = SnapshotKind.RANGE
     n_outputs: int | None = None  # output rows of one step; None: one a slot
     n_swa: int = 0  # positions a window of the model holds; 0: it has none
+    n_ubatch: int = 0  # tokens of one graph; 0: as many as a step has
 
     def __post_init__(self) -> None:
         assert self.n_ctx_slot >= 2, "one token of a prompt and one of output"
@@ -48,16 +52,6 @@ class ContextLimits:
         """Whether a slot can forget its last tokens only."""
         return self.kind is not SnapshotKind.EXACT
 
-    @property
-    def n_fresh(self) -> int:
-        """
-        Tokens of a prompt that are always computed; at least one has to be sampled from.
-
-        Two where outputs must not depend on what ran before: libllama computes a single
-        token by another kernel than several, which gives it other last digits.
-        """
-        return 1 if self.mixes else 2
-
     def n_kept(self, sequence: Sequence) -> int:
         """
         Tokens of *sequence* that others may take over, once they are computed.
@@ -68,7 +62,7 @@ class ContextLimits:
         if self.mixes:
             return len(sequence.tokens)
         n_prompt = sequence.request.n_prompt
-        return n_prompt if n_prompt >= self.n_fresh else 0
+        return n_prompt if n_prompt >= N_FRESH else 0
 
     def n_movable(self, n_tokens: int) -> int:
         """

@@ -14,7 +14,7 @@ from pyllama_raw.core.cache_entry import Hit, Reservation
 from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits, Slot
+from pyllama_raw.core.slots import N_FRESH, ContextLimits, Slot
 from pyllama_raw.core.snapshot_points import snapshot_points, spaced
 from pyllama_raw.core.step import Capture, Operation, Piece, Restore, StepResult
 
@@ -83,13 +83,13 @@ class Snapshots:
         points = snapshot_points(
             request.n_prompt,
             interval=self._interval,
-            n_tail=limits.n_fresh,
+            n_tail=N_FRESH,
             junction=self.cache.junction(request.namespace, request.tokens),
             cache_points=request.cache_points,
         )
         movable = {limits.n_movable(point) for point in points}
         sequence.points = spaced(
-            {*movable, *sequence.points}, sequence.n_computed, limits.n_fresh
+            {*movable, *sequence.points}, sequence.n_computed, N_FRESH
         )
 
     def reach(self, slot: Slot) -> None:

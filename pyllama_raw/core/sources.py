@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pyllama_raw.core.radix_tree import n_common
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits, Slot, Slots
+from pyllama_raw.core.slots import N_FRESH, ContextLimits, Slot, Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Source:
 
 def find_source(slots: Slots, sequence: Sequence) -> Source | None:
     """The slot that will have most of *sequence*; of equals the one that has it now."""
-    n_most = max(sequence.n_in_chunks - slots.limits.n_fresh, 0)
+    n_most = max(sequence.n_in_chunks - N_FRESH, 0)
     key = sequence.tokens[:n_most].tobytes()
     best: Source | None = None
     for slot in slots.all:
@@ -66,11 +66,11 @@ def _n_later(leader: Sequence, n_same: int, limits: ContextLimits) -> int:
     """How many of the first *n_same* tokens *leader* can stop at, to be copied."""
     if limits.can_cut:
         return n_same
-    n_tokens, n_fresh = leader.n_in_chunks, limits.n_fresh
-    if 0 < n_tokens - n_same < n_fresh:
-        n_same = n_tokens - n_fresh
+    n_tokens = leader.n_in_chunks
+    if 0 < n_tokens - n_same < N_FRESH:
+        n_same = n_tokens - N_FRESH
     n_later = limits.n_movable(n_same)
-    return n_later if n_later >= leader.n_computed + n_fresh else 0
+    return n_later if n_later >= leader.n_computed + N_FRESH else 0
 
 
 def _waits_for(sequence: Sequence | None, other: Sequence) -> bool:

@@ -307,6 +307,7 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
         n_swa=model.n_swa,
+        n_ubatch=context.n_ubatch,
     )
 
 

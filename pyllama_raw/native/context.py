@@ -92,7 +92,8 @@ class Context(SlotMemory):
             parents.append(abort)  # C reads the flag
         self.kernels = Kernels() if fast_kernels and is_usable() else None
         if self.kernels is not None:
-            self.kernels.attach(params)
+            one_cache = not (model.n_swa or model.is_recurrent or model.is_hybrid)
+            self.kernels.attach(params, follows=bool(params.kv_unified) and one_cache)
             parents.append(self.kernels)
         if watch is not None:
             watch.attach(params)

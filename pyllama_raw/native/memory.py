@@ -13,6 +13,7 @@ from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
 from pyllama_raw.native import log
 from pyllama_raw.native.arrays import UINT8, Array, pointer
 from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.kernels import Kernels
 from pyllama_raw.native.libllama import ffi, last_error, lib
 
 _POS_MAX = 2**31 - 1
@@ -30,6 +31,9 @@ class SlotMemory(Handle):
 
     n_seq_max: int
     kv_unified: bool
+    kernels: (
+        Kernels | None
+    )  # None: libllama computes everything; else told of all changes
 
     @property
     def _memory(self) -> Any:
@@ -57,7 +61,10 @@ class SlotMemory(Handle):
         """
         self._check_slot("slot", slot)
         self._check_range(p0, p1)
-        return bool(lib.llama_memory_seq_rm(self._memory, slot, p0, p1))
+        is_done = bool(lib.llama_memory_seq_rm(self._memory, slot, p0, p1))
+        if is_done and self.kernels is not None:
+            self.kernels.removed(slot, p0, p1)
+        return is_done
 
     def cut(self, slot: int, n_kept: int) -> bool:
         """
@@ -91,6 +98,8 @@ class SlotMemory(Handle):
                 "kv_unified=True, or -1 and -1",
             )
         lib.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
+        if self.kernels is not None:
+            self.kernels.copied(src, dst, p0, p1)
 
     def seq_add(self, slot: int, p0: int, p1: int, delta: int) -> None:
         """
@@ -110,6 +119,8 @@ class SlotMemory(Handle):
             limit = f"{-_POS_MAX} to {_POS_MAX - highest}"
             raise InvalidRequest("delta", delta, limit)
         lib.llama_memory_seq_add(self._memory, slot, p0, p1, delta)
+        if self.kernels is not None:
+            self.kernels.moved(slot, p0, p1, delta)
 
     def seq_pos_min(self, slot: int) -> int | None:
         """The lowest position kept for *slot*; above 0 with a sliding window."""
@@ -126,6 +137,8 @@ class SlotMemory(Handle):
     def clear(self) -> None:
         """Forget all slots."""
         lib.llama_memory_clear(self._memory, False)
+        if self.kernels is not None:
+            self.kernels.cleared()
 
     def state_bytes(self, slot: int) -> int:
         """
@@ -180,8 +193,11 @@ class SlotMemory(Handle):
         n_bytes = ffi.new("size_t *")
         src = pointer(data, UINT8)
         code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
-        if code != 0 or n_bytes[0] == 0:
+        is_done = code == 0 and n_bytes[0] > 0
+        if not is_done:
             lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        if self.kernels is not None:
+            self.kernels.restored(slot, src, len(data) if is_done else 0)
         self._check_copied("llama_state_seq_set_data_ext", code, n_bytes[0])
         return int(n_bytes[0])
 

@@ -37,6 +37,7 @@ def make_scheduler(
     kind=SnapshotKind.RANGE,
     n_outputs=None,
     n_swa=0,
+    n_ubatch=0,
     **options,
 ) -> Scheduler:
     limits = ContextLimits(
@@ -50,6 +51,7 @@ def make_scheduler(
         kind=kind,
         n_outputs=n_outputs,
         n_swa=n_swa,
+        n_ubatch=n_ubatch,
     )
     options.setdefault("token_budget", n_batch)
     return Scheduler(limits, Pieces(), **options)

@@ -296,9 +296,9 @@ def test_a_prompt_starts_from_a_file():
 
     operations, end = run(scheduler, make_request(n_prompt=200, max_tokens=1))
 
-    assert kinds(operations, Read) == [Read(0, "file", 199)]
-    assert (end.n_cached, end.cache_tier) == (199, CacheTier.DISK)
-    assert scheduler.cache_stats().disk.n_hit_tokens_host == 199
+    assert kinds(operations, Read) == [Read(0, "file", 198)]
+    assert (end.n_cached, end.cache_tier) == (198, CacheTier.DISK)
+    assert scheduler.cache_stats().disk.n_hit_tokens_host == 198
 
 
 def test_a_file_is_read_only_if_it_saves_much():
@@ -326,7 +326,7 @@ def test_a_file_that_saves_much_wins_over_the_last_slot():
     operations, end = run(scheduler, make_request(1, n_prompt=250, max_tokens=1))
 
     assert [type(o) for o in kinds(operations, Write, Read)] == [Write, Read]
-    assert (end.n_cached, end.cache_tier) == (249, CacheTier.DISK)
+    assert (end.n_cached, end.cache_tier) == (248, CacheTier.DISK)
 
 
 def test_slots_are_written_at_the_end():

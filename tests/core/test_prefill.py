@@ -2,7 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.prefill import PrefillTurns, chunk_size, share_rows
+from pyllama_raw.core.prefill import (
+    PrefillTurns,
+    chunk_size,
+    share_rows,
+    without_rest,
+)
 from pyllama_raw.core.sequence import Sequence
 from tests.core.support import make_request
 
@@ -54,6 +59,23 @@ def test_no_prompt_is_divided_into_single_tokens(n_prompts, quantum, budget):
         [(slot, n_tokens)] = shares.items()
         assert 2 <= n_tokens <= budget
         sequences[slot].n_computed += n_tokens
+
+
+@given(
+    st.lists(st.integers(2, 40), min_size=1, max_size=3),
+    st.integers(0, 3),
+    st.integers(3, 16),
+)
+def test_no_micro_batch_is_a_single_token_of_a_prompt(sizes, n_decodes, n_ubatch):
+    """
+    What micro-batches leave of a step is none or several tokens, unless all are few.
+    """
+    shares = without_rest(dict(enumerate(sizes)), n_decodes, n_ubatch)
+
+    n_tokens = n_decodes + sum(shares.values())
+    assert all(shares[slot] >= 2 for slot in shares)
+    assert sum(sizes) - sum(shares.values()) in (0, 2)
+    assert n_tokens <= n_ubatch or n_tokens % n_ubatch != 1 or max(sizes) <= 3
 
 
 @pytest.mark.parametrize(("mixes", "expected"), [(True, 4), (False, 8)])

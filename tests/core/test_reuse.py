@@ -53,7 +53,23 @@ def test_an_idle_slot_with_more_is_copied_from():
 
     assert (end.n_cached, end.cache_tier) == (20, CacheTier.LIVE)
     assert engine.of(Copy) == [Copy(0, 1, 20)]
-    assert engine.run([*A, ANSWER])[0].n_cached == len(A)
+    assert engine.run([*A, ANSWER, 5])[0].n_cached == len(A)
+
+
+@CUTTABLE
+def test_a_prompt_asked_again_goes_on_in_place(kind):
+    """
+    The slot that holds it all is cut, not copied; the first answer is captured and is no
+    part of the prompt.
+    """
+    engine = Engine(3, kind=kind)
+    engine.run(A, max_tokens=8)
+
+    ends = engine.run(A, max_tokens=8) + engine.run(A, max_tokens=8)
+
+    assert [end.n_cached for end in ends] == [len(A) - 2] * 2
+    assert engine.of(Copy) == []
+    assert engine.of(Trim) == [Trim(0, len(A) - 2)] * 2
 
 
 def test_the_last_idle_slot_is_captured_and_cut():
@@ -111,7 +127,7 @@ def test_parked_slots_keep_more_chats_than_run():
     for prompt in prompts:
         engine.run(prompt)
 
-    ends = [engine.run([*prompt, ANSWER, 5])[0] for prompt in prompts]
+    ends = [engine.run([*prompt, ANSWER, 5, 6])[0] for prompt in prompts]
 
     assert [end.n_cached for end in ends] == [len(A) + 2] * 3
 
@@ -138,15 +154,15 @@ def test_idle_slots_give_their_cells_to_who_runs():
 @pytest.mark.parametrize("budget", [7, 64])
 def test_equal_prompts_at_once_are_computed_once(kind, budget):
     """
-    The others wait, take over all but the last token, and count as cached.
+    The others wait, take over all but the last two tokens, and count as cached.
     """
     engine = Engine(3, kind=kind, token_budget=budget, n_cells=192)
 
     ends = engine.run(A, A, A, max_tokens=1)
 
-    assert engine.n_computed == len(A) + 2
-    assert sorted(end.n_cached for end in ends) == [0, len(A) - 1, len(A) - 1]
-    assert engine.cache.n_hit_tokens_live == 2 * (len(A) - 1)
+    assert engine.n_computed == len(A) + 2 * 2
+    assert sorted(end.n_cached for end in ends) == [0, len(A) - 2, len(A) - 2]
+    assert engine.cache.n_hit_tokens_live == 2 * (len(A) - 2)
 
 
 def test_leader_and_followers_go_on_together():
@@ -224,8 +240,8 @@ def test_who_waits_goes_on_when_the_leader_is_preempted():
     engine.run()
 
     assert {end.reason for end in engine.ends.values()} == {FinishReason.LENGTH}
-    assert engine.ends[follower].n_cached == len(A) - 1
-    assert engine.n_computed == len(A) + 1 + 2 * 7
+    assert engine.ends[follower].n_cached == len(A) - 2
+    assert engine.n_computed == len(A) + 2 + 2 * 7
 
 
 def test_nobody_waits_in_a_circle():
@@ -237,7 +253,7 @@ def test_nobody_waits_in_a_circle():
     slots.place(first, slots.all[0])
     slots.place(second, slots.all[1])
 
-    assert find_source(slots, second).n_later == len(A) - 1
+    assert find_source(slots, second).n_later == len(A) - 2
     second.leader = first
     assert find_source(slots, first) is None
 
@@ -275,7 +291,7 @@ def test_who_missed_the_point_of_its_leader_starts_anew():
     engine.run()
 
     assert {end.reason for end in engine.ends.values()} == {FinishReason.LENGTH}
-    assert engine.ends[follower].n_cached == len(A) - 1
+    assert engine.ends[follower].n_cached == len(A) - 2
 
 
 # -- shifts, failures ------------------------------------------------------------------

@@ -408,3 +408,15 @@ def test_split_batches_hold_streams_or_one_prompt():
         [(0, 3, 1, True)],
         [(0, 4, 1, True)],
     ]
+
+
+def test_no_graph_of_a_prompt_has_a_single_token():
+    """
+    A prompt that is a micro-batch and one token longer takes two steps.
+    """
+    scheduler = make_scheduler(n_ubatch=16)
+    scheduler.add(make_request(n_prompt=33, max_tokens=1), 0.0)
+
+    plans, _ = run_until_idle(scheduler)
+
+    assert [shape(p) for p in plans] == [[(0, 0, 31, False)], [(0, 31, 2, True)]]

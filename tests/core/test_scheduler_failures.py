@@ -55,7 +55,7 @@ def test_no_space_shrinks_prefill_then_preempts_then_ends():
 
 def test_an_aborted_step_goes_on_from_what_memory_holds():
     """
-    After ABORTED the slot continues at its true position, the last token once more.
+    After ABORTED the slot continues at its true position, the last two tokens once more.
     """
     scheduler = make_scheduler(n_slots=3)
     for request_id in range(3):
@@ -67,8 +67,8 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
     scheduler.apply(plan, result, 1.0)
     plan = scheduler.schedule(2.0)
 
-    assert plan.operations == (Release(2), Trim(0, 3), Trim(1, 3))
-    assert [(c.slot, c.pos) for c in plan.chunks] == [(0, 3), (1, 3)]
+    assert plan.operations == (Release(2), Trim(0, 2), Trim(1, 2))
+    assert [(c.slot, c.pos) for c in plan.chunks] == [(0, 2), (1, 2)]
 
 
 def test_a_failed_step_rewinds_all():

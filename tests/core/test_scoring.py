@@ -114,7 +114,7 @@ def test_a_scored_prompt_takes_nothing_from_the_cache():
 
     assert finished(events)[1].prompt_logprobs == of_all(request)
     assert finished(events)[1].n_cached == 0
-    assert finished(later)[2].n_cached == 39
+    assert finished(later)[2].n_cached == 38
 
 
 def test_an_aborted_step_is_scored_again():

@@ -33,7 +33,7 @@ def test_who_loses_the_slot_is_captured_and_restored(kind):
     engine.run(A)
     engine.run(B)
 
-    [end] = engine.run([*A, ANSWER, 5])
+    [end] = engine.run([*A, ANSWER, 5, 6])
 
     assert (end.n_cached, end.cache_tier) == (len(A) + 1, CacheTier.HOST)
     assert len(engine.of(Restore)) == 1
@@ -50,7 +50,7 @@ def test_ranges_are_captured_once_and_restored_as_a_chain():
     engine.run([*A, ANSWER, 5])
     engine.run([7, *B])
 
-    [end] = engine.run([*A, ANSWER, 5, ANSWER, 6])
+    [end] = engine.run([*A, ANSWER, 5, ANSWER, 6, 7])
 
     assert end.n_cached == len(A) + 3
     assert [(c.start, c.stop) for c in engine.of(Capture)][2] == (41, 43)
@@ -229,7 +229,7 @@ def test_clearing_a_namespace_leaves_the_others():
 
     engine.scheduler.clear_cache("x")
 
-    assert engine.run([*B, 5], namespace="y")[0].n_cached == len(B)
+    assert engine.run([*B, 5, 6], namespace="y")[0].n_cached == len(B)
     assert engine.run([*A, 5], namespace="x")[0].n_cached == 0
 
 
@@ -238,7 +238,7 @@ def test_clearing_a_namespace_leaves_the_others():
 
 def test_prefill_stops_at_each_point_and_captures_there():
     """
-    Regular points, those the caller marked, and the last prompt token.
+    Regular points, those the caller marked, and two tokens before the end.
     """
     engine = Engine(1, kind=SnapshotKind.EXACT, interval=16)
 
@@ -246,8 +246,8 @@ def test_prefill_stops_at_each_point_and_captures_there():
     engine.run(B[:1])
 
     chunks = [chunk for plan in engine.plans for chunk in plan.chunks]
-    assert [chunk.pos for chunk in chunks[:6]] == [0, 16, 20, 32, 39, 40]
-    assert [c.stop for c in engine.of(Capture)] == [16, 20, 32, 39, 41]
+    assert [chunk.pos for chunk in chunks[:6]] == [0, 16, 20, 32, 38, 40]
+    assert [c.stop for c in engine.of(Capture)] == [16, 20, 32, 38, 41]
 
 
 def test_where_prompts_part_is_captured():
@@ -289,7 +289,7 @@ def test_points_behind_what_was_restored_are_dropped():
     engine.run()
 
     assert engine.ends[request_id].reason is FinishReason.LENGTH
-    assert [c.stop for c in engine.of(Capture)] == [39]
+    assert [c.stop for c in engine.of(Capture)] == [38]
 
 
 # -- where outputs must not depend on what ran before ----------------------------------

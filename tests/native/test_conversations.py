@@ -5,6 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
+from pyllama_raw.core.slots import N_FRESH
 from tests.conversations import converse
 from tests.player import playing
 from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model
@@ -108,7 +109,7 @@ def test_equal_prompts_at_once_cost_one_prefill(name, layout):
 
         n_computed = player.stats.computed_tokens
         limits = player.parts.scheduler.limits
-        n_each = 100 - limits.n_movable(100 - limits.n_fresh)
+        n_each = 100 - limits.n_movable(100 - N_FRESH)
         assert n_computed == 100 + 5 * n_each + 6 * (len(played[0].tokens) - 1)
         assert len({tuple(one.tokens) for one in played}) == 1
 

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import Taken, is_usable
+from pyllama_raw.native.kernels import Taken, has_products, is_usable
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
 from tests.native.support import EXACT, last_logits, make_context, make_prompt
@@ -30,7 +30,13 @@ def model(model_path):
 @pytest.fixture(autouse=True)
 def _usable(request):
     if "anywhere" not in request.node.name and not is_usable():
-        pytest.skip("this CPU has no AVX-512 VNNI, or there is another device")
+        pytest.skip("this CPU has no AVX2, FMA and F16C, or there is another device")
+
+
+@pytest.fixture
+def _products():
+    if not has_products():
+        pytest.skip("this CPU has no AVX-512 VNNI")
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -51,6 +57,7 @@ def test_anywhere_they_are_used_unless_asked_not_to(model):
         assert off.kernels is None
 
 
+@pytest.mark.usefixtures("_products")
 def test_they_take_what_they_are_for(model):
     """
     Every attention, and all products with Q4_1 and Q8_0 weights that have several columns:
@@ -126,6 +133,7 @@ def test_the_number_of_threads_changes_nothing(model, n_threads, fields):
         assert same_bits(last_logits(context, prompt), expected)
 
 
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("kind", ["q4_1", "q8_0"])
 @pytest.mark.parametrize("name", ["llama", "jamba", "qwen3moe"])
 def test_small_models_have_the_same_logits(name, kind, tmp_path):

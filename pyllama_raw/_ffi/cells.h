@@ -1,0 +1,155 @@
+// Which cell holds each position of each slot, in one pool of cells for all slots.
+//
+// A slot's cells ascend with position until others below them are freed: libllama fills the
+// lowest free cell first. Sums over cells in the order of positions do not depend on that.
+//
+// The cells of computed tokens are read from the graph that fills them. Those of a restored
+// state are the lowest free ones, in the order of the state. A reader must compare with the
+// mask, and use the order of cells where a list is not what the mask shows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+class Cells {
+  public:
+    // By position; -1 where there is none. Null: the cells ascend, or are not known.
+    const std::vector<int32_t> * disordered(int32_t slot) const {
+        const bool is_known = slot >= 0 && size_t(slot) < slots_.size();
+        return is_known && !slots_[slot].ascends ? &slots_[slot].cells : nullptr;
+    }
+
+    void write(int32_t slot, int32_t pos, int32_t cell) {
+        if (slot < 0 || pos < 0 || pos > kMostPos) {
+            return;
+        }
+        Slot & to = at(slot);
+        if (size_t(pos) != to.cells.size()) {
+            to.cells.resize(pos, -1);
+            to.ascends = ascend(to.cells);
+        }
+        to.ascends = to.ascends && (pos == 0 || to.cells.back() < cell);
+        to.cells.push_back(cell);
+    }
+
+    // [p0, p1); a negative end is the last one.
+    void remove(int32_t slot, int32_t p0, int32_t p1) {
+        Slot & from = at(slot);
+        bound(from, p0, p1);
+        std::fill(from.cells.begin() + p0, from.cells.begin() + p1, -1);
+        settle(from);
+    }
+
+    void copy(int32_t src, int32_t dst, int32_t p0, int32_t p1) {
+        if (src == dst) {
+            return;
+        }
+        at(std::max(src, dst));  // may move both
+        const Slot & from = at(src);
+        Slot &       to   = at(dst);
+        bound(from, p0, p1);
+        to.cells.resize(std::max(to.cells.size(), size_t(p1)), -1);
+        std::copy(from.cells.begin() + p0, from.cells.begin() + p1, to.cells.begin() + p0);
+        settle(to);
+    }
+
+    void move(int32_t slot, int32_t p0, int32_t p1, int32_t delta) {
+        Slot & of = at(slot);
+        bound(of, p0, p1);
+        const std::vector<int32_t> moved(of.cells.begin() + p0, of.cells.begin() + p1);
+        std::fill(of.cells.begin() + p0, of.cells.begin() + p1, -1);
+        for (size_t i = 0; i < moved.size(); ++i) {
+            const int64_t pos = int64_t(p0) + int64_t(i) + delta;
+            if (pos < 0 || pos > kMostPos) {
+                continue;
+            }
+            of.cells.resize(std::max(of.cells.size(), size_t(pos) + 1), -1);
+            of.cells[pos] = moved[i];
+        }
+        settle(of);
+    }
+
+    void clear() { slots_.clear(); }
+
+    // *state* is what libllama has read into *slot*, which was empty.
+    void restore(int32_t slot, const uint8_t * state, size_t size) {
+        remove(slot, -1, -1);
+        std::vector<bool> is_used;
+        for (const Slot & other : slots_) {
+            for (const int32_t cell : other.cells) {
+                if (cell >= 0) {
+                    is_used.resize(std::max(is_used.size(), size_t(cell) + 1));
+                    is_used[cell] = true;
+                }
+            }
+        }
+        size_t cell = 0;
+        for (const int32_t pos : positions(state, size)) {
+            for (; cell < is_used.size() && is_used[cell]; ++cell) {
+            }
+            std::vector<int32_t> & cells = at(slot).cells;
+            cells.resize(std::max(cells.size(), size_t(pos) + 1), -1);
+            cells[pos] = int32_t(cell++);
+        }
+        settle(at(slot));
+    }
+
+  private:
+    struct Slot {
+        std::vector<int32_t> cells;
+        bool                 ascends = true;
+    };
+
+    Slot & at(int32_t slot) {
+        slots_.resize(std::max(slots_.size(), size_t(slot) + 1));
+        return slots_[slot];
+    }
+
+    static void bound(const Slot & slot, int32_t & p0, int32_t & p1) {
+        const auto size = int32_t(slot.cells.size());
+        p0 = std::clamp(p0, 0, size);
+        p1 = p1 < 0 ? size : std::clamp(p1, p0, size);
+    }
+
+    static void settle(Slot & slot) {
+        while (!slot.cells.empty() && slot.cells.back() < 0) {
+            slot.cells.pop_back();
+        }
+        slot.ascends = ascend(slot.cells);
+    }
+
+    static bool ascend(const std::vector<int32_t> & cells) {
+        return std::is_sorted(cells.begin(), cells.end());
+    }
+
+    // Of the cells of a state of one pool: magic, slot, number of pools, of cells; then of each
+    // position, number of slots, slot. Empty: it is something else.
+    static std::vector<int32_t> positions(const uint8_t * state, size_t size) {
+        const auto word = [state](size_t i) {
+            int32_t value;
+            std::memcpy(&value, state + i * sizeof(value), sizeof(value));
+            return value;
+        };
+        const size_t n_words = size / sizeof(int32_t);
+        if (n_words < 4 || word(2) != 1 || word(3) < 0 ||
+            n_words < 4 + 3 * size_t(word(3))) {
+            return {};
+        }
+        const auto           n_cells = size_t(word(3));
+        std::vector<int32_t> found;
+        for (size_t i = 0; i < n_cells; ++i) {
+            const int32_t pos = word(4 + 3 * i);
+            if (pos < 0 || pos > kMostPos || word(5 + 3 * i) != 1) {
+                return {};
+            }
+            found.push_back(pos);
+        }
+        return found;
+    }
+
+    static constexpr int32_t kMostPos = 1 << 24;  // what is more is no position
+
+    std::vector<Slot> slots_;  // by slot
+};

@@ -1,0 +1,31 @@
+// Functions that may use AVX-512, or AVX2 with FMA and F16C, in a library that has to run
+// without.
+#pragma once
+
+#include <immintrin.h>
+
+#define PLR_AVX512 \
+    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define PLR_AVX2 __attribute__((target("avx2,fma,f16c")))
+
+// To be called by others. GCC 12 drops calls of such functions: it takes what they store
+// through vectors for unused.
+#ifdef __clang__
+#define PLR_CALLED
+#else
+#define PLR_CALLED __attribute__((noipa))
+#endif
+#define PLR_KERNEL PLR_AVX512 PLR_CALLED
+#define PLR_KERNEL_AVX2 PLR_AVX2 PLR_CALLED
+
+inline bool has_avx2() {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+
+inline bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512vnni") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
