@@ -27,7 +27,7 @@ def play_fork(n_cells, fails=()):
     engine.step()
     engine.fails = fails
     before = engine.cache
-    [end] = engine.run([*A[:30], 5], max_tokens=1)
+    [end] = engine.run([*A[:30], 5, 6], max_tokens=1)
     n_live = engine.cache.n_hit_tokens_live - before.n_hit_tokens_live
     n_host = engine.cache.n_hit_tokens_host - before.n_hit_tokens_host
     return end, engine, (n_live, n_host)
@@ -90,7 +90,7 @@ def test_a_refused_cut_is_computed_again_and_not_tried_again(kind):
 
     [cut] = engine.run([*A[:20], 5])
     [cut_again] = engine.run([*A[:10], 5])
-    [whole] = engine.run([*A[:10], 5, ANSWER, 6])
+    [whole] = engine.run([*A[:10], 5, ANSWER, 6, 7])
 
     assert [end.n_output for end in (cut, cut_again, whole)] == [2, 2, 2]
     assert [end.n_cached for end in (cut, cut_again, whole)] == [0, 0, 12]

@@ -70,7 +70,7 @@ def test_a_restore_that_fails_is_a_miss(kind):
     engine.run(B)
     engine.fails = (Restore,)
 
-    [end] = engine.run([*A, ANSWER, 5])
+    [end] = engine.run([*A, ANSWER, 5, 6])
 
     n_known = 2 if kind is SnapshotKind.EXACT else 1  # each is tried once
     assert len(engine.of(Restore)) == n_known
