@@ -5,12 +5,19 @@ from array import array
 import numpy as np
 import pytest
 
+from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import Taken, has_products, is_usable
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
-from tests.native.support import EXACT, last_logits, make_context, make_prompt
+from tests.native.support import (
+    EXACT,
+    last_logits,
+    make_context,
+    make_prompt,
+    prefill,
+)
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -236,3 +243,50 @@ def test_other_types_of_cells_are_left_to_libllama(kv_type):
             _mixed(fast, model.n_vocab)[-1], _mixed(slow, model.n_vocab)[-1]
         )
         assert taken(fast).attentions == 0
+
+
+def _frees_below(context: Context, prompt: array) -> int:
+    """Where cells below those of a prompt become free before its end."""
+    last_logits(context, make_tokens(40, 5), slot=0)
+    prefill(context, prompt[:60], slot=1)
+    context.seq_rm(0)
+    return 1
+
+
+def _shares_a_prefix(context: Context, prompt: array) -> int:
+    """The same, of a copy that shares its cells."""
+    context.seq_cp(_frees_below(context, prompt), 2, 0, 60)
+    return 2
+
+
+def _restored(context: Context, prompt: array) -> int:
+    """A state whose cells were out of order, among cells that others hold."""
+    slot = _frees_below(context, prompt)
+    prefill(context, prompt[60:90], slot=slot, pos=60)
+    state = new_bytes(context.state_bytes(slot))
+    context.capture(slot, state)
+    context.seq_rm(slot, 40, -1)
+    context.restore(3, state)
+    context.seq_rm(3, 60, -1)
+    return 3
+
+
+@pytest.mark.parametrize("way", [_frees_below, _shares_a_prefix, _restored])
+def test_where_cells_lie_changes_nothing(way):
+    """
+    The last logits have the bits of a prompt that was alone, however it was cut.
+    """
+    prompt = make_tokens(120, 6)
+    with Model.load(tiny_model("llama")) as model, make_context(model) as alone:
+        expected = last_logits(alone, prompt)
+        with make_context(model) as context:
+            slot = way(context, prompt)
+            prefill(context, prompt[60:100], slot=slot, pos=60)
+
+            seen = last_logits(context, prompt[100:], slot=slot, pos=100)
+
+    assert same_bits(seen, expected)
+
+
+def make_tokens(n_tokens: int, seed: int) -> array:
+    return array("i", np.random.default_rng(seed).integers(3, 200, n_tokens).tolist())
