@@ -124,8 +124,8 @@ class SamplingParams(Frozen):
     """Token ids that are never sampled."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None
     """
-    Seed of the random draws. None: random. It repeats while nothing else runs (CPUs with AVX2,
-    cells in f16); beside other requests, last digits and now and then a token may differ.
+    Seed of the random draws. They repeat while nothing else runs (CPUs with AVX2, cells in
+    f16); beside other requests a token may differ now and then. None: random.
     """
     stop: Listed[Annotated[str, Field(min_length=1)]] = ()
     """Texts before which the output ends."""
