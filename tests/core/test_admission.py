@@ -199,3 +199,19 @@ def test_a_request_the_scheduler_cannot_bear_leaves_no_trace(broken):
     assert scheduler.stats() == before
     scheduler.check_integrity()
     assert not scheduler.cancel(1, 0.0)
+
+
+def test_a_request_may_leave_while_it_waits():
+    """
+    A waiting request that ends frees its place in the queue; an unknown one changes nothing.
+    """
+    admission = Admission(1, max_waiting=1)
+    admission.enter([make_request(0)])
+    admission.enter([make_request(1, n_prompt=3)])
+
+    admission.leave(1)
+    admission.leave(99)
+
+    assert admission.n_tokens == 0
+    admission.enter([make_request(2)])
+    admission.check_integrity()

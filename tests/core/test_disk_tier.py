@@ -404,8 +404,8 @@ def test_an_aborted_step_is_cut_before_slots_are_written_at_the_end():
 
     cut, write = scheduler.last_plans()
 
-    assert cut.operations == (Trim(0, 199),)
-    assert len(write.operations[0].tokens) // 4 == 199
+    assert cut.operations == (Trim(0, 198),)
+    assert len(write.operations[0].tokens) // 4 == 198
 
 
 def test_clearing_the_cache_deletes_files():
