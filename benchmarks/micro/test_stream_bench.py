@@ -15,6 +15,7 @@ from pyllama_raw.choice import Choice
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.radix_tree import n_common
 from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.testing import FakeVocab
 
@@ -62,8 +63,10 @@ def test_detokenize(benchmark, piece, stop):
     """push() of whole pieces, and of pieces that end inside a character."""
     pieces = [piece] * N_PIECES if piece.isascii() else [piece[:1], piece[1:]] * 500
 
+    strings = StopStrings(stop)
+
     def detokenize() -> None:
-        detokenizer = Detokenizer(stop)
+        detokenizer = Detokenizer(strings)
         for one in pieces:
             detokenizer.push(one)
 

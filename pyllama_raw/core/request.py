@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import PyllamaError
 
 
@@ -74,7 +75,7 @@ class Request:
     max_tokens: int  # >= 1
     sampling: object = None  # read by the executor only
     constraint: object = None  # of the output; read by the executor only
-    stop: tuple[bytes, ...] = ()  # stop strings, UTF-8
+    stop: StopStrings = NO_STOPS
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)

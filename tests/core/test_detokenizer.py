@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.detokenizer import Detokenizer
+from pyllama_raw.core.stop_strings import StopStrings
 
 
 def run(
     data: bytes, cuts: list[int], stop: tuple[bytes, ...] = ()
 ) -> tuple[str, bytes | None]:
     """Push *data* cut at *cuts*; return the whole text and the stop string it met."""
-    detokenizer = Detokenizer(stop)
+    detokenizer = Detokenizer(StopStrings(stop))
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     texts = [detokenizer.push(data[a:b]) for a, b in pairwise(edges)]
     return "".join(texts) + detokenizer.flush(), detokenizer.stop
@@ -92,7 +93,7 @@ def test_no_certain_text_is_held_back(text: str, stop: list[str]) -> None:
     """
     strings = tuple(string.encode() for string in stop)
     data = text.encode()
-    detokenizer = Detokenizer(strings)
+    detokenizer = Detokenizer(StopStrings(strings))
     pushed = ""
     for end in range(1, len(data) + 1):
         pushed += detokenizer.push(data[end - 1 : end])
@@ -127,7 +128,7 @@ def test_flush_gives_what_was_held_back() -> None:
     """
     At the end, an open character is replaced and a begun stop string is text.
     """
-    detokenizer = Detokenizer((b"END",))
+    detokenizer = Detokenizer(StopStrings((b"END",)))
 
     texts = [detokenizer.push(b"a EN"), detokenizer.flush(), detokenizer.flush()]
     texts += [detokenizer.push(b"D\xe2\x82"), detokenizer.flush()]
@@ -139,7 +140,7 @@ def test_nothing_follows_a_stop_string() -> None:
     """
     The text ends before the stop string; later pieces add nothing.
     """
-    detokenizer = Detokenizer((b"\n\n",))
+    detokenizer = Detokenizer(StopStrings((b"\n\n",)))
 
     texts = [detokenizer.push(piece) for piece in (b"one\n", b"\ntwo", b"three")]
     texts.append(detokenizer.flush())

@@ -10,6 +10,7 @@ from pyllama_raw.core.request import (
     StopToken,
 )
 from pyllama_raw.core.step import Release, Shift
+from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.errors import (
     PromptTooLong,
 )
@@ -160,7 +161,7 @@ def test_a_stop_string_ends_the_request():
     The token that completes a stop string is the last one, also when tokens split it.
     """
     scheduler = make_scheduler()
-    scheduler.add(make_request(stop=(b"aa",), max_tokens=9), 0.0)
+    scheduler.add(make_request(stop=StopStrings((b"aa",)), max_tokens=9), 0.0)
 
     _, events = run_until_idle(scheduler)
 
