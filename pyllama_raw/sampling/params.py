@@ -6,10 +6,13 @@ Rules:
 2. Ranges keep every number that C computes finite.
 3. At most one of grammar, json_schema, regex and lark. What they end, ends: they go with
    neither ignore_eos nor min_tokens.
+4. Whatever is given, checking it takes milliseconds: it is done where the caller makes
+   it, often in an event loop. So lists and texts have limits, counted before they are read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -38,13 +41,27 @@ STAGES: tuple[Stage, ...] = (
 Constraint = Literal["grammar", "json_schema", "regex", "lark"]
 CONSTRAINTS: tuple[Constraint, ...] = ("grammar", "json_schema", "regex", "lark")
 
+MAX_ITEMS = {  # of each list and mapping
+    "stages": len(STAGES) + 1,
+    "logit_bias": 2**17,
+    "suppress_tokens": 2**17,
+    "stop": 256,
+    "stop_token_ids": 1024,
+    "grammar_triggers": 64,
+    "dry_sequence_breakers": 32,
+    "json_schema": 2**12,  # names at the top
+}
+MAX_STOP_BYTES = 2**14  # of all stop strings, in UTF-8
+MAX_GRAMMAR = 2**18  # characters
+MAX_PATTERN = 2**14  # characters: a mask takes time in proportion to those of a literal
 MAX_HISTORY = 2**20  # tokens that penalties look back
 MAX_INFILL = 1000  # candidates: infill compares all pairs
 MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
 
 Fraction = Annotated[Finite, Field(ge=0, le=1)]
 History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
-Text = Annotated[str, Field(min_length=1, max_length=2**20, pattern=r"^[^\x00]*$")]
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
 NTop = Annotated[int, Field(ge=0, le=20)]
 Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 
@@ -101,7 +118,7 @@ class SamplingParams(Frozen):
     dry_last_n: History | None = None
     """Tokens that DRY looks back; 0 is off. None: all."""
     dry_sequence_breakers: Annotated[
-        Listed[Annotated[Text, Field(max_length=40)]], Field(max_length=32)
+        Listed[Annotated[Text, Field(max_length=40)]], Field(max_length=MAX_ITEMS["dry_sequence_breakers"])
     ] = ("\n", ":", '"', "*")
     """Texts that end a run for DRY."""
     mirostat: Literal[0, 1, 2] = 0
@@ -127,7 +144,7 @@ class SamplingParams(Frozen):
     Seed of the random draws. They repeat while nothing else runs (CPUs with AVX2, cells in
     f16); beside other requests a token may differ now and then. None: random.
     """
-    stop: Listed[Annotated[str, Field(min_length=1)]] = ()
+    stop: Listed[Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]] = ()
     """Texts before which the output ends."""
     stop_token_ids: Listed[Token] = ()
     """Token ids that end the output."""
@@ -141,30 +158,43 @@ class SamplingParams(Frozen):
     """Likely tokens that are listed with each prompt token. None: nothing is listed."""
     ignore_eos: bool = False
     """End-of-generation tokens are never sampled."""
-    grammar: Text | None = None
+    grammar: Annotated[Text, Field(max_length=MAX_GRAMMAR)] | None = None
     """A GBNF grammar that the output follows."""
-    grammar_root: Text = "root"
+    grammar_root: Annotated[Text, Field(max_length=1000)] = "root"
     """The rule of the grammar that the output is."""
     grammar_triggers: Annotated[
         Listed[Annotated[Text, Field(max_length=1000)] | Token],
-        Field(max_length=64),
+        Field(max_length=MAX_ITEMS["grammar_triggers"]),
     ] = ()
     """
     Texts or token ids from which on the grammar holds; without any it holds at once.
     """
     json_schema: Mapped[str, Any] | None = None
     """A JSON schema that the output fits; needs the extra `guidance`."""
-    regex: Text | None = None
+    regex: Pattern | None = None
     """
     A regular expression that the whole output matches; needs the extra `guidance`.
     """
-    lark: Text | None = None
+    lark: Pattern | None = None
     """A Lark grammar that the output follows; needs the extra `guidance`."""
 
     @classmethod
     def refusal(cls, mistakes: list[Mistake]) -> InvalidSampling:
         """The first mistake: it is the request's fault."""
         return InvalidSampling(*mistakes[0])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_sizes(cls, values: Any) -> Any:
+        """Pydantic would check each item first."""
+        if isinstance(values, dict):
+            for name, most in MAX_ITEMS.items():
+                value = values.get(name)
+                if isinstance(value, Sized) and len(value) > most:
+                    kind = type(value).__name__
+                    given = f"a {kind} of {len(value)} items"
+                    raise wrong(name, given, f"at most {most} items")
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -182,9 +212,16 @@ class SamplingParams(Frozen):
                 self.typical_p,
                 "1 with top_n_sigma, because typical_p would see gaps",
             )
+        self._check_stop()
         self._check_constraint()
         self._check_infill()
         return self
+
+    def _check_stop(self) -> None:
+        n_bytes = sum(len(string.encode()) for string in self.stop)
+        if n_bytes > MAX_STOP_BYTES:
+            given = f"{len(self.stop)} strings of {n_bytes} bytes together"
+            raise wrong("stop", given, f"at most {MAX_STOP_BYTES} bytes together")
 
     def _check_constraint(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
