@@ -70,10 +70,9 @@ def points(count: int) -> Call:
 
 async def read_late(engine: AsyncEngine) -> None:
     """A long output of which nothing is read until it is whole."""
-    params = SamplingParams(max_tokens=1500, ignore_eos=True)
+    params = SamplingParams(max_tokens=1000, ignore_eos=True)
     async with engine.generate("Hello", params) as generation:
-        while engine.stats().running > 1:
-            await anyio.sleep(BEAT_S)
+        await anyio.sleep(LEAVE_S / 2)
         async for _ in generation:
             pass
 
@@ -101,7 +100,9 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def gbnf(count: int) -> str:
-    rules = "\n".join(f'r{index} ::= "word{index}" | r{index + 1}' for index in range(count))
+    rules = "\n".join(
+        f'r{index} ::= "word{index}" | r{index + 1}' for index in range(count)
+    )
     return f'root ::= r0\n{rules}\nr{count} ::= "end"'
 
 
@@ -189,9 +190,7 @@ class Watch:
     def execute(self, plan: Any) -> Any:
         result = self._execute(plan)
         now, times = perf_counter(), self.engine._parts.executor.times
-        inside_s = (
-            times.decode_s + times.sample_s + times.capture_s + times.restore_s
-        )
+        inside_s = times.decode_s + times.sample_s + times.capture_s + times.restore_s
         if self._last:
             gap_s = now - self._last - (inside_s - self._inside_s)
             self.host_s = max(self.host_s, gap_s)
@@ -213,7 +212,9 @@ async def stream(engine: AsyncEngine) -> None:
     """Until cancelled: somebody who wants each token at once."""
     params = SamplingParams(max_tokens=1900, ignore_eos=True, seed=1)
     while True:
-        async with engine.generate("Once upon a time", params, priority=-1) as generation:
+        async with engine.generate(
+            "Once upon a time", params, priority=-1
+        ) as generation:
             async for _ in generation:
                 pass
 
@@ -272,9 +273,7 @@ async def measure(options: Namespace, report: Report) -> None:
     one_round = closed_on if options.closing else beside
     for name in options.cases or CASES:
         say(name)
-        rounds = [
-            await one_round(options, CASES[name]) for _ in range(options.rounds)
-        ]
+        rounds = [await one_round(options, CASES[name]) for _ in range(options.rounds)]
         late_ms = min(found.late_ms for found in rounds)
         host_ms = min(found.host_ms for found in rounds)
         took_s = min(found.took_s for found in rounds)

@@ -37,6 +37,7 @@ from pyllama_raw.errors import ClosedError, InvalidRequest, QueueFull, shown
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt, PromptEncoder
+from pyllama_raw.workers import in_worker
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.config import EngineConfig
@@ -238,7 +239,7 @@ class AsyncEngine:
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
         answer = self._thread.call(self._parts.scheduler.cache_stats)
-        return await to_thread.run_sync(answer.result)
+        return await in_worker("call", answer.result)
 
     async def clear_cache(self, cache_salt: str | None = None) -> int:
         """
@@ -252,7 +253,7 @@ class AsyncEngine:
         """
         salt = checked_salt(cache_salt)
         forget = partial(self._parts.scheduler.clear_cache, salt)
-        return await to_thread.run_sync(self._thread.call(forget).result)
+        return await in_worker("call", self._thread.call(forget).result)
 
     async def tokenize(self, text: str) -> list[int]:
         """

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from pyllama_raw.choice import Choice
 from pyllama_raw.core.request import FinishReason, Request
@@ -30,6 +30,8 @@ from pyllama_raw.results import Delta, Result, Timings, Usage
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.loop import EngineThread
+
+MANY_EVENTS = 1024  # an event loop may wait while so many are taken in
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Generation:
                 await checkpoint_if_cancelled()
             elif self._stream is not None:
                 await self._stream.wait()
-            self._take_events()
+            await self._take_in()
             if self._fresh:  # outputs take turns
                 return self._fresh.popleft().take_delta()
         self._raise_if_all_failed()
@@ -224,12 +226,22 @@ class Generation:
         while self._by_id and self._stream is not None:
             self._stream.eager = False
             await self._stream.wait()
-            self._take_events()
+            await self._take_in()
 
-    def _take_events(self) -> None:
-        """Take in what has arrived."""
-        events = self._stream.events if self._stream is not None else None
-        while events:
+    async def _take_in(self) -> None:
+        """Take in what has arrived; the loop goes on between parts of it."""
+        self._take_events(MANY_EVENTS)
+        while self._stream is not None and self._stream.events:
+            await checkpoint()
+            self._take_events(MANY_EVENTS)
+
+    def _take_events(self, most: int | None = None) -> None:
+        """Take in what has arrived, or the first *most* events of it."""
+        if self._stream is None:
+            return
+        events = self._stream.events
+        n_events = len(events)
+        for _ in range(n_events if most is None else min(most, n_events)):
             event = events.popleft()
             if isinstance(event, Refused):
                 for choice in self._by_id.values():

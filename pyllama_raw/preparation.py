@@ -15,7 +15,6 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, cast
 
-from anyio import to_thread
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
@@ -23,17 +22,21 @@ from pyllama_raw.arguments import ChatOptions, RequestOptions, reading_prompt
 from pyllama_raw.chat import ChatSettings
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
+from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.generation import Prepared
 from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.workers import in_worker
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts
 
 MAX_SEED = 2**32 - 2
+MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
+LONG_STOP = 256  # characters of stop strings, likewise
 
 
 class Preparation:
@@ -70,7 +73,7 @@ class Preparation:
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
-        constraint = await self._constrain(params)
+        stop, rules = await self._made(params)
         tokens = await self.encode(prompt, options)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -81,8 +84,8 @@ class Preparation:
             request_id=request_ids[0],
             tokens=tokens,
             max_tokens=params.max_tokens,
-            constraint=constraint,
-            stop=tuple(stop.encode() for stop in params.stop),
+            rules=rules,
+            stop=stop,
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
@@ -97,37 +100,56 @@ class Preparation:
         """Tokens of *prompt*; raises as prepare()."""
         encode = partial(self._encoder.encode, prompt, ChatSettings.of(options))
         with reading_prompt(prompt):
-            if not self._encoder.takes_long(prompt):
-                await checkpoint()
-                return encode()
-            return await to_thread.run_sync(encode, abandon_on_cancel=True)
+            kind = self._encoder.takes_long(prompt)
+            if kind is not None:
+                return await in_worker(kind, encode)
+            await checkpoint()
+            return encode()
 
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""
         render = partial(self._encoder.render, messages, ChatSettings.of(options))
         with reading_prompt(messages):
-            return await to_thread.run_sync(render, abandon_on_cancel=True)
+            return await in_worker("chat", render)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
+        detokenize = partial(self._encoder.detokenize, token_ids, special)
         with reading_prompt(token_ids):
-            return await to_thread.run_sync(
-                self._encoder.detokenize, token_ids, special, abandon_on_cancel=True
-            )
+            return await in_worker("text", detokenize)
 
-    async def _constrain(self, params: SamplingParams) -> object:
-        if params.constraint is None and not params.dries:
-            return None
-        constrain = partial(self._parts.constrain, params)
-        return await to_thread.run_sync(
-            self._encoder.run, constrain, abandon_on_cancel=True
-        )
+    async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
+        """What is made of *params* once, for all outputs, before the engine sees it."""
+        if _takes_long(params):
+            return await in_worker("rules", partial(self._make, params))
+        return _stop_strings(params), None
+
+    def _make(self, params: SamplingParams) -> tuple[StopStrings, object]:
+        rules = self._parts.make_rules(params, self._encoder.run)
+        return _stop_strings(params), rules
 
     def _namespace(self, salt: str | None) -> Namespace:
         """Who shares the cache with a request; with scope "salt" nobody without one."""
         if salt is None and self._parts.cache_scope == "salt":
             return Private()
         return salt
+
+
+def _takes_long(params: SamplingParams) -> bool:
+    """Whether what is made of *params* is not for an event loop."""
+    n_tokens = len(params.suppress_tokens) + len(params.logit_bias)
+    return (
+        params.constraint is not None
+        or params.dries
+        or n_tokens > MANY_TOKENS
+        or sum(map(len, params.stop)) > LONG_STOP
+    )
+
+
+def _stop_strings(params: SamplingParams) -> StopStrings:
+    if not params.stop:
+        return NO_STOPS
+    return StopStrings(tuple(string.encode() for string in params.stop))
 
 
 def _fork(

@@ -12,8 +12,9 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from threading import Condition
-from typing import TYPE_CHECKING, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
 
 from pyllama_raw.chat import NOTHING, ChatSettings, ChatTemplates
 from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
@@ -29,7 +30,9 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_IDS = 2**24  # that detokenize() takes
 LONG_PROMPT = 4096  # characters that an event loop may wait for
+MANY_IDS = 2**14  # token ids, likewise
 LONG_TOKEN = 8  # characters of a token; most texts have about four
+LONG_PIECE = 2**20  # characters that are looked at in one call of C
 SEAM = 16  # tokens that a text may have more if it is cut in two
 
 
@@ -58,11 +61,13 @@ class PromptEncoder:
         limits = parts.scheduler.limits
         return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot)
 
-    def takes_long(self, prompt: Prompt) -> bool:
-        """Whether encode() is not for an event loop; a chat waits for a process."""
+    def takes_long(self, prompt: Prompt) -> Literal["text", "chat"] | None:
+        """For which workers encode() is; None: for an event loop, too."""
+        if _is_chat(prompt):
+            return "chat"  # waits for a process
         if isinstance(prompt, str):
-            return len(prompt) > LONG_PROMPT
-        return _is_chat(prompt)
+            return "text" if len(prompt) > LONG_PROMPT else None
+        return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None
 
     def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
         """
@@ -146,15 +151,20 @@ class PromptEncoder:
     def _checked_ids(self, prompt: Sequence[int]) -> array[int]:
         n_tokens = self._vocab.n_tokens
         allowed = f"token ids from 0 to {n_tokens - 1}"
-        try:
-            tokens = array("i", prompt)
-        except (TypeError, OverflowError) as error:
-            kind = type(prompt).__name__
-            raise InvalidRequest("prompt", f"{kind}: {error}", allowed) from error
-        if tokens and not 0 <= min(tokens) <= max(tokens) < n_tokens:
-            wrong = next(token for token in tokens if not 0 <= token < n_tokens)
-            raise InvalidRequest("prompt", wrong, allowed)
-        return tokens
+        tokens, ids = array("i"), iter(prompt)
+        while True:
+            try:  # part by part, because no other thread runs while one is made
+                part = array("i", islice(ids, MANY_IDS))
+            except (TypeError, OverflowError) as error:
+                kind = type(prompt).__name__
+                raise InvalidRequest("prompt", f"{kind}: {error}", allowed) from error
+            if not part:
+                return tokens
+            if not 0 <= min(part) <= max(part) < n_tokens:
+                wrong = next(token for token in part if not 0 <= token < n_tokens)
+                raise InvalidRequest("prompt", wrong, allowed)
+            tokens += part
+            self._check_fits(len(tokens))
 
     def _chat_tokens(
         self, messages: Sequence[Message], settings: ChatSettings
@@ -224,11 +234,15 @@ class PromptEncoder:
 
 
 def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        wrong = text[error.start : error.end]
-        raise InvalidRequest("prompt", wrong, "text without lone surrogates") from error
+    """Part by part, because no other thread runs while one is encoded."""
+    allowed = "text without lone surrogates"
+    for at in range(0, len(text), LONG_PIECE):
+        part = text[at : at + LONG_PIECE]
+        try:
+            part.encode()
+        except UnicodeEncodeError as error:
+            wrong = part[error.start : error.end]
+            raise InvalidRequest("prompt", wrong, allowed) from error
 
 
 def _is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:

@@ -13,6 +13,7 @@ CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
     "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "markers", "messages",
     "models", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
+    "workers",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -39,8 +40,9 @@ RULE: dict[str, set[str]] = {
     "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
     "arguments": {"config", "errors", "sampling"},
+    "workers": set(),
     "preparation": CONNECTION
-    | {"arguments", "chat", "generation", "messages", "prompt"},
+    | {"arguments", "chat", "generation", "messages", "prompt", "workers"},
     "api": CONNECTION
     | (API - {"api", "blocking", "choice", "models", "profile", "sync"}),
     "blocking": CONNECTION

@@ -179,7 +179,6 @@ def test_the_size_of_the_context_is_chosen_when_left_open():
     ("options", "field", "expected"),
     [
         ({"max_tokens": 3}, "max_tokens", 3),
-        ({"stop": ("é",)}, "stop", ("é".encode(),)),
         ({"stop_token_ids": (5,)}, "stop_token_ids", frozenset({5, 257})),
         ({"ignore_eos": True}, "stop_token_ids", frozenset()),
     ],
@@ -199,6 +198,26 @@ async def test_sampling_options_reach_the_request(options, field, expected):
         await engine.complete("a", SamplingParams(**{"max_tokens": 1} | options))
 
     assert getattr(requests[0], field) == expected
+
+
+@pytest.mark.anyio
+async def test_outputs_of_a_request_share_its_stop_strings():
+    """
+    They are in each request, as one table, in UTF-8.
+    """
+    requests = []
+
+    class Recording(FakeExecutor):
+        def open(self, request):
+            super().open(request)
+            requests.append(request)
+
+    async with fake_engine(Recording(fake_limits())) as engine:
+        await engine.complete_n("a", SamplingParams(max_tokens=1, n=2, stop=("é",)))
+
+    first, second = requests
+    assert first.stop is second.stop
+    assert first.stop.strings == ("é".encode(),)
 
 
 @pytest.mark.anyio

@@ -74,7 +74,7 @@ class Request:
     tokens: array[int]  # prompt, array("i"), never empty, never changed
     max_tokens: int  # >= 1
     sampling: object = None  # read by the executor only
-    constraint: object = None  # of the output; read by the executor only
+    rules: object = None  # of the output; read by the executor only
     stop: StopStrings = NO_STOPS
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first

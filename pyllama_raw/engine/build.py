@@ -106,7 +106,7 @@ def assemble(
         _describer(executor.context, config, scheduler.limits),
         config.cache.scope,
         writer,
-        constrain=Constraints(model.vocab).make,
+        make_rules=Constraints(model.vocab).rules,
         metadata=model.meta,
     )
 

@@ -1,21 +1,42 @@
 """
-What limits the output of a request to a language: made once, started for each request.
+What limits the output of a request: made once, started for each output.
 
-Making one may take long and is done in a worker thread; the engine thread starts it. A
+Making it may take long and is done in a worker thread; the engine thread starts it. A
 grammar is followed by the sampler itself; of a schema each step computes a mask.
+
+Closing an engine does not wait for what is made here, but for the moments in which the
+vocabulary is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from threading import Lock
+from typing import NamedTuple, TypeVar
 
 from pyllama_raw.engine.guidance import Guidance, MaskConstraint
-from pyllama_raw.engine.sampling import dry_stage
+from pyllama_raw.engine.parts import Reading
+from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling.params import SamplingParams
+
+T = TypeVar("T")
+
+
+def at_once(function: Callable[[], T], /) -> T:
+    """A Reading where nobody frees the vocabulary."""
+    return function()
+
+
+class OutputRules(NamedTuple):
+    """What is the same for all outputs of a request."""
+
+    constraint: GrammarConstraint | MaskConstraint | None
+    named: NamedTokens
 
 
 class Constraints:
@@ -26,9 +47,9 @@ class Constraints:
         self._lock = Lock()
         self._guidance: Guidance | None = None
 
-    def make(self, params: SamplingParams) -> GrammarConstraint | MaskConstraint | None:
+    def rules(self, params: SamplingParams, reading: Reading) -> OutputRules:
         """
-        Check and compile what *params* ask for; None if they ask for nothing.
+        Check and compile all that *params* ask for.
 
         Stages that are slow to make are made too, so that the engine thread finds them.
 
@@ -36,50 +57,69 @@ class Constraints:
             BadGrammar, BadSchema: it cannot be used; the error says where and why.
             Unsupported: the extra "guidance" is not installed.
         """
+        named = reading(partial(self._read, params))
+        return OutputRules(self.make(params, reading), named)
+
+    def _read(self, params: SamplingParams) -> NamedTokens:
         vocab = self._vocab
         dry = dry_stage(params, min(vocab.model.n_ctx_train, HISTORY_MAX))
         if dry is not None:
             dry.prepare(vocab)
+        return NamedTokens.of(params, vocab)
+
+    def make(
+        self, params: SamplingParams, reading: Reading = at_once
+    ) -> GrammarConstraint | MaskConstraint | None:
+        """The language of *params*; None if they name none. Raises like rules()."""
         match params.constraint:
             case None:
                 return None
             case "grammar":
-                return GrammarConstraint(params, vocab)
+                return GrammarConstraint(params, self._vocab, reading)
             case "json_schema" | "regex" | "lark" as kind:
                 with self._lock:  # the first request of this kind reads the vocabulary
                     if self._guidance is None:
-                        self._guidance = Guidance(vocab)
+                        make = partial(Guidance, self._vocab, reading)
+                        self._guidance = reading(make)
                 return self._guidance.make(kind, getattr(params, kind))
 
 
 class GrammarConstraint:
     """GBNF: the sampler checks each token it drew."""
 
-    def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
+    def __init__(
+        self, params: SamplingParams, vocab: Vocab, reading: Reading = at_once
+    ) -> None:
         from pyllama_raw.sampling import gbnf  # most engines never see a grammar
         from pyllama_raw.sampling.grammar_program import compile_rules
 
-        if vocab.kind == "none":
+        if reading(lambda: vocab.kind) == "none":
             raise BadGrammar("the model has no vocabulary", None)
         self._vocab = vocab
+        self._reading = reading
         assert params.grammar is not None
         rules = gbnf.parse(params.grammar, params.grammar_root)
         program = compile_rules(rules, self._find_token)
         triggers = params.grammar_triggers
-        self._grammar = Grammar.make(
-            program.nodes,
-            program.sets,
-            program.start,
-            vocab,
-            trigger_texts=[t for t in triggers if isinstance(t, str)],
-            trigger_tokens=[t for t in triggers if isinstance(t, int)],
+        self._grammar = reading(
+            partial(
+                Grammar.make,
+                program.nodes,
+                program.sets,
+                program.start,
+                vocab,
+                trigger_texts=[t for t in triggers if isinstance(t, str)],
+                trigger_tokens=[t for t in triggers if isinstance(t, int)],
+            )
         )
 
     def _find_token(self, name: int | str) -> int | None:
         vocab = self._vocab
         if isinstance(name, int):
             return name if name < vocab.n_tokens else None
-        tokens = vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
+        tokens = self._reading(
+            lambda: vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
+        )
         return tokens[0] if len(tokens) == 1 else None
 
     def start(self) -> Grammar:

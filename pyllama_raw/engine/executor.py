@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
-from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
-from pyllama_raw.engine.guidance import MaskConstraint, MaskState
+from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
@@ -103,16 +103,18 @@ class NativeExecutor:
         """Build the sampler of *request*; `sampling` has its seed resolved."""
         params = request.sampling
         assert isinstance(params, SamplingParams)
-        constraint = request.constraint
-        started = None
-        if isinstance(constraint, GrammarConstraint | MaskConstraint):
-            started = constraint.start()
+        rules = request.rules
+        started = named = None
+        if isinstance(rules, OutputRules):
+            named = rules.named
+            started = rules.constraint.start() if rules.constraint else None
         sampler = open_sampler(
             params,
             self.context.model.vocab,
             request.tokens,
             request.stop_token_ids | self._eog_tokens,
             started,
+            named=named,
         )
         opened = OpenRequest(
             params,

@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Literal
 
-from pyllama_raw.errors import BadSchema, Unsupported
+from pyllama_raw.engine.parts import Reading
+from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.arrays import UINT32, zeros
 from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.sampling.params import MAX_PATTERN
 
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
+MAX_VALUES = 2**14  # of a schema
+MAX_CHARACTERS = 2**17  # of a schema's texts
 INSTALL = 'pip install "pyllama-raw[guidance]"'
 
 
 class Guidance:
     """Compiles constraints for one vocabulary."""
 
-    def __init__(self, vocab: Vocab) -> None:
-        """Reads the whole vocabulary. Raises Unsupported without llguidance."""
+    def __init__(self, vocab: Vocab, reading: Reading) -> None:
+        """
+        Reads the whole vocabulary.
+
+        Args:
+            reading: around what reads more of it later.
+
+        Raises:
+            Unsupported: llguidance is not installed.
+        """
         try:
             import llguidance
         except ImportError:
@@ -37,7 +50,7 @@ class Guidance:
         self._made: OrderedDict[tuple[str, str], MaskConstraint] = OrderedDict()
         self._matcher: Any = llguidance.LLMatcher
         self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Pieces(vocab)),
+            llguidance.TokenizerWrapper(_Pieces(vocab, reading)),
             eos_token=sorted(vocab.eog_tokens),
         )
 
@@ -75,10 +88,37 @@ class Guidance:
 
 
 def _as_json(schema: object) -> str:
+    _check_size(schema)
     try:
         return json.dumps(schema)
     except Exception as error:  # whatever stands in it
         raise BadSchema("json_schema", f"it is no JSON: {error}") from error
+
+
+def _check_size(schema: object) -> None:
+    """Value by value, because no other thread runs while C writes all of them."""
+    waiting, n_values, n_characters = [schema], 1, 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            n_characters += len(value)
+            if len(value) > MAX_PATTERN:
+                raise _too_large(f"a text of {len(value)} characters", MAX_PATTERN)
+            if n_characters > MAX_CHARACTERS:
+                raise _too_large(f"{n_characters} characters", MAX_CHARACTERS)
+        elif isinstance(value, Mapping | list | tuple):
+            n_values += len(value)
+            if n_values > MAX_VALUES:
+                raise _too_large(f"{n_values} values", MAX_VALUES)
+            waiting += value
+            if isinstance(value, Mapping):
+                waiting += value.values()
+
+
+def _too_large(given: str, most: int) -> BadSchema:
+    return BadSchema(
+        "json_schema", f"it has {given} or more, at most {most} are allowed"
+    )
 
 
 class MaskConstraint:
@@ -125,8 +165,8 @@ class MaskState:
 class _Pieces:
     """The vocabulary as llguidance.TokenizerWrapper wants it."""
 
-    def __init__(self, vocab: Vocab) -> None:
-        self._vocab = vocab
+    def __init__(self, vocab: Vocab, reading: Reading) -> None:
+        self._vocab, self._reading = vocab, reading
         self.eos_token_id = min(vocab.eog_tokens)
         self.bos_token_id = vocab.bos
         self.tokens = [
@@ -135,5 +175,11 @@ class _Pieces:
         ]  # 0xff, which is in no text, marks names of control tokens
 
     def __call__(self, text: str) -> list[int]:
-        tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
-        return tokens.tolist()
+        try:
+            return self._reading(
+                lambda: self._vocab.tokenize(
+                    text, add_special=False, parse_special=False
+                ).tolist()
+            )
+        except ClosedError:  # what is being compiled will never be used
+            return []

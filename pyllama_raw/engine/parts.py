@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
@@ -13,6 +13,19 @@ from pyllama_raw.core.step import Captured, Executor
 from pyllama_raw.engine.abort import AbortFlag
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.sampling.params import SamplingParams
+
+T = TypeVar("T")
+
+
+class Reading(Protocol):
+    """Calls a function that reads the vocabulary, which is not freed meanwhile."""
+
+    def __call__(self, function: Callable[[], T], /) -> T:
+        """What *function* returns. Raises ClosedError if the vocabulary is freed."""
+
+
+def _no_rules(params: SamplingParams, reading: Reading) -> object:  # noqa: ARG001
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +116,5 @@ class EngineParts:
     describe: Callable[[], EngineInfo]  # also after the release
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: FileWriter | None = None  # of the executor; None: nothing is kept in files
-    constrain: Callable[[SamplingParams], object] = lambda _: None  # may take long
+    make_rules: Callable[[SamplingParams, Reading], object] = _no_rules  # may take long
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file

@@ -10,15 +10,37 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.native import stages
 from pyllama_raw.native.grammar import Grammar
-from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
+from pyllama_raw.native.sampler import (
+    FIRST_MAX,
+    RowSampler,
+    SamplerChain,
+    TokenTable,
+)
 from pyllama_raw.native.stages import Stage
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling.params import SamplingParams
+
+
+class NamedTokens(NamedTuple):
+    """The tokens that a request names, for all of its outputs."""
+
+    suppress: TokenTable
+    bias: TokenTable
+
+    @classmethod
+    def of(cls, params: SamplingParams, vocab: Vocab) -> Self:
+        suppress = {*params.suppress_tokens, *vocab.suppress_tokens}
+        if params.ignore_eos:
+            suppress |= vocab.eog_tokens
+        return cls(
+            TokenTable("suppress_tokens", sorted(suppress)),
+            TokenTable("logit_bias", params.logit_bias),
+        )
 
 
 def open_sampler(
@@ -27,6 +49,8 @@ def open_sampler(
     prompt: array[int],
     ending: frozenset[int],
     constraint: Grammar | MaskState | None,
+    *,
+    named: NamedTokens | None = None,
 ) -> RowSampler:
     """
     Build the sampler of a request, with what its penalties see of the prompt.
@@ -35,22 +59,21 @@ def open_sampler(
         params: its seed is resolved.
         ending: tokens that end the request.
         constraint: of this request alone; a grammar is closed with the sampler.
+        named: of *params*; None: it is made here, where there are few tokens.
 
     Raises:
         RequestError: the model or libllama cannot do what is asked.
     """
     grammar = constraint if isinstance(constraint, Grammar) else None
     mask = constraint.mask if isinstance(constraint, MaskState) else None
-    suppress = {*params.suppress_tokens, *vocab.suppress_tokens}
-    if params.ignore_eos:
-        suppress |= vocab.eog_tokens
+    suppress, bias = named or NamedTokens.of(params, vocab)
     chain, n_first = _chain(params, vocab, prompt)
     return RowSampler(
         chain,
-        sorted(suppress),
+        suppress,
         ending=sorted(ending) if params.min_tokens else (),
         n_min=params.min_tokens,
-        bias=params.logit_bias,
+        bias=bias,
         grammar=grammar,
         mask=mask,
         n_first=n_first,

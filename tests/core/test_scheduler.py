@@ -172,12 +172,12 @@ def test_a_stop_string_ends_the_request():
     ("options", "token", "reason", "detail"),
     [
         ({}, STOP_TOKEN, "stop", StopToken(STOP_TOKEN)),
-        ({"stop": (b"x", b"a", b"aa")}, A, "stop", StopString("a")),
-        ({"stop": (b"aaa", b"aa")}, A, "stop", StopString("aa")),
+        ({"stop": StopStrings((b"x", b"a", b"aa"))}, A, "stop", StopString("a")),
+        ({"stop": StopStrings((b"aaa", b"aa"))}, A, "stop", StopString("aa")),
         ({"max_tokens": 2}, A, "length", LengthLimit.MAX_TOKENS),
         ({"max_tokens": 4}, A, "length", LengthLimit.MAX_TOKENS),
         ({"max_tokens": 5}, A, "length", LengthLimit.SLOT),
-        ({"max_tokens": 1, "stop": (b"a",)}, A, "stop", StopString("a")),
+        ({"max_tokens": 1, "stop": StopStrings((b"a",))}, A, "stop", StopString("a")),
     ],
 )
 def test_the_end_tells_what_brought_it(options, token, reason, detail):
