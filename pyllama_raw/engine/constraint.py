@@ -10,26 +10,18 @@ vocabulary is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pyllama_raw.engine.guidance import Guidance, MaskConstraint
-from pyllama_raw.engine.parts import Reading
+from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling.params import SamplingParams
-
-T = TypeVar("T")
-
-
-def at_once(function: Callable[[], T], /) -> T:
-    """A Reading where nobody frees the vocabulary."""
-    return function()
 
 
 class OutputRules(NamedTuple):

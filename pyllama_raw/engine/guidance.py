@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any, Literal
 
-from pyllama_raw.engine.parts import Reading
+from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.arrays import UINT32, zeros
 from pyllama_raw.native.vocab import Vocab
@@ -28,7 +28,7 @@ INSTALL = 'pip install "pyllama-raw[guidance]"'
 class Guidance:
     """Compiles constraints for one vocabulary."""
 
-    def __init__(self, vocab: Vocab, reading: Reading) -> None:
+    def __init__(self, vocab: Vocab, reading: Reading = at_once) -> None:
         """
         Reads the whole vocabulary.
 
@@ -88,9 +88,11 @@ class Guidance:
 
 
 def _as_json(schema: object) -> str:
-    _check_size(schema)
     try:
+        _check_size(schema)
         return json.dumps(schema)
+    except BadSchema:
+        raise
     except Exception as error:  # whatever stands in it
         raise BadSchema("json_schema", f"it is no JSON: {error}") from error
 

@@ -18,7 +18,6 @@ from pyllama_raw import (
     SchedulerConfig,
     Unsupported,
 )
-from pyllama_raw.engine.constraint import at_once
 from pyllama_raw.engine.guidance import Guidance
 from pyllama_raw.native.model import Model
 from tests.schemas import SCHEMAS
@@ -154,4 +153,4 @@ def test_without_the_package_the_error_says_what_to_install(model_path, monkeypa
 
     with Model.load(model_path, vocab_only=True) as model:
         with pytest.raises(Unsupported, match=r"pip install .*\[guidance\]"):
-            Guidance(model.vocab, at_once)
+            Guidance(model.vocab)
