@@ -168,3 +168,32 @@ def test_first_complete_stop_string_wins(
     The stop string that is complete first ends the text, for every piece length.
     """
     assert run(data, list(range(n, len(data), n)), stop)[0] == text
+
+
+def test_a_table_is_no_larger_than_its_strings() -> None:
+    """
+    One state and one move a byte, whatever the strings have in common.
+    """
+    strings = (b"a" * 999, *(b"%c%d" % (97 + i % 26, i) * 4 for i in range(200)))
+    table = StopStrings(strings)
+
+    n_states = len(table.moves)
+    assert n_states <= 1 + sum(map(len, strings))
+    assert sum(map(len, table.moves)) == n_states - 1
+
+
+@given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=6)))
+def test_a_state_is_the_longest_start_of_a_string(text: str, stop: list[str]) -> None:
+    """
+    After each byte: of all starts of all strings that what was read ends with.
+    """
+    strings = tuple(string.encode() for string in stop)
+    table, state, data = StopStrings(strings), 0, text.encode()
+    starts = {s[:n] for s in strings for n in range(len(s) + 1)} | {b""}
+    for end in range(1, len(data) + 1):
+        state = table.next(state, data[end - 1])
+        ends_with = [start for start in starts if data[:end].endswith(start)]
+        met = [string for string in strings if data[:end].endswith(string)]
+
+        assert table.depths[state] == max(map(len, ends_with))
+        assert table.matches[state] == max(met, key=len, default=b"")

@@ -1,0 +1,91 @@
+"""Stop strings are searched twice: the engine ends a request, its reader cuts the text."""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pyllama_raw.choice import Choice
+from pyllama_raw.core.request import (
+    Finished,
+    LengthLimit,
+    Request,
+    StopString,
+    StopToken,
+)
+from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.core.stop_strings import StopStrings
+from tests.core.support import make_scheduler, run_until_idle
+
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_STOP_EXAMPLES", "100"))
+END = 0  # the stop token; its piece is no text of the output
+MAX_TOKENS = 12
+
+PIECE = st.lists(
+    st.sampled_from([b"a", b"b", b"\xc3", b"\xa9", b"\n"]), max_size=3
+).map(b"".join)
+STOP = st.text("abé\n", min_size=1, max_size=5)
+
+
+def brute_force(tokens: list[int], pieces: list[bytes], stops: tuple[str, ...]):
+    """Text, number of tokens and what brought the end, by looking at everything."""
+    strings = [stop.encode() for stop in stops]
+    data = b""
+    for n_tokens, token in enumerate(tokens, start=1):
+        if token == END:
+            return data.decode("utf-8", "replace"), n_tokens, StopToken(END)
+        for byte in pieces[token]:
+            data += bytes([byte])
+            met = [string for string in strings if data.endswith(string)]
+            if met:
+                longest = max(met, key=len)
+                text = data.removesuffix(longest).decode("utf-8", "replace")
+                return text, n_tokens, StopString(longest.decode())
+        if n_tokens == MAX_TOKENS:
+            break
+    return data.decode("utf-8", "replace"), n_tokens, LengthLimit.MAX_TOKENS
+
+
+@settings(max_examples=N_EXAMPLES, deadline=None)
+@given(
+    st.lists(PIECE, min_size=1, max_size=5),
+    st.lists(st.integers(0, 5), min_size=MAX_TOKENS, max_size=MAX_TOKENS),
+    st.lists(STOP, max_size=4).map(tuple),
+)
+@example([b"aab", b"ab"], [1, 2, 1] * 4, ("abab", "bab", "b"))
+@example([b"ab", b"b"], [1, 2, END] * 4, ("abb", "bb", "b"))
+@example([b"\xc3", b"\xa9a"], [1, 2] * 6, ("a\xe9", "\xe9a"))
+def test_engine_and_reader_stop_at_the_same_place(pieces, tokens, stops):
+    """
+    However strings overlap and tokens cut them, both find what a search of all finds.
+    """
+    pieces = [b"a", *pieces]
+    tokens = [token % len(pieces) for token in tokens]
+    request = Request(
+        1,
+        array("i", [5, 5]),
+        MAX_TOKENS,
+        stop=StopStrings(tuple(stop.encode() for stop in stops)),
+        stop_token_ids=frozenset({END}),
+    )
+    scheduler = make_scheduler(n_slots=1)
+    scheduler._outputs._pieces = pieces
+    scheduler.add(request, 0.0)
+    given_tokens = iter(tokens)
+
+    def execute(plan: StepPlan) -> StepResult:
+        n_rows = sum(chunk.wants_output for chunk in plan.chunks)
+        return StepResult(tokens=tuple(next(given_tokens) for _ in range(n_rows)))
+
+    _, events = run_until_idle(scheduler, execute)
+    choice = Choice(0, request, 0, pieces)
+    for event in events:
+        choice.take(event)
+    result = choice.result(0.0)
+
+    assert isinstance(events[-1], Finished)
+    found = result.text, len(result.token_ids), result.finish_detail
+    assert found == brute_force(tokens, pieces, stops)
