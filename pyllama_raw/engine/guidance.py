@@ -49,10 +49,13 @@ class Guidance:
         self._lock = Lock()
         self._made: OrderedDict[tuple[str, str], MaskConstraint] = OrderedDict()
         self._matcher: Any = llguidance.LLMatcher
-        self._tokenizer = llguidance.LLTokenizer(
+        # In two parts, because no other thread runs while one of them is made.
+        plain = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Pieces(vocab, reading)),
             eos_token=sorted(vocab.eog_tokens),
+            slices=[],
         )
+        self._tokenizer = plain.with_slices(llguidance.LLTokenizer.general_slices())
 
     def make(
         self, kind: Literal["json_schema", "regex", "lark"], value: Any

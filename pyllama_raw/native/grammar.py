@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+MANY_NODES = 2**14  # written down at once: no other thread runs meanwhile
+
 
 class Grammar(Handle):
     """Forbids the tokens that a program of shim.h does not allow. Has a state."""
@@ -51,7 +53,9 @@ class Grammar(Handle):
                 raise InvalidRequest("grammar_triggers", token, "token ids")
         raw = b"".join(bits.to_bytes(32, "little") for bits in sets)
         words = array("I", struct.unpack(f"<{len(raw) // 4}I", raw))
-        table = array("i", chain.from_iterable(nodes))
+        table = array("i")
+        for at in range(0, len(nodes), MANY_NODES):
+            table.extend(chain.from_iterable(nodes[at : at + MANY_NODES]))
         texts = [c_text("grammar_triggers", text) for text in trigger_texts]
         triggers = ffi.new("plr_triggers *")
         triggers.texts = kept = ffi.new("const char *[]", texts)

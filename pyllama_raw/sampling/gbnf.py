@@ -26,6 +26,7 @@ from pyllama_raw.sampling.rules import (
 
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
 MAX_ITEMS = 100_000  # of a text, and again once repetitions are written out
+MAX_WRITTEN = 200_000  # characters of one string or set: no other thread runs meanwhile
 SURROGATES = range(0xD800, 0xE000)
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -214,8 +215,11 @@ class _Parser:
         return item
 
     def _take(self, pattern: re.Pattern[str], expected: str) -> str:
-        found = pattern.match(self._text, self._pos)
+        end = self._pos + MAX_WRITTEN
+        found = pattern.match(self._text, self._pos, end)
         if found is None:
+            if end < len(self._text):
+                expected += f", of at most {MAX_WRITTEN} characters"
             raise BadGrammar(f"expected {expected}", self._pos)
         self._pos = found.end()
         return found[0]

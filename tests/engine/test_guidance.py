@@ -154,3 +154,24 @@ def test_without_the_package_the_error_says_what_to_install(model_path, monkeypa
     with Model.load(model_path, vocab_only=True) as model:
         with pytest.raises(Unsupported, match=r"pip install .*\[guidance\]"):
             Guidance(model.vocab)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"enum": ["a"] * 20_000}, "20003 values or more, at most 16384"),
+        (
+            {"a": dict.fromkeys(map(str, range(20_000)))},
+            "values or more, at most 16384",
+        ),
+        ({"const": "a" * 20_000}, "20000 characters or more, at most 16384"),
+        ({"enum": ["a" * 9_999] * 14}, "characters or more, at most 131072"),
+    ],
+)
+def test_a_schema_has_limits(model_path, schema, words):
+    """
+    What is too large is refused before all of it is written down or compiled.
+    """
+    with Model.load(model_path, vocab_only=True) as model:
+        with pytest.raises(BadSchema, match=words):
+            Guidance(model.vocab).make("json_schema", schema)
