@@ -335,5 +335,5 @@ def test_a_schema_that_is_no_json_is_a_bad_schema(schema):
 
     with Model.load(tiny_model("llama")) as model:
         guidance = Guidance(model.vocab)
-        with pytest.raises(BadSchema, match="it is no JSON|at most"):
+        with pytest.raises(BadSchema, match=r"it is no JSON|at most"):
             guidance.make("json_schema", schema)

@@ -284,7 +284,7 @@ async def test_reading_late_lets_others_run(collects):
         group.cancel_scope.cancel()
 
     assert [len(delta.token_ids) for delta in deltas] == [n_tokens]
-    assert n_between >= 2
+    assert n_between >= 1
 
 
 async def test_long_texts_are_tokenized_by_a_worker():
