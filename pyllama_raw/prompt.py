@@ -151,7 +151,7 @@ class PromptEncoder:
     def _checked_ids(self, prompt: Sequence[int]) -> array[int]:
         n_tokens = self._vocab.n_tokens
         allowed = f"token ids from 0 to {n_tokens - 1}"
-        tokens, ids = array("i"), iter(prompt)
+        tokens, ids = array("i"), islice(prompt, len(prompt))
         while True:
             try:  # part by part, because no other thread runs while one is made
                 part = array("i", islice(ids, MANY_IDS))
@@ -164,7 +164,6 @@ class PromptEncoder:
                 wrong = next(token for token in part if not 0 <= token < n_tokens)
                 raise InvalidRequest("prompt", wrong, allowed)
             tokens += part
-            self._check_fits(len(tokens))
 
     def _chat_tokens(
         self, messages: Sequence[Message], settings: ChatSettings

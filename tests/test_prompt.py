@@ -329,4 +329,5 @@ def test_long_texts_and_chats_take_long():
     assert not encoder.takes_long("a" * 4096)
     assert encoder.takes_long("a" * 4097)
     assert not encoder.takes_long([1] * 5000)
+    assert encoder.takes_long([1] * 20_000)
     assert encoder.takes_long([{"role": "user", "content": "a"}])

@@ -118,7 +118,8 @@ class SamplingParams(Frozen):
     dry_last_n: History | None = None
     """Tokens that DRY looks back; 0 is off. None: all."""
     dry_sequence_breakers: Annotated[
-        Listed[Annotated[Text, Field(max_length=40)]], Field(max_length=MAX_ITEMS["dry_sequence_breakers"])
+        Listed[Annotated[Text, Field(max_length=40)]],
+        Field(max_length=MAX_ITEMS["dry_sequence_breakers"]),
     ] = ("\n", ":", '"', "*")
     """Texts that end a run for DRY."""
     mirostat: Literal[0, 1, 2] = 0

@@ -306,3 +306,13 @@ async def test_long_texts_are_tokenized_by_a_worker():
 
     here = threading.current_thread()
     assert [thread is here for thread in threads] == [False, True]
+
+
+async def test_more_ids_than_a_slot_holds_have_a_text():
+    """
+    They are read part by part, for which the size of a slot is no limit.
+    """
+    async with large_engine() as engine:
+        text = await engine.detokenize([ord("a")] * 3 * LARGE)
+
+    assert text == "a" * 3 * LARGE
