@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyllama_raw.core.stop_strings import StopStrings
 from tests.core.support import answer, make_request, make_scheduler
 
 
@@ -83,7 +84,12 @@ def test_steady_until_a_slot_is_full():
 
 
 @pytest.mark.parametrize(
-    "fields", [{"deadline": 9.0}, {"stop": (b"x",)}, {"stop_token_ids": frozenset({5})}]
+    "fields",
+    [
+        {"deadline": 9.0},
+        {"stop": StopStrings((b"x",))},
+        {"stop_token_ids": frozenset({5})},
+    ],
 )
 def test_a_request_that_may_end_otherwise_is_steady(fields):
     """
