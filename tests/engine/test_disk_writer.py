@@ -158,7 +158,7 @@ def test_a_file_can_be_used_as_soon_as_it_is_reported():
     thread.close()
     assert thread.join(HANG_S)
 
-    assert [end.n_cached for end in ends] == [0, 0, 79]
+    assert [end.n_cached for end in ends] == [0, 0, 78]
     assert ends[-1].cache_tier is CacheTier.DISK
 
 
