@@ -2,6 +2,7 @@
 
 import pytest
 
+from pyllama_raw.chat import NOTHING
 from pyllama_raw.prompt import PromptEncoder
 
 pytestmark = pytest.mark.native
@@ -25,7 +26,7 @@ def test_a_normal_chat_is_tokenized_in_one_piece(model, encoder):
     """
     As llama-server does: the text of the template, with its control tokens.
     """
-    text = encoder._chat.render(CHAT).text
+    text = encoder._chat.render(CHAT, NOTHING).text
     expected = model.vocab.tokenize(text, add_special=True, parse_special=True)
 
     assert encoder.encode(CHAT) == expected
@@ -50,13 +51,12 @@ def test_a_long_chat_is_tokenized_as_in_one_piece(model, encoder):
     It is cut in front of control tokens, where libllama cuts it as well.
     """
     chat = [{"role": "user", "content": "Hello, how are you? " * 40}] * 100
-    text = encoder._chat.render(chat).text
+    rendered = encoder._chat.render(chat, NOTHING)
+    text = rendered.text
     expected = model.vocab.tokenize(text, add_special=True, parse_special=True)
 
     assert encoder.encode(chat) == expected
-    assert (
-        len(list(encoder._markers.parts(text, encoder._chat.render(chat).origins))) > 2
-    )
+    assert len(list(encoder._markers.parts(text, rendered.origins))) > 2
 
 
 def test_special_texts_are_those_the_tokenizer_finds(model):
