@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from pyllama_raw import EngineConfig, SamplingParams, generate
+from pyllama_raw import Engine, EngineConfig, SamplingParams
 from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.engine.disk_store import DiskStore
 
@@ -49,7 +49,8 @@ def config(directory: Path | None, max_disk_bytes: int) -> EngineConfig:
 def write_for_ever(model: str, directory: Path, max_disk_bytes: int, seed: int) -> None:
     """The process that is killed."""
     prompts = [prompt(seed + i) for i in range(2000)]
-    generate(prompts, GREEDY, model=model, config=config(directory, max_disk_bytes))
+    with Engine.open(model, config(directory, max_disk_bytes)) as engine:
+        engine.complete_many(prompts, GREEDY)
 
 
 def kill_one_round(arguments: argparse.Namespace, directory: Path, rng: Random) -> None:
@@ -109,9 +110,11 @@ def check_output(model: str, directory: Path, max_disk_bytes: int) -> dict[str, 
     for state in known[-5:]:
         tokens = state.tokens.tolist()
         live = [tokens, tokens]
-        _, wanted = generate(live, GREEDY, model=model, config=config(None, 0))
+        with Engine.open(model, config(None, 0)) as engine:
+            _, wanted = engine.complete_many(live, GREEDY)
         options = config(directory, max_disk_bytes)
-        got = generate(tokens, GREEDY, model=model, config=options)
+        with Engine.open(model, options) as engine:
+            got = engine.complete(tokens, GREEDY)
         n_cached += got.usage.cached_tokens
         n_wrong += got.token_ids != wanted.token_ids
     return {

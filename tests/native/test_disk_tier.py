@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pyllama_raw import EngineConfig, SamplingParams, generate
+from pyllama_raw import Engine, EngineConfig, SamplingParams
 from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.engine.disk_store import DiskStore
@@ -22,6 +22,14 @@ pytestmark = pytest.mark.native
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 PROMPT = [3 + i * 7 % 250 for i in range(150)]
 NEWS = [5, 9, 33, 12]
+
+
+def generate(prompt, params, *, model, config):
+    """In an engine that is closed afterwards; several prompts one after the other."""
+    with Engine.open(model, config) as engine:
+        if isinstance(prompt[0], int):
+            return engine.complete(prompt, params)
+        return [engine.complete(each, params) for each in prompt]
 
 
 def make_config(directory: Path | None, **options) -> EngineConfig:

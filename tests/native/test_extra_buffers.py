@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_raw import ContextConfig, EngineConfig, ModelConfig
+from pyllama_raw import ContextConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.native.libllama import system_info
 from pyllama_raw.native.model import Model
@@ -124,6 +124,8 @@ def test_the_line_needs_no_room(fields):
     The smallest contexts are asked with a single token.
     """
     with Model.load(tiny_model("llama")) as model:
-        line = kernels_used(model, EngineConfig(context=ContextConfig(**fields)))
+        one = SchedulerConfig(n_slots=1)
+        config = EngineConfig(context=ContextConfig(**fields), scheduler=one)
+        line = kernels_used(model, config)
 
     assert line.startswith("attention ")
