@@ -112,32 +112,6 @@ def test_an_interrupt_stops_the_answer_and_not_the_program(model_path: Path):
         assert re.search(r"tokens( at [\d.]+ tokens/s)?, stopped\]$", line)
 
 
-def test_an_interrupt_at_any_moment_leaves_a_prompt(model_path: Path):
-    """
-    With the line, between line and answer, and in the answer: the next line is read.
-    """
-    with chat("--model", str(model_path), "--ignore-eos") as screen:
-        screen.until("> ")
-        for line, seen in (
-            ("Count", "Count"),
-            ("Count to one thousand.\n", "thousand"),
-            ("Count to one thousand.\n", "\n"),
-            ("Count to one thousand.\n", r"\n.*\w"),
-        ):
-            screen.type(line)
-            screen.until(seen)
-            screen.interrupt()
-            screen.until(r"Ctrl-C again ends|stopped\]")
-            screen.until("> ")
-            screen.type("/help\n")
-            screen.until(r"/quit +end")
-            screen.until("> ")
-        screen.type("/quit\n")
-        status = screen.end()
-
-    assert status == 0
-
-
 def test_two_interrupts_at_the_prompt_end_it(model_path: Path):
     """
     The first says so; a line between them begins anew.
