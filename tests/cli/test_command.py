@@ -16,6 +16,7 @@ from pyllama_raw.cli import command, generate, main
 from pyllama_raw.cli.views import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from pyllama_raw.testing.memory import FakeMemory
 from tests.cli.support import FakeTty
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -33,6 +34,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, executor: FakeExecutor) -> list[obje
 
     def open_fake(model: object, config: object) -> AsyncEngine:
         calls.extend((model, config))
+        executor.memory = FakeMemory(executor.limits)  # a new engine's slots are empty
         return fake_engine(executor)
 
     monkeypatch.setattr(AsyncEngine, "open", open_fake)
