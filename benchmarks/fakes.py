@@ -10,11 +10,11 @@ from array import array
 from threading import Event as Signal
 from time import thread_time
 
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Event, Request
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.slots import ContextLimits
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Stream

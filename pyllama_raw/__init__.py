@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         ModelConfig,
         SchedulerConfig,
     )
-    from pyllama_raw.core.cache_stats import CacheStats
+    from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.core.request import (
         CacheTier,
         FinishDetail,
@@ -135,7 +135,7 @@ _LATER = {
         "ModelConfig",
         "SchedulerConfig",
     ),
-    "core.cache_stats": ("CacheStats",),
+    "core.memory.cache_stats": ("CacheStats",),
     "core.request": (
         "CacheTier",
         "FinishDetail",

@@ -41,7 +41,7 @@ from pyllama_raw.workers import in_worker
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.config import EngineConfig
-    from pyllama_raw.core.cache_stats import CacheStats
+    from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation

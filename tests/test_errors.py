@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from pyllama_raw.core.cache_stats import CacheStats, Eviction, Ledger, Refusal
+from pyllama_raw.core.memory.cache_stats import CacheStats, Eviction, Ledger, Refusal
 from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
 from pyllama_raw.errors import (
     MAX_REASON,

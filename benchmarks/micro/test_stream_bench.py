@@ -13,7 +13,7 @@ import pytest
 
 from pyllama_raw.choice import Choice
 from pyllama_raw.core.detokenizer import Detokenizer
-from pyllama_raw.core.radix_tree import n_common
+from pyllama_raw.core.memory.radix_tree import n_common
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.engine.stream import Stream

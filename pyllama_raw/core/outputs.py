@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.request import (
     Delta,
     FinishDetail,
@@ -14,7 +15,6 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.step import StepPlan, StepResult
 
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
@@ -37,7 +37,7 @@ class Outputs:
                 others goes; None: its request ends.
         """
         self._roster = roster
-        self._slots = roster.slots
+        self._memory = roster.memory
         self._limits = limits
         self._pieces = pieces
         self._n_keep = n_keep
@@ -50,7 +50,7 @@ class Outputs:
         """
         n_tokens = n_output = 0
         rows = iter(result.tokens)
-        alive, grow = self._roster.alive, self._slots.cells.grow
+        alive, advance = self._roster.alive, self._memory.advance
         for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
             token = next(rows) if wants_output else None
             sequence = alive.get(request_id)
@@ -60,8 +60,7 @@ class Outputs:
             n_tokens += n_computed
             if sequence is None:
                 continue  # ended while the step ran
-            sequence.n_computed += n_computed
-            grow(slot, n_computed)
+            advance(sequence, n_computed)
             if targets is not None:
                 sequence.prompt_logprobs += result.scores[request_id]
             if token is not None:
@@ -125,10 +124,5 @@ class Outputs:
         if n_keep is None or n_discard < 1:
             self._finish(sequence, FinishReason.LENGTH, LengthLimit.SLOT, now)
             return
-        is_shared = self._slots.cells.is_shared(sequence.slot or 0)
-        if is_shared or not self._slots.limits.can_shift:
-            # Cells have one position for all who share them: compute again instead.
-            sequence.drop(n_keep, n_discard)
-            self._roster.rewind(sequence, 0)
-        else:
-            self._roster.shift(sequence, n_keep, n_discard)
+        shifted = self._memory.shift(sequence, n_keep, n_discard)
+        self._roster.counters.shifted += shifted

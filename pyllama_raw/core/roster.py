@@ -1,8 +1,7 @@
 """
 The requests that have not ended, and the four things that happen to them.
 
-enter -> start -> (preempt -> start)* -> finish. Each change of a slot leaves behind what
-the memory has to do about it, in order; the next plan takes that along.
+enter -> start -> (preempt -> start)* -> finish. `Memory` does what that takes of slots.
 """
 
 from __future__ import annotations
@@ -11,16 +10,10 @@ from collections.abc import Iterable
 from math import isnan
 
 from pyllama_raw.core.deadlines import Deadlines
-from pyllama_raw.core.request import (
-    Event,
-    FinishReason,
-    Request,
-)
-from pyllama_raw.core.reuse import PrefixReuse
+from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits, Slots
 from pyllama_raw.core.stats import Counters, SchedulerStats
-from pyllama_raw.core.step import Chunk, Operation, Release, Shift, StepPlan, Trim
 from pyllama_raw.core.waiting import WaitingQueue
 from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 
@@ -28,15 +21,13 @@ from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 class Roster:
     """Who waits and who runs; every request in it ends exactly once, by finish()."""
 
-    def __init__(self, limits: ContextLimits, *, keeps: bool) -> None:
-        self.keeps = keeps  # whether idle slots hold on to their tokens
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
         self.waiting = WaitingQueue()
-        self.slots = Slots(limits)
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
-        self.operations: list[Operation] = []
         self.in_flight = False  # a step runs that was planned and not applied
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
@@ -58,7 +49,7 @@ class Roster:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
         hash(request.namespace)  # raises here instead of in the middle of a step
-        return Sequence(request, order, now, replays=not self.slots.limits.mixes)
+        return Sequence(request, order, now, replays=not self.memory.limits.mixes)
 
     def _enter(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -76,10 +67,10 @@ class Roster:
                 del self.alive[request_id]
         self.waiting.discard(entered)
 
-    def start(self, sequence: Sequence, reuse: PrefixReuse, now: float) -> None:
+    def start(self, sequence: Sequence, now: float) -> None:
         """Give a waiting sequence a slot."""
         self.waiting.remove(sequence)
-        reuse.place(sequence)
+        self.memory.seat(sequence)
         if sequence.admitted is None:
             sequence.admitted = now
 
@@ -87,7 +78,7 @@ class Roster:
         """Take the slot of a running sequence; it waits at its old rank."""
         self.counters.preempted += 1
         sequence.n_preempted += 1
-        self._vacate(sequence)
+        self.memory.leave(sequence, in_flight=self.in_flight)
         self.waiting.push(sequence)
 
     def finish(
@@ -97,7 +88,7 @@ class Roster:
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
-            self._vacate(sequence)
+            self.memory.leave(sequence, in_flight=self.in_flight)
         del self.alive[sequence.request.request_id]
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
@@ -108,7 +99,7 @@ class Roster:
 
     def make_room(self, now: float) -> None:
         """Preempt the worst ranked sequence; one that is alone ends instead."""
-        running = self.slots.running
+        running = self.memory.running
         if len(running) > 1:
             self.preempt(max(running, key=lambda sequence: sequence.rank))
         elif running:
@@ -117,63 +108,31 @@ class Roster:
 
     def stall(self, now: float) -> None:
         """Nothing can be computed for anybody who is left: end them all."""
-        limits = self.slots.limits
+        limits = self.memory.limits
         error = EngineStalled(
-            n_running=len(self.slots.running),
+            n_running=len(self.memory.running),
             n_waiting=len(self.waiting),
             n_slots=limits.n_slots,
-            n_cells_used=self.slots.cells.n_used,
+            n_cells_used=self.memory.n_cells_used,
             n_cells=limits.n_cells,
         )
         for sequence in list(self.alive.values()):
             self.finish(sequence, error, now)
 
-    def rewind(self, sequence: Sequence, n_computed: int) -> None:
-        """Forget all but the first *n_computed* tokens of a running sequence."""
-        assert sequence.slot is not None
-        self.slots.rewind(sequence, n_computed)
-        self.operations.append(Trim(sequence.slot, n_computed))
-
-    def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
-        """Drop tokens from the middle of a running sequence."""
-        assert sequence.slot is not None
-        self.counters.shifted += 1
-        self.slots.shift(sequence, n_keep, n_discard)
-        self.operations.append(Shift(sequence.slot, n_keep, n_discard))
-
     def take_events(self) -> list[Event]:
         events, self.events = self.events, []
         return events
 
-    def take_plan(self, chunks: list[Chunk], *, steady: bool) -> StepPlan:
-        """Make a plan of *chunks* and of all that the memory has to do first."""
-        plan = StepPlan(tuple(self.operations), tuple(chunks), steady)
-        self.operations.clear()
-        return plan
-
-    def _vacate(self, sequence: Sequence) -> None:
-        # What a running step still changes is not kept.
-        keep = self.keeps and not (self.in_flight or sequence.is_shifted)
-        n_kept = self.slots.limits.n_kept(sequence)
-        slot = self.slots.depart(sequence, keep=keep)
-        sequence.leader = None
-        sequence.points.clear()
-        if not keep:
-            self.operations.append(Release(slot.index))
-        elif self.slots.limits.can_cut and n_kept < slot.n_left:
-            self.slots.trim(slot, n_kept)
-            self.operations.append(Trim(slot.index, n_kept))
-
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
-        counters, limits = self.counters, self.slots.limits
+        counters, limits = self.counters, self.memory.limits
         return SchedulerStats(
             n_slots=limits.n_slots,
-            running=len(self.slots.running),
+            running=len(self.memory.running),
             waiting=len(self.waiting),
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
-            n_cells_used=self.slots.cells.n_used,
+            n_cells_used=self.memory.n_cells_used,
             submitted=counters.submitted,
             finished={str(k): n for k, n in counters.finished.items()},
             failed=counters.failed,
@@ -190,9 +149,9 @@ class Roster:
 
     def check_integrity(self) -> None:
         """Each request is in one place, and none is missing."""
-        self.slots.check_integrity()
+        self.memory.check_integrity()
         self.waiting.check_integrity()
-        here = [*self.slots.running, *self.waiting]
+        here = [*self.memory.running, *self.waiting]
         assert len(here) == len(self.alive)
         assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
         stats = self.stats()

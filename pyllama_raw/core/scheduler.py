@@ -21,22 +21,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
-from pyllama_raw.core.cache_stats import CacheStats
-from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.memory.cache_stats import CacheStats
+from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.prefill import PrefillTurns, share_rows, without_rest
-from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import Event, FinishReason, Request
-from pyllama_raw.core.reuse import PrefixReuse
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import N_FRESH, ContextLimits, growth
-from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Captured, Chunk, DecodeStatus, StepPlan, StepResult
@@ -79,22 +78,18 @@ class Scheduler:
             token_budget, target_step_s, limits.n_batch, self._speed
         )
         self._turns = PrefillTurns(prefill_quantum)
-        keeps = cache is not None
-        self._roster = Roster(limits, keeps=keeps)
-        self._slots = self._roster.slots
+        self._memory = Memory(
+            limits,
+            cache=cache,
+            disk=disk,
+            prefill=self._speed,
+            cost=snapshot_cost,
+            interval=snapshot_interval_tokens,
+        )
+        self._roster = Roster(self._memory)
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
             self._roster, limits, pieces, n_keep if shifts else None
-        )
-        self._reuse = PrefixReuse(
-            self._slots,
-            cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0),
-            disk or DiskTier.off(),
-            self._roster.operations,
-            self._speed,
-            cost=snapshot_cost,
-            interval=snapshot_interval_tokens,
-            keeps=keeps,
         )
         self._suspects = Suspects()
         self._prefill_cap: int | None = None  # after a step that found no space
@@ -106,7 +101,7 @@ class Scheduler:
     @property
     def limits(self) -> ContextLimits:
         """What the context can hold and do, as far as is known."""
-        return self._slots.limits
+        return self._memory.limits
 
     @property
     def has_work(self) -> bool:
@@ -157,39 +152,31 @@ class Scheduler:
 
     def cache_stats(self) -> CacheStats:
         """What was reused and what is stored."""
-        return replace(self._reuse.cache.stats(), disk=self._reuse.disk.cache.stats())
+        return self._memory.stats()
 
     def clear_cache(self, namespace: Namespace = None) -> int:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
-        self._reuse.forget_idle(namespace)
-        self._reuse.disk.cache.clear(namespace)
-        return self._reuse.cache.clear(namespace)
+        return self._memory.clear(namespace)
 
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self._roster.check_integrity()
-        self._reuse.cache.check_integrity()
-        self._reuse.disk.cache.check_integrity()
 
     # -- files ------------------------------------------------------------------
 
     def end_write(self, write_id: int, written: Captured | None) -> None:
         """A file that a plan asked for is complete; None: there is none."""
-        self._reuse.disk.end_write(write_id, written)
+        self._memory.end_write(write_id, written)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """
         Plans that write what idle slots hold, when no request is left.
 
-        Each is to be executed and applied before the next one is asked for. The first does
-        what ended requests have left to do: until then memory holds more than slots say.
+        Each is to be executed and applied before the next one is asked for.
         """
         assert not self.has_work
-        if self._roster.operations:
-            yield self._roster.take_plan([], steady=False)
-        for slot in self._slots.idle:
-            if writes := self._reuse.writes(slot):
-                yield StepPlan(tuple(writes))
+        for moves in self._memory.last_moves():
+            yield StepPlan(moves)
 
     # -- plan -------------------------------------------------------------------
 
@@ -200,12 +187,10 @@ class Scheduler:
             if sequence is not None:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         self._admit(now)
-        self._reuse.advance()
+        self._memory.catch_up()
         chunks, steady = self._chunks(now)
-        self._reuse.cache.take_released()  # before new captures need the room
-        self._roster.operations += self._reuse.disk.deletions()
         self._started = now
-        plan = self._roster.take_plan(chunks, steady=steady)
+        plan = StepPlan(self._memory.take_moves(), tuple(chunks), steady)
         self._roster.in_flight = bool(plan)
         if not (plan or self._roster.events) and self.has_work:
             self._roster.stall(now)  # no later plan would be another one
@@ -214,28 +199,28 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         if not self._could_start():
             return
-        alone = not self._slots.running
+        alone = not self._memory.running
         if self._prefill_cap is not None and not alone:
             return  # libllama lacks space: start nobody until a step has worked
-        room = self._slots.n_unpromised
+        room = self._memory.n_unpromised
         blocked: Sequence | None = None
         for sequence in self._roster.waiting.first(ADMISSION_WINDOW):
-            wanted = growth(sequence)
+            wanted = self._memory.promise(sequence)
             if wanted > room and not alone:
                 blocked = blocked or sequence
             else:
                 room -= wanted
                 alone = False
-                self._roster.start(sequence, self._reuse, now)
+                self._roster.start(sequence, now)
                 if blocked is not None:
                     blocked.n_overtaken += 1
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
-            if at_limit or not self._slots.has_free:
+            if at_limit or not self._memory.has_free:
                 return
 
     def _could_start(self) -> bool:
         """Whether somebody waits for a slot, and one is free."""
-        return bool(self._roster.waiting) and self._slots.has_free
+        return bool(self._roster.waiting) and self._memory.has_free
 
     def _chunks(self, now: float) -> tuple[list[Chunk], bool]:
         """What to compute, and StepPlan.steady."""
@@ -272,7 +257,7 @@ class Scheduler:
         """Whether all who run have a row in *chunks*, in the order of the next plan."""
         slots = [chunk.slot for chunk in chunks]
         return (
-            len(chunks) == len(self._slots.running)
+            len(chunks) == len(self._memory.running)
             and slots == sorted(slots)
             and all(chunk.wants_output and chunk.targets is None for chunk in chunks)
             and not self._could_start()
@@ -295,9 +280,9 @@ class Scheduler:
         while True:
             ready = streams, prompts, _ = self._divide()
             n_cells = len(streams) or min(len(prompts), 1)
-            self._reuse.reclaim(n_cells)
+            self._memory.reclaim(n_cells)
             # Each turn takes one of those who run away, so this comes to an end.
-            if n_cells <= self._slots.n_free_cells or not self._slots.running:
+            if n_cells <= self._memory.n_free_cells or not self._memory.running:
                 return ready
             self._roster.make_room(now)
 
@@ -305,10 +290,10 @@ class Scheduler:
         streams: list[Sequence] = []
         prompts: list[Sequence] = []
         replays = False
-        for sequence in self._slots.running:
+        for sequence in self._memory.running:
             if sequence.leader is None:
                 if sequence.points:
-                    self._reuse.reach(sequence)
+                    self._memory.reach(sequence)
                 if len(sequence.tokens) - sequence.n_computed == 1:
                     streams.append(sequence)
                 elif sequence.n_computed < sequence.n_chunked:
@@ -325,11 +310,11 @@ class Scheduler:
         left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
         if self._prefill_cap is not None:
             left = min(left, self._prefill_cap)
-        self._reuse.reclaim(n_decodes + left)
+        self._memory.reclaim(n_decodes + left)
         return min(
             left,
             self.limits.n_batch - n_decodes,
-            self._slots.n_free_cells - n_decodes,
+            self._memory.n_free_cells - n_decodes,
         )
 
     # -- results ----------------------------------------------------------------
@@ -338,9 +323,7 @@ class Scheduler:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
         self._roster.in_flight = False
-        self._reuse.settle(result)
-        if result.refuses_cuts:
-            self._reuse.forbid_cuts()
+        self._memory.settle(result)
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None
@@ -370,11 +353,11 @@ class Scheduler:
                 known = min(n_computed.get(chunk.slot, 0), n_tokens - n_fresh)
                 if sequence.is_scoring:  # nor were those of its other tokens
                     known = min(known, len(sequence.prompt_logprobs))
-                self._roster.rewind(sequence, known)
+                self._memory.rewind(sequence, known)
 
     def _squeeze(self, plan: StepPlan, now: float) -> None:
         """libllama found no room: take smaller prefill chunks, then preempt."""
-        self._reuse.reclaim(self.limits.n_cells)
+        self._memory.reclaim(self.limits.n_cells)
         n_prefill = sum(len(c.tokens) for c in plan.chunks if len(c.tokens) > 1)
         self._prefill_cap = max(n_prefill // 2, 1)
         if not n_prefill:
@@ -394,10 +377,10 @@ class Scheduler:
         alone = len(plan.chunks) == 1
         if is_fatal:
             roster.counters.rebuilds += 1
-            self._reuse.forget_slots()  # the new context is empty
+            self._memory.forget_slots()  # the new context is empty
         elif alone:  # the slot may hold something else than is believed
             for sequence, _ in parts:
-                roster.rewind(sequence, 0)
+                self._memory.rewind(sequence, 0)
         self._repeat(from_start=is_fatal)
         culprit = self._suspects.accuse(parts, alone=alone)
         if culprit is not None:

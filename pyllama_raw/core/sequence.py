@@ -116,11 +116,10 @@ class Sequence:
         self.token_times.append(now)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
-        """Forget *n_discard* computed tokens after the first *n_keep*."""
+        """Forget *n_discard* tokens after the first *n_keep*."""
         self.is_shifted = True
         self.n_chunked = NO_LIMIT  # positions have moved: it cannot be as at first
         del self.tokens[n_keep : n_keep + n_discard]
-        self.n_computed -= n_discard
 
     def finish(
         self, reason: FinishReason | None, error: PyllamaError | None, now: float

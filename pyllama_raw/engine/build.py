@@ -16,12 +16,12 @@ from pyllama_raw.config import (
     SchedulerConfig,
 )
 from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.disk_tier import DiskTier
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.slots import ContextLimits
-from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter

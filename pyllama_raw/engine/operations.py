@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Capture,
     Captured,

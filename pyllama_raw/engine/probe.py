@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from pyllama_raw.config import ContextConfig
-from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.snapshots import SnapshotCost
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import EXCEPTION

@@ -19,9 +19,9 @@ from typing import Any
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.core.admission import Admission
+from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.slots import ContextLimits
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.parts import EngineParts, StepTimes

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import NamedTuple
 
-from pyllama_raw.core.slots import ContextLimits
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Capture,
     Captured,

@@ -9,8 +9,8 @@ from pyllama_raw import (
     InvalidRequest,
     SamplingParams,
 )
-from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.engine.build import make_cache
 from pyllama_raw.errors import DecodeFailed, SamplingFailed

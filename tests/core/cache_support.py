@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Hashable
 
-from pyllama_raw.core.cache_entry import Entry, Hit
-from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache_entry import Entry, Hit
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 
 
 def toks(text: str) -> array[int]:

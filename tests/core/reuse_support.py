@@ -2,10 +2,10 @@
 
 from array import array
 
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.request import Delta, Request
-from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory

@@ -3,10 +3,10 @@
 from array import array
 from collections.abc import Callable
 
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.slots import ContextLimits
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import StepPlan, StepResult
 
 STOP_TOKEN = 2

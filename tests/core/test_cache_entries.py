@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.cache_stats import Eviction
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache_stats import Eviction
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from tests.core.cache_support import find, make_cache, store, toks
 
 RANGE, STATE, EXACT = SnapshotKind

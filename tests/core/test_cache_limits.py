@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_raw.core.cache_entry import Entry
-from pyllama_raw.core.cache_stats import Refusal
-from pyllama_raw.core.eviction import EvictionQueue
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache_entry import Entry
+from pyllama_raw.core.memory.cache_stats import Refusal
+from pyllama_raw.core.memory.eviction import EvictionQueue
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
 RANGE, STATE, EXACT = SnapshotKind

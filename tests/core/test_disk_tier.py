@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.disk_tier import DiskTier, KnownState
+from pyllama_raw.core.memory.disk_tier import DiskTier, KnownState
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import Slot
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.namespace import Private
-from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import Slot
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Captured,
     DecodeStatus,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pyllama_raw.core.disk_tier import DiskTier
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Restore, Trim
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
 from tests.core.reuse_support import ANSWER, A, B, Engine
@@ -21,7 +21,7 @@ def play_fork(n_cells, fails=()):
     """
     engine = Engine(3, n_cells=n_cells, n_ctx_slot=64)
     engine.run(LONG)
-    engine.scheduler._reuse.reclaim(n_cells)
+    engine.scheduler._memory.reclaim(n_cells)
     engine.add([*A[:20], *range(400, 420)], 14)
     engine.step()
     engine.step()
@@ -69,7 +69,7 @@ def test_the_last_idle_slot_is_not_given_up_for_what_cannot_be_had():
     """
     engine = Engine(2, n_cells=76, n_ctx_slot=64)
     engine.run(LONG)
-    engine.scheduler._reuse.reclaim(76)
+    engine.scheduler._memory.reclaim(76)
     engine.add(B[:20], 14)
     engine.step()
     engine.run(A[:10], max_tokens=1)

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
-from pyllama_raw.core.prefix_cache import PrefixCache
-from pyllama_raw.core.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.cache_entry import Entry, Hit, Reservation
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from tests.core.cache_support import toks
 
 MAX_BYTES = 400

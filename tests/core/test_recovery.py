@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.slots import ContextLimits
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Chunk, DecodeStatus, StepResult
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing import FakeExecutor
@@ -391,7 +391,7 @@ def test_prompts_that_lack_cells_make_room():
         engine.add(prompt, 100)
     while min(len(text) for text in engine.texts.values()) < 108:
         engine.step()
-    engine.scheduler._reuse.keeps = False  # nothing is shared this time
+    engine.scheduler._memory.keeps = False  # nothing is shared this time
     engine.fail(engine.plan())
 
     engine.run()

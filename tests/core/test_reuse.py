@@ -4,12 +4,13 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import Slots
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.sources import find_source
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import ContextLimits, Slots
-from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.sources import find_source
 from pyllama_raw.core.step import (
     Capture,
     Copy,

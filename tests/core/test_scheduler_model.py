@@ -15,11 +15,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.disk_tier import DiskTier
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.request import Delta, Request, TokenLogprobs
-from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.snapshots import SnapshotCost
 from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
 from pyllama_raw.errors import (
     DecodeFailed,
@@ -91,7 +91,7 @@ class SchedulerModel(RuleBasedStateMachine):
             snapshot_cost=COST,
             snapshot_interval_tokens=interval,
         )
-        self.scheduler._reuse.min_wait = 2
+        self.scheduler._memory.min_wait = 2
         self.now = 0.0
         self.memory = FakeMemory(self.scheduler.limits, self.fails)
         self.data = None
@@ -221,7 +221,7 @@ class SchedulerModel(RuleBasedStateMachine):
         )
 
     def pending(self):
-        return self.scheduler._roster.operations
+        return self.scheduler._memory._moves
 
     def sample(self, chunks, token, bad=None):
         done = {chunk.request_id for chunk in chunks} - {bad}

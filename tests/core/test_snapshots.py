@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.cache_stats import Eviction, Refusal
+from pyllama_raw.core.memory.cache_stats import Eviction, Refusal
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Capture,
     Release,

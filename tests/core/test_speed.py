@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Request
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
 from tests.core.support import answer, finished, make_request, make_scheduler
 

@@ -5,10 +5,10 @@ from threading import Event
 
 import numpy as np
 
-from pyllama_raw.core.disk_tier import DiskTier
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.loop import EngineThread

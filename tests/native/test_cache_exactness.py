@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from pyllama_raw.config import ContextConfig
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import Capture, Copy, Piece, Release, Restore
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.probe import expected_kind
@@ -143,7 +143,7 @@ def test_a_hit_from_a_file_changes_no_bit(play, tmp_path, name):
     with play(name, token_budget=7, **files) as player:
         player.play(PROMPT)
         player.play(OTHER)
-        player.parts.scheduler._reuse.cache.clear()
+        player.parts.scheduler._memory.cache.clear()
         played = player.play(PROMPT + MORE)
 
         assert played.end.cache_tier is CacheTier.DISK

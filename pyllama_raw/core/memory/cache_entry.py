@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Node
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.radix_tree import TOKEN_BYTES, Node
 
 
 @dataclass(eq=False, slots=True)

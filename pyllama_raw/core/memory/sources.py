@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyllama_raw.core.radix_tree import n_common
+from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.memory.radix_tree import n_common
+from pyllama_raw.core.memory.slots import Slot, Slots
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import N_FRESH, ContextLimits, Slot, Slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from array import array
 
-from pyllama_raw.core.cache_entry import CapturePlan, Entry, Hit, Reservation
-from pyllama_raw.core.cache_stats import CacheStats, Eviction, Ledger, Refusal
-from pyllama_raw.core.cache_store import EntryStore
+from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Hit, Reservation
+from pyllama_raw.core.memory.cache_stats import CacheStats, Eviction, Ledger, Refusal
+from pyllama_raw.core.memory.cache_store import EntryStore
+from pyllama_raw.core.memory.snapshot_kind import LAYOUTS, SnapshotKind
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.snapshot_kind import LAYOUTS, SnapshotKind
 
 
 class PrefixCache:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyllama_raw.core.cache_entry import Entry, Hit, Reservation
+    from pyllama_raw.core.memory.cache_entry import Entry, Hit, Reservation
 
 
 class Eviction(StrEnum):

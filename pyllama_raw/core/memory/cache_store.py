@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from pyllama_raw.core.cache_entry import CapturePlan, Entry
-from pyllama_raw.core.cache_stats import Eviction, Ledger
-from pyllama_raw.core.eviction import EvictionQueue
+from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry
+from pyllama_raw.core.memory.cache_stats import Eviction, Ledger
+from pyllama_raw.core.memory.eviction import EvictionQueue
+from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Path, RadixTree
+from pyllama_raw.core.memory.snapshot_kind import Layout
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.radix_tree import TOKEN_BYTES, Path, RadixTree
-from pyllama_raw.core.snapshot_kind import Layout
 
 
 class EntryStore:

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple, Self
 
-from pyllama_raw.core.cache_entry import CapturePlan, Hit, Reservation
+from pyllama_raw.core.memory.cache_entry import CapturePlan, Hit, Reservation
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import Slot
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.namespace import Namespace, Private
-from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import Slot
-from pyllama_raw.core.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import (
     Captured,
     Delete,

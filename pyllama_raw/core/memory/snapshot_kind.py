@@ -11,9 +11,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from pyllama_raw.core.cache_entry import CapturePlan, Entry, Span
+from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Span
+from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Node, Path, n_common
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.radix_tree import TOKEN_BYTES, Node, Path, n_common
 
 
 class SnapshotKind(Enum):

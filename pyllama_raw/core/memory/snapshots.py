@@ -10,12 +10,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from pyllama_raw.core.cache_entry import Hit, Reservation
-from pyllama_raw.core.prefix_cache import PrefixCache
+from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.memory.cache_entry import Hit, Reservation
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import Slot
+from pyllama_raw.core.memory.snapshot_points import snapshot_points, spaced
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import N_FRESH, ContextLimits, Slot
-from pyllama_raw.core.snapshot_points import snapshot_points, spaced
 from pyllama_raw.core.step import Capture, Operation, Piece, Restore, StepResult
 
 

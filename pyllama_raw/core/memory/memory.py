@@ -1,34 +1,46 @@
 """
-Where a sequence that gets a slot takes its first tokens from.
+What sequences have in memory: where they sit, what they take over, what is kept.
 
-In this order of preference: the memory of a slot, running or idle; a host snapshot if
-that reaches further; a file if that reaches much further; else they are computed, also
-where that is faster. A sequence whose prefix another one is computing right now waits for
-it and takes it over, so n equal prompts cost one prefill. What an idle slot holds is
-captured before somebody else needs the place or the cells.
+A sequence that gets a slot takes its first tokens, in this order of preference, from the
+memory of a slot, running or idle; from a host snapshot if that reaches further; from a file
+if that reaches much further; else they are computed, also where that is faster. A sequence
+whose prefix another one is computing right now waits for it and takes it over, so n equal
+prompts cost one prefill. What an idle slot holds is captured before somebody else needs the
+place or the cells.
 
-Operations go into one list in the order they are decided, because they depend on each
-other: a slot may be copied first and emptied later in the same step.
+Moves go into one list in the order they are decided, because they depend on each other: a
+slot may be copied first and emptied later in the same step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyllama_raw.core.cache_entry import Hit
-from pyllama_raw.core.disk_tier import DiskTier
+from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.memory.cache_entry import Hit
+from pyllama_raw.core.memory.cache_stats import CacheStats
+from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import Slot, Slots, growth, slot_of
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.snapshot_points import spaced
+from pyllama_raw.core.memory.snapshots import SnapshotCost, Snapshots
+from pyllama_raw.core.memory.sources import Source, find_source
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.prefix_cache import PrefixCache
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.slots import N_FRESH, Slot, Slots
-from pyllama_raw.core.snapshot_kind import SnapshotKind
-from pyllama_raw.core.snapshot_points import spaced
-from pyllama_raw.core.snapshots import SnapshotCost, Snapshots
-from pyllama_raw.core.sources import Source, find_source
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
-from pyllama_raw.core.step import Copy, Operation, Release, StepResult, Trim
+from pyllama_raw.core.step import (
+    Captured,
+    Copy,
+    Operation,
+    Release,
+    Shift,
+    StepResult,
+    Trim,
+)
 
 Tier = Snapshots | DiskTier
 
@@ -43,32 +55,42 @@ class Restoring(NamedTuple):
     n_live: int  # tokens that were also in a slot
 
 
-class PrefixReuse:
-    """Fills new sequences from what is known; keeps what may be of use."""
+class Memory:
+    """
+    The one owner of slots, snapshots and files.
+
+    Rules:
+    1. Nobody else writes what a slot holds or how much of a sequence is computed.
+    2. Each change leaves behind what the context has to do about it. take_moves() hands
+       that out once, in order; the plan with these moves is the next one that is executed,
+       and settle() comes before any other change.
+    3. What is kept, on its way or lent is within its limit at every moment.
+    4. A save or a load that fails is a miss: settle() is told, and the sequence is filled
+       from the next best.
+    """
 
     def __init__(
         self,
-        slots: Slots,
-        cache: PrefixCache,
-        disk: DiskTier,
-        operations: list[Operation],
-        prefill: PrefillSpeed,
+        limits: ContextLimits,
         *,
+        cache: PrefixCache | None,
+        disk: DiskTier | None,
+        prefill: PrefillSpeed,
         cost: SnapshotCost,
         interval: int,
-        keeps: bool,
     ) -> None:
         """
         Args:
+            cache: None: slots forget what they held as soon as a sequence leaves.
+            disk: None: nothing is kept in files.
             interval: tokens between regular snapshots of memory that cannot be cut.
-            keeps: whether anything is reused at all.
         """
-        self.keeps = keeps
+        self.keeps = cache is not None  # whether anything is reused at all
         self.min_wait = MIN_WAIT
-        self.cache = cache
-        self.disk = disk
-        self._slots = slots
-        self._operations = operations
+        self.cache = cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0)
+        self.disk = disk or DiskTier.off()
+        self._slots = Slots(limits)
+        self._moves: list[Operation] = []
         self._speeds = {
             CacheTier.HOST: CopySpeed(prefill),
             CacheTier.DISK: CopySpeed(prefill),
@@ -77,12 +99,67 @@ class PrefixReuse:
         self._emptied: list[Sequence] = []  # whose slot turned out to hold nothing
         self._copies = True  # whether there may be snapshots and files
         self._snapshots = Snapshots(
-            cache, operations, cost=cost, interval=interval, limits=slots.limits
+            self.cache, self._moves, cost=cost, interval=interval, limits=limits
         )
+
+    # -- what there is -------------------------------------------------------------
+
+    @property
+    def limits(self) -> ContextLimits:
+        """What the context can hold and do, as far as is known."""
+        return self._slots.limits
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences with a slot, in the order of slots; a change makes another list."""
+        return self._slots.running
+
+    @property
+    def has_free(self) -> bool:
+        """Whether another sequence may have a slot."""
+        return self._slots.has_free
+
+    @property
+    def n_cells_used(self) -> int:
+        return self._slots.cells.n_used
+
+    @property
+    def n_free_cells(self) -> int:
+        """Cells the next step may fill; a split slot never lacks any."""
+        return self._slots.n_free_cells
+
+    @property
+    def n_unpromised(self) -> int:
+        """Cells that no running sequence needs; idle slots have to give theirs."""
+        return self._slots.n_unpromised
+
+    def promise(self, sequence: Sequence) -> int:
+        """Cells that *sequence* will need soon: its tokens behind and some output."""
+        return growth(sequence)
+
+    def take_moves(self) -> tuple[Operation, ...]:
+        """What the context has to do before it computes anything, in this order."""
+        self.cache.take_released()  # the payloads are free before a capture needs the room
+        moves = (*self._moves, *self.disk.deletions())
+        self._moves.clear()
+        return moves
+
+    def last_moves(self) -> Iterator[tuple[Operation, ...]]:
+        """
+        What writes to files what idle slots hold, when nobody runs.
+
+        Each is to be done and settled before the next one is asked for. The first does what
+        ended sequences have left to do: until then the context holds more than slots say.
+        """
+        if self._moves:
+            yield self.take_moves()
+        for slot in self._slots.idle:
+            if writes := self._writes(slot):
+                yield tuple(writes)
 
     # -- a sequence gets its tokens ----------------------------------------------
 
-    def place(self, sequence: Sequence) -> None:
+    def seat(self, sequence: Sequence) -> None:
         """Give *sequence* the idle slot that suits it best, and its prefix."""
         # Rows of tokens that are not computed could not be scored.
         keeps = self.keeps and not sequence.is_scoring
@@ -92,7 +169,7 @@ class PrefixReuse:
             if source.n_now < slot.n_left:
                 self._save(slot)
                 self._slots.trim(slot, source.n_now)
-                self._operations.append(Trim(slot.index, source.n_now))
+                self._moves.append(Trim(slot.index, source.n_now))
             self._slots.place(sequence, slot)
             self._note_cached(sequence, CacheTier.LIVE)
             self.cache.record(self._match(sequence), source.n_now)
@@ -105,8 +182,12 @@ class PrefixReuse:
         if keeps:  # what has left the slot may have been the source
             self._fill(sequence, source and find_source(self._slots, sequence))
 
-    def advance(self) -> None:
-        """Fill who has lost its tokens; who waits for a leader takes over what it has."""
+    def catch_up(self) -> None:
+        """
+        Fill who has lost its tokens; who waits for a leader takes over what it has.
+
+        Called once a step, before anything is planned of it.
+        """
         if self._emptied:
             self._refill()
         for sequence in self._slots.running:
@@ -120,9 +201,7 @@ class PrefixReuse:
             elif leader.n_computed >= sequence.fork_at:
                 sequence.leader = None
                 self.cache.record(self._match(sequence), sequence.fork_at)
-                self._copy(
-                    self._slots.all[leader.slot or 0], sequence, sequence.fork_at
-                )
+                self._copy(self._slots.all[slot_of(leader)], sequence, sequence.fork_at)
                 self._snapshots.plan_points(sequence)
 
     @property
@@ -180,7 +259,7 @@ class PrefixReuse:
 
     def _copy(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:
         self._slots.share(src, sequence, n_tokens)
-        self._operations.append(Copy(src.index, sequence.slot or 0, n_tokens))
+        self._moves.append(Copy(src.index, slot_of(sequence), n_tokens))
         self._note_cached(sequence, CacheTier.LIVE)
 
     def _note_cached(self, sequence: Sequence, tier: CacheTier) -> None:
@@ -228,16 +307,61 @@ class PrefixReuse:
         tier.cache.pin(hit)
         self.reclaim(_n_cells(hit))
         self._slots.rewind(sequence, hit.n_tokens)
-        slot = sequence.slot or 0
-        self._operations.append(tier.restore(slot, hit))
+        slot = slot_of(sequence)
+        self._moves.append(tier.restore(slot, hit))
         self._restoring[slot] = restoring
         self._note_cached(sequence, tier.tier)
+
+    # -- a sequence goes on and leaves ---------------------------------------------
+
+    def advance(self, sequence: Sequence, n_tokens: int) -> None:
+        """The next *n_tokens* of a running *sequence* were computed."""
+        self._slots.advance(sequence, n_tokens)
+
+    def rewind(self, sequence: Sequence, n_computed: int) -> None:
+        """Forget all but the first *n_computed* tokens of a running *sequence*."""
+        self._slots.rewind(sequence, n_computed)
+        self._moves.append(Trim(slot_of(sequence), n_computed))
+
+    def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> bool:
+        """
+        Drop tokens from the middle of a running *sequence*.
+
+        False: all of it is to be computed again, because cells have one position for all who
+        share them, or this memory cannot shift.
+        """
+        slot = slot_of(sequence)
+        if self._slots.cells.is_shared(slot) or not self.limits.can_shift:
+            self._slots.shift(sequence, n_keep, n_discard)
+            self.rewind(sequence, 0)
+            return False
+        self._slots.shift(sequence, n_keep, n_discard)
+        self._moves.append(Shift(slot, n_keep, n_discard))
+        return True
+
+    def leave(self, sequence: Sequence, *, in_flight: bool) -> None:
+        """
+        Take the slot of *sequence*, which keeps what others may take over.
+
+        Args:
+            in_flight: a step that was planned still changes the slot: nothing is kept.
+        """
+        keep = self.keeps and not (in_flight or sequence.is_shifted)
+        n_kept = self.limits.n_kept(sequence)
+        slot = self._slots.depart(sequence, keep=keep)
+        sequence.leader = None
+        sequence.points.clear()
+        if not keep:
+            self._moves.append(Release(slot.index))
+        elif self.limits.can_cut and n_kept < slot.n_left:
+            self._slots.trim(slot, n_kept)
+            self._moves.append(Trim(slot.index, n_kept))
 
     # -- before and after a step -------------------------------------------------
 
     def reach(self, sequence: Sequence) -> None:
         """Capture *sequence* if it stands at one of its points. Call before it goes on."""
-        self._snapshots.reach(self._slots.all[sequence.slot or 0])
+        self._snapshots.reach(self._slots.all[slot_of(sequence)])
 
     def reclaim(self, n_cells: int) -> None:
         """Empty idle slots, the longest unused first, until *n_cells* are free."""
@@ -252,15 +376,15 @@ class PrefixReuse:
         if slot.n_left:
             self._save(slot)
             self._slots.empty(slot)
-            self._operations.append(Release(slot.index))
+            self._moves.append(Release(slot.index))
 
     def _save(self, slot: Slot) -> None:
         """Keep what an idle slot holds, before somebody else needs the place."""
         if slot.is_usable and self._copies:
             self._snapshots.save(slot)
-        self._operations += self.writes(slot)
+        self._moves += self._writes(slot)
 
-    def writes(self, slot: Slot) -> list[Operation]:
+    def _writes(self, slot: Slot) -> list[Operation]:
         """What keeps in files what an idle slot holds."""
         if not self._copies:
             return []
@@ -270,7 +394,7 @@ class PrefixReuse:
         return writes
 
     def settle(self, result: StepResult) -> None:
-        """Take in which captures and restores of the step have worked."""
+        """Take in which moves of the step have worked."""
         for index, (tier, hit, n_live) in self._restoring.items():
             if index not in result.not_restored:
                 seconds = result.restore_s.get(index, 0.0)
@@ -283,6 +407,12 @@ class PrefixReuse:
         self.disk.settle(result)
         for index in result.not_restored:
             self._lose(self._slots.all[index])
+        if result.refuses_cuts:
+            self._forbid_cuts()
+
+    def end_write(self, write_id: int, written: Captured | None) -> None:
+        """A file that was asked for is complete; None: there is none."""
+        self.disk.end_write(write_id, written)
 
     def _lose(self, slot: Slot) -> None:
         """The slot turned out to be empty."""
@@ -303,14 +433,20 @@ class PrefixReuse:
                 if self.keeps and not sequence.is_scoring:
                     self._fill(sequence, find_source(self._slots, sequence))
 
-    def forget_idle(self, namespace: Namespace | None) -> None:
-        """Empty the idle slots of *namespace*, None: all; nothing is captured."""
+    def clear(self, namespace: Namespace = None) -> int:
+        """
+        Forget snapshots, files and idle slots of *namespace*, None: all.
+
+        Returns the host bytes freed.
+        """
         for slot in self._slots.idle:
             if slot.n_left and namespace in (None, slot.namespace):
                 self._slots.empty(slot)
-                self._operations.append(Release(slot.index))
+                self._moves.append(Release(slot.index))
+        self.disk.cache.clear(namespace)
+        return self.cache.clear(namespace)
 
-    def forbid_cuts(self) -> None:
+    def _forbid_cuts(self) -> None:
         """
         The memory has refused to forget a part of a slot: none is asked for any more.
 
@@ -324,9 +460,19 @@ class PrefixReuse:
             self._copies = False
             self.cache.clear()
 
+    def stats(self) -> CacheStats:
+        """What was reused and what is stored."""
+        return replace(self.cache.stats(), disk=self.disk.cache.stats())
+
+    def check_integrity(self) -> None:
+        """The conservation laws; raises AssertionError."""
+        self._slots.check_integrity()
+        self.cache.check_integrity()
+        self.disk.cache.check_integrity()
+
     def forget_slots(self) -> None:
         """The context is new: no slot holds anything, and who runs is to be filled again."""
-        self._operations.clear()
+        self._moves.clear()
         for slot in self._slots.all:
             self._lose(slot)
         for sequence in self._slots.running:

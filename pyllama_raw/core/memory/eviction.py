@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from pyllama_raw.core.cache_entry import Entry
+from pyllama_raw.core.memory.cache_entry import Entry
 
 
 class EvictionQueue:
