@@ -76,7 +76,7 @@ CMAKE_FLAGS = (
 )
 AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
 TARGETS = ("llama", "mtmd")
-IN_FRONT = FFI_DIR / "huge_pages.h"  # of every C file
+IN_FRONT = FFI_DIR / "memory" / "huge_pages.h"  # of every C file
 HEADERS = (
     "llama.h",
     "ggml-backend.h",
@@ -335,13 +335,14 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
+    cdef = load_by_path(FFI_DIR / "cdef.py")
     ffi = FFI()
-    ffi.cdef(load_cdef())
+    ffi.cdef(cdef.CDEF)
     ffi.set_source(
         "pyllama_raw._ffi._llama",
-        "".join(f'#include "{name}"\n' for name in ("shim.h", *HEADERS)),
+        "".join(f'#include "{name}"\n' for name in (*cdef.SHIM_FILES, *HEADERS)),
         source_extension=".cpp",
-        sources=[str(FFI_DIR / "shim.cpp")],
+        sources=sources(),
         include_dirs=[str(FFI_DIR), str(library.include)],
         library_dirs=[str(library.lib)],
         libraries=list(LIBRARIES),
@@ -357,15 +358,16 @@ def ffibuilder(library: Library) -> Any:
     return ffi
 
 
+def sources() -> list[str]:
+    """The C++ files of the shim; in lib/ lies a licence that ends like one."""
+    found = sorted(FFI_DIR.glob("*/*.cpp"))
+    return [str(path) for path in found if path.parent.name != "lib"]
+
+
 def _declared() -> list[str]:
     """Our declarations of the headers, without those of the shim."""
     cdef = load_by_path(FFI_DIR / "cdef.py")
     return [(cdef.DIRECTORY / name).read_text("utf-8") for name in cdef.FILES]
-
-
-def load_cdef() -> str:
-    """The declarations, read without importing the package."""
-    return str(load_by_path(FFI_DIR / "cdef.py").CDEF)
 
 
 def rpath(library: Library) -> str:

@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def current_stub() -> str:
     """The text that `_llama.pyi` should have."""
-    return stub(merge(iter((declared(), parse(SHIM.read_text("utf-8"))))))
+    return stub(merge(iter((declared(), parse(SHIM)))))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def test_the_tables_name_every_field():
     A new option needs a line that shows where it goes.
     """
     assert set(MODEL_FIELDS) == set(ModelConfig.model_fields)
-    # tests/native/test_fast_kernels.py shows that the last one reaches something.
+    # tests/native/kernels shows that the last one reaches something.
     assert set(CONTEXT_FIELDS) | {"fast_kernels"} == set(ContextConfig.model_fields)
 
 

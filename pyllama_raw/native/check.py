@@ -23,7 +23,7 @@ from pyllama_raw.errors import (
     NoKVSpace,
 )
 
-EXCEPTION = -1000  # shim.h: PLR_EXCEPTION
+EXCEPTION = -1000  # errors.h: PLR_EXCEPTION
 
 DECODE_ERRORS: dict[int, tuple[type[NativeError], str]] = {
     1: (NoKVSpace, "no room in the KV memory; nothing has changed"),

@@ -23,7 +23,7 @@ MANY_NODES = 2**14  # written down at once: no other thread runs meanwhile
 
 
 class Grammar(Handle):
-    """Forbids the tokens that a program of shim.h does not allow. Has a state."""
+    """Forbids the tokens that a program does not allow. Has a state."""
 
     @classmethod
     def make(
@@ -40,13 +40,13 @@ class Grammar(Handle):
         The program at its start.
 
         Args:
-            nodes: op, arg and next of each, as in shim.h.
+            nodes: op, arg and next of each, as in _ffi/grammar/grammar.h.
             sets: of bytes; bit b is byte b.
             trigger_texts, trigger_tokens: the first of these in the output begins the
                 grammar's text; none: the output does.
 
         Raises:
-            BadGrammar: it begins in more places than shim.h's PLR_GRAMMAR_MAX_WORK.
+            BadGrammar: it begins in more places than PLR_GRAMMAR_MAX_WORK.
         """
         for token in trigger_tokens:
             if not 0 <= token <= INT32_MAX:

@@ -1,4 +1,4 @@
-"""Operations that we compute instead of libllama (_ffi/kernels.h)."""
+"""Operations that we compute instead of libllama (_ffi/kernels)."""
 
 from __future__ import annotations
 

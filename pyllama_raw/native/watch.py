@@ -1,4 +1,4 @@
-"""Who computes the products and attentions of a context (_ffi/watch.h)."""
+"""Who computes the products and attentions of a context (_ffi/kernels/watch.h)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, lib, text
 
-_COMPUTERS = {  # by the constants of shim.h
+_COMPUTERS = {  # by the constants of watch.h
     "PLR_BY_US": "ours",
     "PLR_BY_AMX": "AMX",
     "PLR_BY_REPACKED": "libllama's, repacked",

@@ -1,7 +1,7 @@
 """
 Rules of a grammar as a program that reads bytes: nodes that point to what follows.
 
-pyllama_raw/_ffi/shim.h says what the nodes mean. Repetitions are written out, so their
+pyllama_raw/_ffi/grammar/grammar.h says what the nodes mean. Repetitions are written out, so their
 size is limited. Rules that would call themselves before they read anything are refused.
 """
 
@@ -32,7 +32,7 @@ RETURN = 0  # the node that ends every rule
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What shim.h's plr_grammar_new takes; bit b of a set is byte b."""
+    """What plr_grammar_new() takes; bit b of a set is byte b."""
 
     nodes: list[Node]
     sets: list[int]

@@ -17,7 +17,7 @@ Node = tuple[int, int, int]  # op, arg, next
 
 
 class Op(IntEnum):
-    """As in pyllama_raw/_ffi/shim.h."""
+    """As in pyllama_raw/_ffi/grammar/grammar.h."""
 
     RETURN = 0
     SPLIT = 1

@@ -17,7 +17,7 @@ from scripts.sync_cdef import declared, merge
 
 pytestmark = pytest.mark.native
 
-DECLARED = merge(iter((declared(), parse(SHIM.read_text("utf-8")))))
+DECLARED = merge(iter((declared(), parse(SHIM))))
 ENUMERATORS = [name for values in DECLARED.enums.values() for name in values]
 
 

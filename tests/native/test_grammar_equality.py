@@ -147,7 +147,7 @@ def test_random_grammars_are_the_same(model, parts, seed):
 
 def test_operations_have_one_meaning():
     """
-    Python's numbers are those of shim.h.
+    Python's numbers are those of grammar.h.
     """
     assert {op.name: op.value for op in Op} == {
         op.name: getattr(lib, f"PLR_OP_{op.name}") for op in Op

@@ -1,4 +1,4 @@
-"""The library that build_lib.py makes asks for huge pages (_ffi/huge_pages.h)."""
+"""The library that build_lib.py makes asks for huge pages (_ffi/memory/huge_pages.h)."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The cells of a new context are zero without being written (_ffi/zeroed.h)."""
+"""The cells of a new context are zero without being written (_ffi/memory/zeroed.cpp)."""
 
 import os
 import sys

@@ -8,11 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "guard.h"
+#include "boundary/guard.h"
 #include "llama.h"
 #include "row_sampling.h"
 #include "runner.h"
-#include "shim.h"
 #include "team.h"
 
 namespace output_rows {

@@ -1,19 +1,14 @@
-// Notes who computes the products and attentions of a context, for people who ask.
-//
 // libllama shows every node of a graph to the evaluation callback of the context. A watch
 // stands in front of the callback that is already there, which is that of our kernels.
-#pragma once
+#include "watch.h"
 
-#include <cstdint>
 #include <cstring>
 
+#include "boundary/guard.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "llama.h"
-#include "shim.h"
 
-class Watch {
-  public:
+struct plr_watch {
     uint32_t products[GGML_TYPE_COUNT] = {};  // PLR_BY_ bits, by type of the weights
     uint32_t attentions                = 0;
 
@@ -26,7 +21,7 @@ class Watch {
 
   private:
     static bool on_node(ggml_tensor * node, bool ask, void * data) {
-        auto &        self  = *static_cast<Watch *>(data);
+        auto &        self  = *static_cast<plr_watch *>(data);
         const ggml_op op    = node->op;  // before our kernels take the node
         const bool    wants = self.inner_ != nullptr && self.inner_(node, ask, self.inner_data_);
         const bool    ours  = node->op != op;
@@ -55,3 +50,23 @@ class Watch {
     ggml_backend_sched_eval_callback inner_      = nullptr;
     void *                           inner_data_ = nullptr;
 };
+
+plr_watch * plr_watch_new(void) {
+    return guarded<plr_watch *>(nullptr, [] { return new plr_watch; });
+}
+
+void plr_watch_free(plr_watch * watch) {
+    delete watch;
+}
+
+void plr_watch_attach(llama_context_params * params, plr_watch * watch) {
+    watch->attach(params);
+}
+
+uint32_t plr_watch_products(const plr_watch * watch, ggml_type weights) {
+    return watch->products[weights];
+}
+
+uint32_t plr_watch_attentions(const plr_watch * watch) {
+    return watch->attentions;
+}

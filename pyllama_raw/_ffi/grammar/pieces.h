@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "shim.h"
+#include "llama.h"
 
 // What tokens write, sorted, so that those with one beginning stand together.
 struct plr_pieces {

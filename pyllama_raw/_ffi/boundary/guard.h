@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <exception>
 
+#include "errors.h"
+
 inline thread_local char last_error[2048] = "";
 inline thread_local int  n_guards         = 0;  // plr_ calls in progress on this thread
 

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "llama.h"
-#include "shim.h"
+#include "step.h"
 
 inline int64_t now_ns() {
     using namespace std::chrono;

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "grammar_machine.h"
+#include "machine.h"
 #include "pieces.h"
 
 namespace grammar {

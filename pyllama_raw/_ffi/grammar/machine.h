@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "grammar_program.h"
+#include "program.h"
 
 namespace grammar {
 

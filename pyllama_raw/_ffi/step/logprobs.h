@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "shim.h"
+#include "sampler.h"
 
 namespace logprobs {
 

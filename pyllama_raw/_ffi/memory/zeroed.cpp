@@ -7,8 +7,6 @@
 //
 // An extension is searched for symbols before the libraries it was linked with, so the
 // calls of libllama arrive here. Where that is not so (macOS) libllama does as ever.
-#pragma once
-
 #if defined(__linux__)
 #    include "ggml-backend.h"
 

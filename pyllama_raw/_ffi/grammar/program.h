@@ -1,4 +1,4 @@
-// The rules of a grammar, as nodes that point to what follows: see plr_node in shim.h.
+// The rules of a grammar, as nodes that point to what follows: see plr_node in grammar.h.
 #pragma once
 
 #include <bitset>
@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "shim.h"
+#include "grammar.h"
 
 namespace grammar {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "candidates.h"
-#include "grammar.h"
+#include "grammar/allowed.h"
 #include "logprobs.h"
-#include "shim.h"
+#include "sampler.h"
 
 namespace row_sampling {
 

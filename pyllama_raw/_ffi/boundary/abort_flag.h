@@ -1,0 +1,19 @@
+/* An abort flag libllama polls (CPU and Metal backends only). Any thread may set it. */
+#pragma once
+
+#include "llama.h"
+
+typedef struct plr_flag plr_flag;
+plr_flag * plr_flag_new(void);
+void       plr_flag_free(plr_flag * flag);
+void       plr_flag_set(plr_flag * flag, bool value);
+bool       plr_flag_get(const plr_flag * flag);
+void       plr_flag_attach(struct llama_context_params * params, plr_flag * flag);
+
+#ifdef __cplusplus
+#include <atomic>
+struct plr_flag {
+    std::atomic<bool> value{false};
+    std::atomic<bool> drops{false};  // what was begun ahead
+};
+#endif

@@ -1,0 +1,13 @@
+/* State of one sequence; *n_bytes out: bytes needed, written or read, 0 on failure. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llama.h"
+
+int plr_state_seq_size(struct llama_context * ctx, llama_seq_id seq_id, size_t * n_bytes);
+int plr_state_seq_get(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id,
+                      size_t * n_bytes);
+int plr_state_seq_set(struct llama_context * ctx, const uint8_t * src, size_t size,
+                      llama_seq_id seq_id, size_t * n_bytes);

@@ -1,0 +1,42 @@
+#include "grammar.h"
+
+#include <algorithm>
+
+#include "boundary/guard.h"
+#include "allowed.h"
+
+plr_pieces * plr_pieces_new(const llama_vocab * vocab) {
+    return guarded<plr_pieces *>(nullptr, [&] { return new plr_pieces(vocab); });
+}
+
+void plr_pieces_free(plr_pieces * pieces) {
+    delete pieces;
+}
+
+plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_node * nodes,
+                              size_t n_nodes, const uint32_t * sets, size_t n_sets,
+                              int32_t start, const plr_triggers * triggers) {
+    return guarded<plr_grammar *>(nullptr, [&] {
+        return new plr_grammar(
+            *pieces, grammar::make_program(nodes, n_nodes, sets, n_sets, start),
+            {{triggers->texts, triggers->texts + triggers->n_texts},
+             {triggers->tokens, triggers->tokens + triggers->n_tokens}});
+    });
+}
+
+plr_grammar * plr_grammar_copy(const plr_grammar * grammar) {
+    return guarded<plr_grammar *>(nullptr, [&] { return new plr_grammar(*grammar); });
+}
+
+void plr_grammar_free(plr_grammar * grammar) {
+    delete grammar;
+}
+
+int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        grammar->begin_row();
+        const std::vector<bool> mask = grammar->mask();
+        std::copy(mask.begin(), mask.end(), allowed);
+        return 0;
+    });
+}

@@ -1,0 +1,84 @@
+#include "kernels.h"
+
+#include "boundary/guard.h"
+#include "callback.h"
+
+struct plr_kernels : Kernels {};
+
+bool plr_kernels_usable(void) {
+    return guarded<bool>(false, [] { return Kernels::usable(); });
+}
+
+bool plr_kernels_has_products(void) {
+    return guarded<bool>(false, [] { return Kernels::has_products(); });
+}
+
+plr_kernels * plr_kernels_new(void) {
+    return guarded<plr_kernels *>(nullptr, [] { return new plr_kernels; });
+}
+
+void plr_kernels_free(plr_kernels * kernels) {
+    delete kernels;
+}
+
+void plr_kernels_attach(llama_context_params * params, plr_kernels * kernels,
+                        bool follows) {
+    kernels->attach(params, follows);
+}
+
+void plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]) {
+    taken[0] = kernels->n_products;
+    taken[1] = kernels->n_attentions;
+}
+
+int plr_cells_rm(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->cells.remove(slot, p0, p1);
+        return 0;
+    });
+}
+
+int plr_cells_cp(plr_kernels * kernels, int32_t src, int32_t dst, int32_t p0,
+                 int32_t p1) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->cells.copy(src, dst, p0, p1);
+        return 0;
+    });
+}
+
+int plr_cells_add(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1,
+                  int32_t delta) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->cells.move(slot, p0, p1, delta);
+        return 0;
+    });
+}
+
+void plr_cells_clear(plr_kernels * kernels) {
+    kernels->cells.clear();
+}
+
+int plr_cells_restore(plr_kernels * kernels, int32_t slot, const uint8_t * state,
+                      size_t size) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        kernels->cells.restore(slot, state, size);
+        return 0;
+    });
+}
+
+int plr_kernels_decode(llama_context * ctx, const llama_batch & batch) {
+    Decoding decoding{&batch};
+    Decoding::current() = &decoding;
+    const int code = guarded<int>(PLR_EXCEPTION, [&] {
+        const int done = llama_decode(ctx, batch);
+        llama_synchronize(ctx);
+        return done;
+    });
+    Decoding::current() = nullptr;
+    for (int32_t i = 0; code != 0 && decoding.cells != nullptr && i < batch.n_tokens; ++i) {
+        const llama_seq_id slot = batch.seq_id[i][0];  // what was not computed is gone
+        const llama_pos    last = llama_memory_seq_pos_max(llama_get_memory(ctx), slot);
+        decoding.cells->remove(slot, last + 1, -1);
+    }
+    return code;
+}

@@ -1,0 +1,93 @@
+#include "step.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "boundary/guard.h"
+#include "fault.h"
+#include "kernels/kernels.h"
+#include "logprobs.h"
+#include "output_rows.h"
+#include "runner.h"
+
+int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * rows,
+              const llama_token * tokens, int32_t n_top, float * chosen,
+              llama_token * ids, float * values) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        const int32_t n_vocab = output_rows::n_vocab_of(ctx);
+        for (int32_t i = 0; i < n_rows; ++i) {
+            const float * logits = llama_get_logits_ith(ctx, rows[i]);
+            if (logits == nullptr || llama_get_sampled_candidates_count_ith(ctx, rows[i]) > 0) {
+                throw std::runtime_error("the row has no logits");
+            }
+            plr_logprobs out = {n_top, false, 0, 0.0f, ids + i * n_top, values + i * n_top};
+            logprobs::read_row(logits, n_vocab, tokens[i], out);
+            chosen[i] = out.value;
+            std::fill(out.ids + out.n_found, out.ids + n_top, LLAMA_TOKEN_NULL);
+        }
+        return 0;
+    });
+}
+
+int plr_set_lanes(llama_context * ctx, int32_t n_lanes,
+                  llama_sampler * const * chains) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        for (int32_t i = 0; i < n_lanes; ++i) {
+            llama_set_sampler(ctx, i, chains[i]);  // false: not on this device, rows stay whole
+        }
+        return 0;
+    });
+}
+
+static Fault fault;  // of tests
+
+void plr_fail_decode(int32_t code, int32_t n_until, int32_t seq_id) {
+    fault = {code, n_until, seq_id};
+}
+
+static int decode(llama_context * ctx, const llama_batch * batch) {
+    if (const int32_t code = fault.take(*batch)) {
+        remember("a test wants this decode to fail");
+        return code;
+    }
+    return plr_kernels_decode(ctx, *batch);
+}
+
+// Whether the batch was advanced to the next one.
+static bool sample_rows(const Job & job) {
+    const int64_t start_ns = now_ns();
+    const bool    advances = output_rows::sample(job);
+    job.times->sample_ns = now_ns() - start_ns;
+    return advances;
+}
+
+struct plr_runner : Runner {
+    plr_runner() : Runner(::decode, sample_rows) {}
+};
+
+plr_runner * plr_runner_new(void) {
+    return guarded<plr_runner *>(nullptr, [] { return new plr_runner; });
+}
+
+void plr_runner_free(plr_runner * runner) {
+    delete runner;
+}
+
+int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
+             int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
+             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead) {
+    const int code =
+        runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
+    if (code != 0 || times->n_failed > 0) {
+        remember(runner->error());
+    }
+    return code;
+}
+
+bool plr_drop(plr_runner * runner, plr_flag * flag) {
+    return runner->drop([flag](bool stops) {
+        if (flag != nullptr) {
+            flag->drops.store(stops, std::memory_order_relaxed);
+        }
+    });
+}

@@ -1,0 +1,69 @@
+/* A step: one decode, and a token for each of its output rows. */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "boundary/abort_flag.h"
+#include "llama.h"
+#include "sampler.h"
+
+/*
+ * Let chains[i] run in the graph for sequence i from the next decode on; NULL: nothing. Chains
+ * are used once in their life, outlive the context, and only select the likeliest tokens. Their
+ * rows take samplers with n_first above 0, and none with grammar, mask, bias or logprobs of the
+ * model: the row itself stays on the device.
+ */
+int plr_set_lanes(struct llama_context * ctx, int32_t n_lanes, struct llama_sampler * const * chains);
+
+typedef struct plr_times {
+    int64_t decode_ns;   /* llama_decode and llama_synchronize */
+    int64_t sample_ns;   /* all rows */
+    int64_t n_failed;    /* rows without a token */
+} plr_times;
+
+/* A thread that computes steps; one for each context, freed before it. Waits for a step. */
+typedef struct plr_runner plr_runner;
+plr_runner * plr_runner_new(void);
+void         plr_runner_free(plr_runner * runner);
+
+/*
+ * Decode *batch* and sample n_rows of its output rows.
+ *   rows[i]     index of the output row in the batch, rising
+ *   samplers[i] how to sample it
+ *   tokens[i]   out: the token, LLAMA_TOKEN_NULL when codes[i] is not 0
+ *   codes[i]    out: 0, or PLR_EXCEPTION for a row that has no logits or whose sampler threw
+ * A row of a sequence with a lane is sampled from what the lane left of it.
+ * A batch of nothing but sampled rows is advanced: it then holds the sampled tokens at the next
+ * positions, ready for the next step. With *ahead* every batch is advanced: its tokens without
+ * a row are gone, and the decode of what is left begins at once. Then the next call is a step of
+ * the same batch, or plr_drop(), before anything else touches the context or the batch. A batch
+ * with a row that failed is never advanced.
+ * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
+ * Returns the decode code; nothing is sampled unless it is 0.
+ */
+int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch * batch,
+             int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
+             llama_token * tokens, int32_t * codes, plr_times * times, bool ahead);
+
+/*
+ * Stop what was begun ahead, wait for it, and say whether there was something: then some or all
+ * of its tokens are in memory. flag: the context's, may be NULL.
+ */
+bool plr_drop(plr_runner * runner, plr_flag * flag);
+
+/*
+ * For tests: after n_until decodes one ends with code, of all contexts, and is not computed;
+ * n_until < 0: all do. With seq_id >= 0 only batches with that slot count. 0: none any more.
+ * Not while something is computed.
+ */
+void plr_fail_decode(int32_t code, int32_t n_until, int32_t seq_id);
+
+/*
+ * Log-probabilities of tokens[i] in output row rows[i] of the last batch; ids and values have
+ * n_rows times n_top places, unused ids are LLAMA_TOKEN_NULL. Rows that were sampled are
+ * changed: ask for others only.
+ */
+int plr_score(struct llama_context * ctx, int32_t n_rows, const int32_t * rows,
+              const llama_token * tokens, int32_t n_top, float * chosen, llama_token * ids,
+              float * values);
