@@ -238,23 +238,25 @@ def _inner(item: ErrorDetails) -> list[Mistake]:
 
 
 def _mistake(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
-    path, context = [str(part) for part in item["loc"]], item.get("ctx", {})
-    value = item["input"]
+    path, value, words = (
+        [str(part) for part in item["loc"]],
+        item["input"],
+        allowed(item),
+    )
     if item["type"] == "extra_forbidden":
-        allowed = f"a known option{_suggestion(kind, path)}"
-    elif "error" in context:  # a validator's own words
-        allowed = f"what fits: {context['error']}"
-    else:
-        pattern = ALLOWED.get(item["type"])
-        allowed = (
-            f"what fits: {item['msg']}"
-            if pattern is None
-            else pattern.format(**context)
-        )
-    if item["type"] == "wrong_option":
-        path.append(context["name"])
-        value = context["value"].value
-    return Mistake(cut(".".join(path) or "options", 80), value, allowed)
+        words = f"a known option{_suggestion(kind, path)}"
+    elif item["type"] == "wrong_option":
+        path.append(item["ctx"]["name"])
+        value = item["ctx"]["value"].value
+    return Mistake(cut(".".join(path) or "options", 80), value, words)
+
+
+def allowed(item: ErrorDetails) -> str:
+    """What fits in the place of a mistake that pydantic found; follows "give"."""
+    context = item.get("ctx", {})
+    if "error" not in context and item["type"] in ALLOWED:
+        return ALLOWED[item["type"]].format(**context)
+    return f"what fits: {context.get('error', item['msg'])}"  # a validator's own words
 
 
 def _suggestion(kind: type[BaseModel], path: list[str]) -> str:

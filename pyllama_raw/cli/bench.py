@@ -46,7 +46,7 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
     """Run the workload on *openers*, write and show the results."""
     _check_paths(options)
     points = points_of(options)
-    limits = Limits.parse(options.goodput)
+    limits = Limits.parse(options.goodput or ())
     results: list[Result] = []
     with writer_for(model, as_text=options.text) as writer:
         make_calls = calls_of(options, writer)

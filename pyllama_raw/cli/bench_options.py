@@ -9,7 +9,7 @@ from pathlib import Path
 from pyllama_raw.bench.shape import Shape
 from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.cli.engine_options import add_engine
-from pyllama_raw.cli.flags import positive, share, whole
+from pyllama_raw.cli.flags import add, count, positive, share, whole
 from pyllama_raw.cli.options import MODEL_HELP
 
 SHAPE = tuple(field.name for field in fields(Shape))
@@ -24,68 +24,31 @@ def add_run(parser: ArgumentParser) -> None:
         metavar="WORKLOAD",
         help=f"{about}; trace: the arrivals of --trace",
     )
-    parser.add_argument(
-        "--target",
-        action="append",
-        dest="targets",
-        metavar="TARGET",
-        help="engine (the default), openai=URL, or llama-server=URL; repeatable",
-    )
-    parser.add_argument("--model", metavar="MODEL", help=f"{MODEL_HELP}; its tokens")
-    add_measuring(parser)
-    add_engine(parser)
-
-
-def add_measuring(parser: ArgumentParser) -> None:
-    """Flags that say how a workload is sent and what is written."""
+    text = "engine (the default), openai=URL, or llama-server=URL; repeatable"
+    add(parser, "--target", str, "TARGET", text, action="append", dest="targets")
+    add(parser, "--model", str, "MODEL", f"{MODEL_HELP}; its tokens")
     _add_sending(parser)
     _add_shape(parser)
-    _add_output(parser)
+    group = parser.add_argument_group("what is made of it")
+    text = "what a good request keeps: ttft:MS, tpot:MS, e2el:MS"
+    add(group, "--goodput", str, "LIMIT", text, nargs="+")
+    add(group, "--out", Path, "FILE", "write results as JSON lines")
+    _add_showing(parser)
+    add_engine(parser)
 
 
 def _add_sending(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("how calls are sent")
-    group.add_argument(
-        "--clients",
-        type=whole(1),
-        nargs="+",
-        metavar="N",
-        help="closed loop: each waits for its answer; several: one run for each",
-    )
-    group.add_argument(
-        "--rate",
-        type=positive,
-        nargs="+",
-        metavar="R",
-        help="open loop: calls a second; several: one run for each",
-    )
-    group.add_argument(
-        "--burstiness",
-        type=positive,
-        metavar="B",
-        help="shape of the gamma distribution of gaps: 1 is Poisson, less is burstier",
-    )
-    group.add_argument(
-        "--rounds",
-        type=whole(1),
-        default=5,
-        metavar="N",
-        help="interleaved repeats (5)",
-    )
-    group.add_argument(
-        "--warm-up",
-        type=whole(0),
-        default=8,
-        metavar="N",
-        help="calls after each opening of a target that do not count (8)",
-    )
-    group.add_argument(
-        "--seed",
-        type=whole(0),
-        default=0,
-        metavar="N",
-        help="of text and arrivals (0)",
-    )
+    text = "closed loop: each waits for its answer; several: one run for each"
+    add(group, "--clients", count, "N", text, nargs="+")
+    text = "open loop: calls a second; several: one run for each"
+    add(group, "--rate", positive, "R", text, nargs="+")
+    text = "shape of the gamma distribution of gaps: 1 is Poisson, less is burstier"
+    add(group, "--burstiness", positive, "B", text)
+    add(group, "--rounds", count, "N", "interleaved repeats", default=5)
+    text = "calls after each opening of a target that do not count"
+    add(group, "--warm-up", whole, "N", text, default=8)
+    add(group, "--seed", whole, "N", "of text and arrivals", default=0)
     group.add_argument(
         "--text", action="store_true", help="send prompts as text, not as token ids"
     )
@@ -94,54 +57,22 @@ def _add_sending(parser: ArgumentParser) -> None:
 def _add_shape(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("sizes, where a workload has them")
     for name in SHAPE:
-        kind = share if name == "leave_share" else whole(0)
+        kind = share if name == "leave_share" else whole
         usual = [
             f"{n} {v}" for n, w in WORKLOADS.items() if (v := getattr(w.shape, name))
         ]
-        flag = f"--{name.replace('_', '-')}"
-        about = ", ".join(usual) or "a size that no workload has by itself"
-        group.add_argument(flag, type=kind, metavar="N", help=about)
-    group.add_argument("--trace", type=Path, metavar="FILE", help="of workload trace")
-    group.add_argument(
-        "--speed",
-        type=positive,
-        default=1.0,
-        metavar="X",
-        help="of the trace's clock (1)",
-    )
-    group.add_argument(
-        "--length-scale",
-        type=positive,
-        default=1.0,
-        metavar="X",
-        help="of the trace's lengths (1)",
-    )
+        add(group, f"--{name.replace('_', '-')}", kind, "N", ", ".join(usual))
+    add(group, "--trace", Path, "FILE", "of workload trace")
+    add(group, "--speed", positive, "X", "of the trace's clock", default=1)
+    add(group, "--length-scale", positive, "X", "of the trace's lengths", default=1)
 
 
-def _add_output(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("what is made of it")
-    group.add_argument(
-        "--goodput",
-        nargs="+",
-        default=(),
-        metavar="LIMIT",
-        help="what a good request keeps: ttft:MS, tpot:MS, e2el:MS",
-    )
-    group.add_argument(
-        "--out", type=Path, metavar="FILE", help="write results as JSON lines"
-    )
-    add_showing(parser)
-
-
-def add_showing(parser: ArgumentParser) -> None:
-    """Flags for reports made of results."""
+def _add_showing(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--wide", action="store_true", help="show all figures, however many columns"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page")
-    parser.add_argument(
-        "--plots", type=Path, metavar="DIR", help="write plots as SVG and PNG"
-    )
+    add(parser, "--html", Path, "FILE", "write one page")
+    add(parser, "--plots", Path, "DIR", "write plots as SVG and PNG")
 
 
 def add_report(parser: ArgumentParser) -> None:
@@ -149,17 +80,12 @@ def add_report(parser: ArgumentParser) -> None:
     parser.add_argument(
         "results", nargs="+", type=Path, metavar="FILE", help="as --out wrote it"
     )
-    add_showing(parser)
+    _add_showing(parser)
 
 
 def add_compare(parser: ArgumentParser) -> None:
     """Flags of `bench compare`."""
     parser.add_argument("before", type=Path, metavar="A", help="as --out wrote it")
     parser.add_argument("after", type=Path, metavar="B", help="what is compared to A")
-    parser.add_argument(
-        "--threshold",
-        type=positive,
-        default=3.0,
-        metavar="PERCENT",
-        help="smaller changes of a median do not count (3)",
-    )
+    text = "smaller changes of a median do not count"
+    add(parser, "--threshold", positive, "PERCENT", text, default=3)

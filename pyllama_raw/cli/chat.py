@@ -28,13 +28,12 @@ from pyllama_raw.models import resolve_model
 from pyllama_raw.results import Result
 from pyllama_raw.sampling.params import SamplingParams
 
-MAX_TOKENS = 1024  # of an answer
 WAKE_S = 0.2
 
 
 def chat(options: Namespace) -> int:
     """Run the command; return its exit status."""
-    params = SamplingParams(**{"max_tokens": MAX_TOKENS} | given(options, SAMPLING))
+    params = SamplingParams(**given(options, SAMPLING))
     opening = AsyncEngine.open(
         resolve_model(model_spec(options)), engine_config(options)
     )

@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from signal import SIG_IGN, SIGINT, signal
 from typing import Any
 
@@ -66,36 +67,21 @@ def _parser() -> Parser:
         "--version", action="version", version=f"pyllama_raw {__version__}"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add(commands, "chat", options.add_chat, _chat, "talk with a model")
-    _add(
-        commands,
-        "generate",
-        options.add_generate,
-        _generate,
-        "complete prompts, many at a time",
-    )
-    _add(
-        commands,
-        "info",
-        options.add_info,
-        _info,
-        "show library, devices, model, limits",
-    )
-    _add(
-        commands,
-        "tune",
-        options.add_tune,
-        _tune,
-        "find the fastest options on a machine",
-    )
+    for name, add_flags, text in (
+        ("chat", options.add_chat, "talk with a model"),
+        ("generate", options.add_generate, "complete prompts, many at a time"),
+        ("info", options.add_info, "show library, devices, model, limits"),
+        ("tune", options.add_tune, "find the fastest options on a machine"),
+    ):
+        _add(commands, name, add_flags, partial(_run, name, name), text)
     bench = commands.add_parser("bench", help="measure, compare and report speed")
     of_bench = bench.add_subparsers(required=True, metavar="COMMAND")
-    for name, add, text in (
+    for name, add_flags, text in (
         ("run", bench_options.add_run, "put a workload on targets"),
         ("compare", bench_options.add_compare, "tell changes from noise"),
         ("report", bench_options.add_report, "show results again"),
     ):
-        _add(of_bench, name, add, partial(_bench, name), text)
+        _add(of_bench, name, add_flags, partial(_run, "bench", name), text)
     return parser
 
 
@@ -117,35 +103,14 @@ def _add(
     parser.set_defaults(run=run, parser=parser)
 
 
-def _chat(parsed: Namespace) -> int:
-    from pyllama_raw.cli.chat import chat
-
-    return chat(parsed)
-
-
-def _generate(parsed: Namespace) -> int:
-    from pyllama_raw.cli.generate import generate
-
-    return generate(parsed)
-
-
-def _info(parsed: Namespace) -> int:
-    from pyllama_raw.cli.info import info
-
-    return info(parsed)
-
-
-def _tune(parsed: Namespace) -> int:
-    from pyllama_raw.cli.tune import tune
-
-    return tune(parsed)
-
-
-def _bench(name: str, parsed: Namespace) -> int:
+def _run(module: str, function: str, parsed: Namespace) -> int:
+    """Import a command only when it is run: parsing is then over at once."""
     try:
-        from pyllama_raw.cli import bench
+        command = import_module(f"pyllama_raw.cli.{module}")
     except ImportError as error:
+        if module != "bench":
+            raise
         missing = "pip install httptools matplotlib psutil"
         raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error
-    status: int = getattr(bench, name)(parsed)
+    status: int = getattr(command, function)(parsed)
     return status

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace, _ArgumentGroup
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from pyllama_raw.cli.flag_help import help_of
-from pyllama_raw.cli.flags import byte_size, field
+from pydantic import BaseModel
+
+from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
-    KVType,
     ModelConfig,
     SchedulerConfig,
 )
 from pyllama_raw.profile import Profile
 
+ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
+    (SchedulerConfig, ("n_slots", "token_budget", "target_step_s", "context_full")),
+    (EngineConfig, ("deterministic", "sampler_placement")),
+    (ContextConfig, ("n_ctx", "n_threads", "n_threads_batch", "n_batch", "n_ubatch")),
+    (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),
+)
+DEVICES = ("devices", "n_gpu_layers", "split_mode", "main_gpu")
+CACHE = (
+    *("mode", "snapshot_interval_tokens", "max_bytes", "max_entries", "directory"),
+    "max_disk_bytes",
+)
 
-def add_engine(
-    parser: ArgumentParser, *, n_slots: int | None = None, n_ctx: int | None = None
-) -> None:
+
+def add_engine(parser: ArgumentParser, **defaults: int) -> None:
     """Flags of everything that opens a model; a command may have other defaults."""
     group = parser.add_argument_group("engine")
     group.add_argument(
@@ -31,154 +41,10 @@ def add_engine(
         help="options, and the model if none is named, as `tune` wrote them; "
         "other flags win",
     )
-    group.add_argument(
-        "--slots",
-        dest="n_slots",
-        type=field(SchedulerConfig, "n_slots"),
-        default=n_slots,
-        metavar="N",
-        help=help_of(SchedulerConfig, "n_slots", n_slots),
-    )
-    group.add_argument(
-        "--n-ctx",
-        type=field(ContextConfig, "n_ctx"),
-        default=n_ctx,
-        metavar="N",
-        help=help_of(ContextConfig, "n_ctx", n_ctx),
-    )
-    group.add_argument(
-        "--token-budget",
-        type=field(SchedulerConfig, "token_budget"),
-        metavar="N",
-        help=help_of(SchedulerConfig, "token_budget"),
-    )
-    group.add_argument(
-        "--target-step-s",
-        type=field(SchedulerConfig, "target_step_s"),
-        metavar="S",
-        help=help_of(SchedulerConfig, "target_step_s"),
-    )
-    group.add_argument(
-        "--deterministic",
-        action="store_const",
-        const=True,
-        help=help_of(EngineConfig, "deterministic").removesuffix(" (no)"),
-    )
-    group.add_argument(
-        "--sampler-placement",
-        choices=("auto", "backend", "host"),
-        help=help_of(EngineConfig, "sampler_placement"),
-    )
-    group.add_argument(
-        "--context-full",
-        choices=("stop", "shift"),
-        help=help_of(SchedulerConfig, "context_full"),
-    )
-    _add_context(group)
-    _add_devices(parser)
-    _add_cache(parser)
-
-
-def _add_context(group: _ArgumentGroup) -> None:
-    """Fields of the context."""
-    for flag, name in (
-        ("--threads", "n_threads"),
-        ("--threads-batch", "n_threads_batch"),
-        ("--n-batch", "n_batch"),
-        ("--n-ubatch", "n_ubatch"),
-    ):
-        kind = field(ContextConfig, name)
-        text = help_of(ContextConfig, name)
-        group.add_argument(flag, dest=name, type=kind, metavar="N", help=text)
-    group.add_argument(
-        "--flash-attn",
-        choices=("auto", "on", "off"),
-        help=help_of(ContextConfig, "flash_attn"),
-    )
-    group.add_argument(
-        "--kv-unified",
-        action=BooleanOptionalAction,
-        help=help_of(ContextConfig, "kv_unified"),
-    )
-    types = get_args(KVType)
-    for name in ("type_k", "type_v"):
-        text = help_of(ContextConfig, name, more=f"; one of {', '.join(types)}")
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, choices=types, metavar="TYPE", help=text)
-
-
-def _add_devices(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("devices")
-    group.add_argument(
-        "--device",
-        dest="devices",
-        action="append",
-        metavar="NAME",
-        help=help_of(ModelConfig, "devices", more="; repeatable"),
-    )
-    group.add_argument(
-        "--gpu-layers",
-        dest="n_gpu_layers",
-        type=field(ModelConfig, "n_gpu_layers"),
-        metavar="N",
-        help=help_of(ModelConfig, "n_gpu_layers"),
-    )
-    group.add_argument(
-        "--split-mode",
-        choices=get_args(ModelConfig.model_fields["split_mode"].annotation),
-        help=help_of(ModelConfig, "split_mode"),
-    )
-    group.add_argument(
-        "--main-gpu",
-        type=field(ModelConfig, "main_gpu"),
-        metavar="N",
-        help=help_of(ModelConfig, "main_gpu"),
-    )
-
-
-def _add_cache(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("prefix cache")
-    group.add_argument(
-        "--cache",
-        dest="mode",
-        choices=("off", "live", "snapshots"),
-        help=help_of(CacheConfig, "mode"),
-    )
-    group.add_argument(
-        "--snapshot-interval",
-        dest="snapshot_interval_tokens",
-        type=field(CacheConfig, "snapshot_interval_tokens"),
-        metavar="N",
-        help=help_of(CacheConfig, "snapshot_interval_tokens"),
-    )
-    group.add_argument(
-        "--cache-bytes",
-        dest="max_bytes",
-        type=byte_size,
-        metavar="SIZE",
-        help=help_of(CacheConfig, "max_bytes"),
-    )
-    group.add_argument(
-        "--cache-entries",
-        dest="max_entries",
-        type=field(CacheConfig, "max_entries"),
-        metavar="N",
-        help=help_of(CacheConfig, "max_entries"),
-    )
-    group.add_argument(
-        "--cache-dir",
-        dest="directory",
-        type=Path,
-        metavar="DIR",
-        help=help_of(CacheConfig, "directory"),
-    )
-    group.add_argument(
-        "--cache-disk-bytes",
-        dest="max_disk_bytes",
-        type=byte_size,
-        metavar="SIZE",
-        help=help_of(CacheConfig, "max_disk_bytes"),
-    )
+    for model, names in ENGINE:
+        add_fields(group, model, names, **defaults)
+    add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
+    add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
 
 
 def engine_config(options: Namespace) -> EngineConfig:

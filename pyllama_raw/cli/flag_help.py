@@ -2,7 +2,7 @@
 Help of flags that stand for an option: the description of the option, and its default.
 
 A description may end with what None means, as "None: all."; a flag shows that as its
-default.
+default. Nobody has to turn a switch off, so one that is off shows none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def help_of(kind: type, name: str, default: Any = None, *, more: str = "") -> st
     text, _, of_none = text.removesuffix(".").partition(". None: ")
     default = _default(kind, name) if default is None else default
     shown = of_none if default is None else _shown(name, default)
-    after = f" ({shown})" if shown else ""
-    return f"{_lowered(text)}{more}{after}".replace("%", "%%")
+    parts = (_lowered(text), more and f"; {more}", shown and f" ({shown})")
+    return "".join(parts).replace("%", "%%")
 
 
 def _default(kind: type, name: str) -> Any:
@@ -43,7 +43,7 @@ def _lowered(text: str) -> str:
 def _shown(name: str, value: Any) -> str:
     match value:
         case bool():
-            return "yes" if value else "no"
+            return "yes" if value else ""
         case float():
             return f"{value:g}"
         case tuple():

@@ -1,26 +1,28 @@
 """
-How flags are read, and how a wrong one is told: `--slots 0: 1 to 256`.
+How flags are read, and how a wrong one is told: `--slots 0: give at least 1`.
 
-A flag that stands for a field of the options has the rule of that field, so none is
-written twice.
+What a flag allows is told in the words that the options have for it (frozen.py).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, _ActionsContainer
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from pyllama_raw.config import Count, Finite
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.frozen import allowed
 
-MAX_SHOWN = 2**31 - 2  # larger limits are those of C: told only to who exceeds them
 SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+Reader = Callable[[str], Any]
 
 
 class Parser(ArgumentParser):
@@ -31,7 +33,7 @@ class Parser(ArgumentParser):
         if choice := re.fullmatch(
             r"(.*)invalid choice: (.*) \(choose from (.*)\)", told
         ):
-            told = f"{choice[1]}{choice[2]}: one of {choice[3]}".replace("'", "")
+            told = f"{choice[1]}{choice[2]}: give one of {choice[3]}".replace("'", "")
         self.exit(2, f"error: {told}\n{self.prog} --help says more\n")
 
     def flags(self) -> dict[str, str]:
@@ -40,89 +42,41 @@ class Parser(ArgumentParser):
         return {action.dest: action.option_strings[0] for action in actions}
 
 
-def field(model: type[BaseModel], name: str) -> Callable[[str], Any]:
-    """What reads a flag as the field *name* of *model*."""
+def add(
+    group: _ActionsContainer,
+    flag: str,
+    read: Reader,
+    metavar: str,
+    text: str,
+    *,
+    default: object = None,
+    **more: Any,
+) -> None:
+    """Add a flag with a value; its help ends with the default."""
+    shown = text if default is None else f"{text} ({default})"
+    group.add_argument(
+        flag, type=read, metavar=metavar, default=default, help=shown, **more
+    )
+
+
+def reader(kind: Any) -> Reader:
+    """What reads a flag as a value of *kind*, a type with pydantic's limits."""
+    adapter = cache(lambda: TypeAdapter[Any](kind))  # takes a while: made if it is used
 
     def read(text: str) -> Any:
-        adapter = _adapter(model, name)
         try:
-            return adapter.validate_python(text)
+            return adapter().validate_python(text)
         except ValidationError as error:
-            kind = error.errors()[0]["type"]
-            rule = _rule(adapter.json_schema(), kind)
-            raise ArgumentTypeError(f"{text}: {rule}") from None
+            words, shown = allowed(error.errors()[0]), text or "''"
+            raise ArgumentTypeError(f"{shown}: give {words}") from None
 
     return read
 
 
-@cache
-def _adapter(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(model.model_fields[name].rebuild_annotation())
-
-
-def _rule(schema: dict[str, Any], kind: str) -> str:
-    """What *schema* allows, in words; *kind* is pydantic's name of the mistake."""
-    schema = next((s for s in schema.get("anyOf", ()) if s["type"] != "null"), schema)
-    if "enum" in schema:
-        return "one of " + ", ".join(map(str, schema["enum"]))
-    if kind == "finite_number" or not kind.startswith(("greater", "less")):
-        kinds = {"integer": "a whole number", "number": "a number"}
-        return f"{kinds.get(schema['type'], 'text')}{_bounds(schema, ', ', kind)}"
-    return _bounds(schema, "", kind)
-
-
-def _bounds(schema: dict[str, Any], before: str, kind: str) -> str:
-    least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
-    most = schema.get("maximum")
-    if most is not None and most >= MAX_SHOWN and not kind.startswith("less"):
-        most = None
-    if least is not None:
-        return (
-            f"{before}{least} or more" if most is None else f"{before}{least} to {most}"
-        )
-    if above is not None:
-        upper = "" if most is None else f", at most {most}"
-        return f"{before}more than {above}{upper}"
-    return "" if most is None else f"{before}{most} or less"
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """What reads a whole number of at least *least*."""
-
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ArgumentTypeError(
-                f"{text}: a whole number, {least} or more"
-            ) from None
-        if number < least:
-            raise ArgumentTypeError(f"{text}: {least} or more")
-        return number
-
-    return read
-
-
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text}: a number, more than 0") from None
-    if not 0 < number < float("inf"):
-        raise ArgumentTypeError(f"{text}: more than 0, and finite")
-    return number
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise ArgumentTypeError(f"{text}: a number, 0 to 1")
-    return number
+count = reader(Count)
+whole = reader(Annotated[int, Field(ge=0)])
+positive = reader(Annotated[Finite, Field(gt=0)])
+share = reader(Annotated[Finite, Field(ge=0, le=1)])
 
 
 def byte_size(text: str) -> int:
@@ -133,7 +87,7 @@ def byte_size(text: str) -> int:
             return int(float(found[1]) * SIZES[found[2]])
     except ValueError:
         pass
-    raise ArgumentTypeError(f"{text}: bytes, or a size like 512M or 2G")
+    raise ArgumentTypeError(f"{text}: give bytes, or a size like 512M or 2G")
 
 
 def text_file(name: str) -> str:
@@ -160,7 +114,7 @@ def told(error: ConfigError, flags: dict[str, str]) -> str:
         return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)
 
     lines = []
-    for place, value, allowed in error.mistakes:
+    for place, value, words in error.mistakes:
         name = next((part for part in place.split(".") if part in flags), place)
-        lines.append(f"{with_flags(name)} {value}: give {with_flags(allowed)}")
+        lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
     return "; ".join(dict.fromkeys(lines)) or str(error)

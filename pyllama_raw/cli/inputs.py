@@ -25,6 +25,7 @@ from pydantic import (
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.config import Token
 from pyllama_raw.errors import InvalidRequest, PyllamaError
+from pyllama_raw.frozen import allowed
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -150,8 +151,10 @@ def _refusal(error: ValidationError) -> InvalidRequest:
     mistake = error.errors()[0]
     kind, value = mistake["type"], _short(mistake["input"])
     name = ".".join(str(part) for part in mistake["loc"])
-    if kind == "json_invalid":
-        return InvalidRequest("line", value, f"a JSON object ({mistake['msg']})")
+    if kind in ("json_invalid", "model_type"):
+        return InvalidRequest(
+            name or "line", value, f"a JSON object ({mistake['msg']})"
+        )
     if kind == "extra_forbidden":
         return InvalidRequest("key", name, "one of " + ", ".join(_Line.model_fields))
     cause = mistake.get("ctx", {}).get("error")
@@ -159,8 +162,7 @@ def _refusal(error: ValidationError) -> InvalidRequest:
         return cause
     if mistake["loc"][:1] == ("prompt",):
         return InvalidRequest("prompt", value, "text or a list of token ids")
-    allowed = mistake["msg"].removeprefix("Input should ").removeprefix("be ")
-    return InvalidRequest(name or "line", value, allowed)
+    return InvalidRequest(name or "line", value, allowed(mistake))
 
 
 def _short(value: object) -> object:

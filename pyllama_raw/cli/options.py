@@ -6,14 +6,19 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from pyllama_raw.cli.engine_options import add_engine
-from pyllama_raw.cli.flag_help import help_of
-from pyllama_raw.cli.flags import field, positive, whole
+from pyllama_raw.cli.fields import add_fields
+from pyllama_raw.cli.flags import add, count, positive
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
 from pyllama_raw.config import SchedulerConfig
 
 CHAT_CTX = 8192  # cells; a model that knows less uses less
+CHAT_TOKENS = 1024  # of an answer
 MODEL_HELP = (
     "a GGUF file, or hf:OWNER/REPO/FILE; without it a small model is fetched once"
+)
+FILE_TYPES = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "f16"),
+    "bf16",
 )
 
 
@@ -31,17 +36,12 @@ def add_generate(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="a PROMPT is a message to the model"
     )
-    _add_system(parser, "with --chat: ")
+    add(parser, "--system", str, "TEXT", "with --chat: how the model should behave")
     parser.add_argument(
         "--jsonl", action="store_true", help="one JSON object a request on stdout"
     )
-    parser.add_argument(
-        "--summary",
-        type=Path,
-        metavar="FILE",
-        help="write totals and latencies as JSON",
-    )
-    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    add(parser, "--summary", Path, "FILE", "write totals and latencies as JSON")
+    add(parser, "--model", str, "MODEL", MODEL_HELP)
     add_requests(parser)
     add_sampling(parser)
     add_engine(parser)
@@ -49,16 +49,10 @@ def add_generate(parser: ArgumentParser) -> None:
 
 def add_chat(parser: ArgumentParser) -> None:
     """Flags of `chat`."""
-    _add_system(parser)
-    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
-    add_sampling(parser, max_tokens=1024)
+    add(parser, "--system", str, "TEXT", "how the model should behave")
+    add(parser, "--model", str, "MODEL", MODEL_HELP)
+    add_sampling(parser, max_tokens=CHAT_TOKENS)
     add_engine(parser, n_slots=1, n_ctx=CHAT_CTX)
-
-
-def _add_system(parser: ArgumentParser, when: str = "") -> None:
-    parser.add_argument(
-        "--system", metavar="TEXT", help=f"{when}how the model should behave"
-    )
 
 
 def add_info(parser: ArgumentParser) -> None:
@@ -68,26 +62,10 @@ def add_info(parser: ArgumentParser) -> None:
     add_engine(parser)
 
 
-FILE_TYPES = (
-    "q4_0",
-    "q4_1",
-    "q5_0",
-    "q5_1",
-    "q8_0",
-    "q4_k_m",
-    "q5_k_m",
-    "q6_k",
-    "f16",
-    "bf16",
-)
-
-
 def add_tune(parser: ArgumentParser) -> None:
     """Flags of `tune`."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument(
-        "--out", metavar="FILE", help="the profile (MODEL's name with .profile.json)"
-    )
+    add(parser, "--out", str, "FILE", "the profile (MODEL's name with .profile.json)")
     parser.add_argument(
         "--requantize",
         type=Path,
@@ -102,32 +80,8 @@ def add_tune(parser: ArgumentParser) -> None:
         choices=FILE_TYPES,
         help="what to requantise to; repeatable (q4_0)",
     )
-    parser.add_argument(
-        "--slots",
-        dest="n_slots",
-        type=field(SchedulerConfig, "n_slots"),
-        default=8,
-        metavar="N",
-        help=help_of(SchedulerConfig, "n_slots"),
-    )
-    parser.add_argument(
-        "--prompt-tokens",
-        type=whole(1),
-        default=128,
-        metavar="N",
-        help="of each request (128)",
-    )
-    parser.add_argument(
-        "--output-tokens",
-        type=whole(1),
-        default=16,
-        metavar="N",
-        help="of each request (16)",
-    )
-    parser.add_argument(
-        "--max-step-s",
-        type=positive,
-        default=0.3,
-        metavar="S",
-        help="how long a step of a fixed token budget may stall running streams (0.3)",
-    )
+    add_fields(parser, SchedulerConfig, ("n_slots",), n_slots=8)
+    add(parser, "--prompt-tokens", count, "N", "of each request", default=128)
+    add(parser, "--output-tokens", count, "N", "of each request", default=16)
+    text = "how long a step of a fixed token budget may stall running streams"
+    add(parser, "--max-step-s", positive, "S", text, default=0.3)
