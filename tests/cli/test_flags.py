@@ -100,7 +100,7 @@ def test_every_number_is_checked_when_it_is_read(parser: Parser):
 
     for action in numbers:
         for text in ("x", "nan", "inf", "-inf", ""):
-            with pytest.raises(Exception, match="^[^:]+: give "):
+            with pytest.raises(Exception, match=r"^[^:]+: give "):
                 action.type(text)
 
 
