@@ -15,7 +15,7 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Event, Request
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.core.step import Computed, Sampled, StepPlan, StepResult
 from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits
@@ -54,7 +54,11 @@ def request(number: int, max_tokens: int = MAX_TOKENS) -> Request:
 
 def answer(plan: StepPlan) -> StepResult:
     """A token for each row."""
-    return StepResult(tokens=(97,) * sum(chunk.wants_output for chunk in plan.chunks))
+    return StepResult(
+        outputs=tuple(
+            Sampled((97,)) if work.samples else Computed() for work in plan.works
+        )
+    )
 
 
 def step(scheduler: Scheduler) -> list[Event]:

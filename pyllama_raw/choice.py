@@ -47,8 +47,7 @@ class Choice:
         if type(event) is core.Delta:
             tokens, ends = event.tokens, self.request.stop_token_ids
             self._tokens += tokens
-            if event.logprobs is not None:
-                self._logprobs.append(event.logprobs)
+            self._logprobs += event.logprobs
             shown = tokens if tokens[-1] not in ends else tokens[:-1]
             text = self._detokenizer.push(b"".join([self._pieces[t] for t in shown]))
         else:

@@ -24,7 +24,6 @@ from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.step import (
     Capture,
     Captured,
-    Chunk,
     Copy,
     DecodeStatus,
     Export,
@@ -35,6 +34,7 @@ from pyllama_raw.core.step import (
     StepPlan,
     StepResult,
     Trim,
+    Work,
     Write,
 )
 from pyllama_raw.engine.opening import build
@@ -89,7 +89,7 @@ class Played:
     prompt: array
     tokens: list[int] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)  # one a token
-    history: list[Chunk] = field(default_factory=list)  # what computed each position
+    history: list[Work] = field(default_factory=list)  # what computed each position
     end: Finished | None = None
 
     @property
@@ -104,14 +104,14 @@ class Player:
     def __init__(self, parts: Any, routers: Routers | None = None) -> None:
         self.parts = parts
         self._routers = routers
-        self._scores: dict[int, tuple[Chunk, Scores]] = {}  # by id of the chunk
-        self.slots: dict[int, list[Chunk]] = {}
-        self._payloads: dict[int, list[Chunk]] = {}  # by id; what each holds
+        self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work
+        self.slots: dict[int, list[Work]] = {}
+        self._payloads: dict[int, list[Work]] = {}  # by id; what each holds
         self._arrays: list[weakref.ref] = []
         self.peak_bytes = 0  # of captured arrays, right after a step captured more
         self._ids = count()
         self._reports: list[tuple[int, Captured | None]] = []
-        self._writes: dict[int, list[Chunk]] = {}
+        self._writes: dict[int, list[Work]] = {}
         if parts.files is not None:
             parts.files.report = lambda *report: self._reports.append(report)
         self._alive: dict[int, Played] = {}
@@ -200,31 +200,31 @@ class Player:
         if result.status is not DecodeStatus.OK:
             return
         row = -1
-        chunks = [c for c in plan.chunks if c.slot not in result.not_restored]
-        if self._routers is not None and chunks:
-            self._hear(self._routers, chunks)
-        for chunk in chunks:
-            row += len(chunk.tokens)
-            held = self.slots.setdefault(chunk.slot, [])
-            assert len(held) == chunk.pos
-            held += [chunk] * len(chunk.tokens)
-            if chunk.wants_output:
-                played = self._alive[chunk.request_id]
+        works = [w for w in plan.works if w.slot not in result.not_restored]
+        if self._routers is not None and works:
+            self._hear(self._routers, works)
+        for work in works:
+            row += len(work.tokens)
+            held = self.slots.setdefault(work.slot, [])
+            assert len(held) == work.start
+            held += [work] * len(work.tokens)
+            if work.samples:
+                played = self._alive[work.request_id]
                 played.logits.append(self.parts.executor.context.logits(row))
                 played.history = list(held)
 
-    def _hear(self, routers: Routers, chunks: list[Chunk]) -> None:
-        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
+    def _hear(self, routers: Routers, works: list[Work]) -> None:
+        ends = np.cumsum([len(work.tokens) for work in works])
         has_logits = np.zeros(ends[-1], bool)
-        has_logits[ends - 1] = [chunk.wants_output for chunk in chunks]
+        has_logits[ends - 1] = [work.samples for work in works]
         scores = np.split(routers.take(has_logits), ends[:-1])
-        for chunk, own in zip(chunks, scores, strict=True):
-            self._scores[id(chunk)] = chunk, own
+        for work, own in zip(works, scores, strict=True):
+            self._scores[id(work)] = work, own
 
     def scores(self, played: Played) -> Scores:
         """What the routers said of each token of *played*, whoever computed it."""
         history = enumerate(played.history)
-        return np.stack([self._scores[id(c)][1][pos - c.pos] for pos, c in history])
+        return np.stack([self._scores[id(c)][1][pos - c.start] for pos, c in history])
 
     def _end_writes(self) -> None:
         if self.parts.files is None:
@@ -243,7 +243,7 @@ class Player:
             chunks = self.slots[operation.slot][: len(operation.tokens)]
         self._writes[operation.write_id] = chunks
 
-    def _do(self, operation: Operation, captures: dict[int, list[Chunk]]) -> None:
+    def _do(self, operation: Operation, captures: dict[int, list[Work]]) -> None:
         slots = self.slots
         match operation:
             case Release(slot):
@@ -265,7 +265,7 @@ class Player:
                     for chunk in self._payloads[id(payload)][start:stop]
                 ]
 
-    def replay(self, history: list[Chunk]) -> dict[int, np.ndarray]:
+    def replay(self, history: list[Work]) -> dict[int, np.ndarray]:
         """
         Compute the same chunks in an empty context; the logits after each, by position.
 
@@ -278,7 +278,7 @@ class Player:
         pos = 0
         while pos < len(history):
             chunk = history[pos]
-            tokens = chunk.tokens[pos - chunk.pos :]
+            tokens = chunk.tokens[pos - chunk.start :]
             n_kept = sum(1 for other in history[pos:] if other is chunk)
             batch.clear()
             batch.add(tokens, pos, 0, True)

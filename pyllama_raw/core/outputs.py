@@ -15,7 +15,9 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.core.step import Lost, Output, RowFailed, Sampled, Scored, Work
+
+End = tuple[FinishReason, FinishDetail]
 
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
 
@@ -42,67 +44,72 @@ class Outputs:
         self._pieces = pieces
         self._n_keep = n_keep
 
-    def take(self, plan: StepPlan, result: StepResult, now: float) -> int:
+    def take(self, works: Items[Work], outputs: Items[Output], now: float) -> int:
         """
         Take in one step; returns the number of tokens computed.
 
         Every token of every stream comes through here: calls are few on purpose.
         """
         n_tokens = n_output = 0
-        rows = iter(result.tokens)
         alive, advance = self._roster.alive, self._memory.advance
-        for request_id, slot, _, tokens, wants_output, targets in plan.chunks:
-            token = next(rows) if wants_output else None
-            sequence = alive.get(request_id)
-            if slot in result.not_restored:
+        for work, output in zip(works, outputs, strict=True):
+            if type(output) is Lost:
                 continue
-            n_computed = len(tokens)
-            n_tokens += n_computed
+            n_new = len(work.tokens)
+            n_tokens += n_new
+            sequence = alive.get(work.request_id)
             if sequence is None:
                 continue  # ended while the step ran
-            advance(sequence, n_computed)
-            if targets is not None:
-                sequence.prompt_logprobs += result.scores[request_id]
-            if token is not None:
-                n_output += 1
-                self._take_token(sequence, token, result, now)
-            elif wants_output:  # its sampler failed
-                error = result.row_errors[request_id]
-                self._roster.finish(sequence, error, now)
+            if type(output) is Scored:
+                sequence.prompt_logprobs += output.logprobs
+                output = output.then  # noqa: PLW2901
+            if type(output) is Sampled:
+                advance(sequence, n_new + len(output.tokens) - 1)
+                n_output += self._take_sampled(sequence, output, now)
+                continue
+            advance(sequence, n_new)
+            if type(output) is RowFailed:
+                self._roster.finish(sequence, output.error, now)
         counters = self._roster.counters
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
         return n_tokens
 
-    def _take_token(
-        self, sequence: Sequence, token: int, result: StepResult, now: float
-    ) -> None:
-        """Tell what was sampled of *sequence*, and end it if that was all."""
+    def _take_sampled(self, sequence: Sequence, sampled: Sampled, now: float) -> int:
+        """Tell what was sampled of *sequence*, up to its end; returns how many tokens."""
+        tokens, logprobs = sampled
+        end: End | None = None
+        n_before = sequence.n_output
+        for token in tokens:
+            sequence.append(token, now)
+            end = self._end(sequence, token)
+            if end is not None:
+                break
+        n_taken = sequence.n_output - n_before
+        if n_taken < len(tokens):
+            tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
+            can_cut = self._memory.limits.can_cut
+            self._memory.rewind(sequence, len(sequence.tokens) - 1 if can_cut else 0)
         request_id = sequence.request.request_id
-        sequence.append(token, now)
-        logprobs = result.logprobs.get(request_id)
-        self._roster.events.append(new(Delta, (request_id, (token,), logprobs)))
-        self._end_if_done(sequence, token, now)
-
-    def _end_if_done(self, sequence: Sequence, token: int, now: float) -> None:
-        """End the request if *token* is its last one."""
-        request = sequence.request
-        if token in request.stop_token_ids:
-            self._finish(sequence, FinishReason.STOP, StopToken(token), now)
-        elif (
-            sequence.stop_finder is not None
-            and (stop := self._stop_string(sequence, token)) is not None
-        ):
-            self._finish(
-                sequence,
-                FinishReason.STOP,
-                StopString(stop.decode("utf-8", "replace")),
-                now,
-            )
-        elif sequence.n_output >= request.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH, LengthLimit.MAX_TOKENS, now)
+        self._roster.events.append(new(Delta, (request_id, tokens, logprobs)))
+        if end is not None:
+            self._finish(sequence, *end, now)
         elif len(sequence.tokens) >= self._limits.n_ctx_slot:
             self._on_full(sequence, now)
+        return n_taken
+
+    def _end(self, sequence: Sequence, token: int) -> End | None:
+        """Why the request ends with *token*, if it does."""
+        request = sequence.request
+        if token in request.stop_token_ids:
+            return FinishReason.STOP, StopToken(token)
+        if sequence.stop_finder is not None:
+            stop = self._stop_string(sequence, token)
+            if stop is not None:
+                return FinishReason.STOP, StopString(stop.decode("utf-8", "replace"))
+        if sequence.n_output >= request.max_tokens:
+            return FinishReason.LENGTH, LengthLimit.MAX_TOKENS
+        return None
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, detail: FinishDetail, now: float

@@ -128,7 +128,7 @@ class Delta(NamedTuple):
 
     request_id: int
     tokens: tuple[int, ...]  # only the last one may end the request
-    logprobs: TokenLogprobs | None = None  # if asked for; tokens then has one
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from typing import Literal
 
@@ -38,7 +38,17 @@ from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.core.step import Captured, Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.step import (
+    Captured,
+    Decode,
+    DecodeStatus,
+    Held,
+    Prefill,
+    Score,
+    StepPlan,
+    StepResult,
+    Work,
+)
 from pyllama_raw.core.suspects import Part, Suspects
 from pyllama_raw.errors import PromptTooLong
 
@@ -188,9 +198,9 @@ class Scheduler:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         self._admit(now)
         self._memory.catch_up()
-        chunks, steady = self._chunks(now)
+        works, steady = self._works(now)
         self._started = now
-        plan = StepPlan(self._memory.take_moves(), tuple(chunks), steady)
+        plan = StepPlan(self._memory.take_moves(), tuple(works), steady)
         self._roster.in_flight = bool(plan)
         if not (plan or self._roster.events) and self.has_work:
             self._roster.stall(now)  # no later plan would be another one
@@ -222,7 +232,7 @@ class Scheduler:
         """Whether somebody waits for a slot, and one is free."""
         return bool(self._roster.waiting) and self._memory.has_free
 
-    def _chunks(self, now: float) -> tuple[list[Chunk], bool]:
+    def _works(self, now: float) -> tuple[list[Work], bool]:
         """What to compute, and StepPlan.steady."""
         decodes, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
@@ -233,10 +243,10 @@ class Scheduler:
             decodes, prompts = ([], prompts) if self._has_decoded else (decodes, [])
         self._has_decoded = bool(decodes)
         n_decodes = len(decodes)
-        chunks = _replay(decodes) if replays else _decode(decodes)
+        works = _replay(decodes) if replays else _decode(decodes)
         stays = recovers or replays  # what comes next is not the same again
         if not prompts:
-            return chunks, not (has_prompts or stays) and self._all_go_on(decodes)
+            return works, not (has_prompts or stays) and self._all_go_on(decodes)
         limits = self.limits
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, mixes=limits.mixes)
@@ -248,18 +258,18 @@ class Scheduler:
             slot = s.slot or 0
             n_tokens = shares.get(slot, 0)
             if n_tokens:
-                chunks.append(_prefill(s, slot, n_tokens))
-        if stays or any(s.points for s in prompts) or not self._completes(chunks):
-            return chunks, False
-        return chunks, self._all_go_on([*decodes, *prompts])
+                works.append(_prefill(s, slot, n_tokens))
+        if stays or any(s.points for s in prompts) or not self._completes(works):
+            return works, False
+        return works, self._all_go_on([*decodes, *prompts])
 
-    def _completes(self, chunks: list[Chunk]) -> bool:
-        """Whether all who run have a row in *chunks*, in the order of the next plan."""
-        slots = [chunk.slot for chunk in chunks]
+    def _completes(self, works: list[Work]) -> bool:
+        """Whether all who run have a row in *works*, in the order of the next plan."""
+        slots = [work.slot for work in works]
         return (
-            len(chunks) == len(self._memory.running)
+            len(works) == len(self._memory.running)
             and slots == sorted(slots)
-            and all(chunk.wants_output and chunk.targets is None for chunk in chunks)
+            and all(work.samples and type(work) is not Score for work in works)
             and not self._could_start()
         )
 
@@ -327,14 +337,14 @@ class Scheduler:
         match result.status:
             case DecodeStatus.OK:
                 self._prefill_cap = None
-                n_tokens = self._outputs.take(plan, result, now)
+                n_tokens = self._outputs.take(plan.works, result.outputs, now)
                 if self._suspects.all:
                     self._suspects.clear(self._roster.alive)
-                if n_tokens > len(plan.chunks):  # else there was no prompt
+                if n_tokens > len(plan.works):  # else there was no prompt
                     self._speed.observe(n_tokens, now - self._started)
             case DecodeStatus.ABORTED:
                 self._roster.counters.aborted_steps += 1
-                self._rewind(plan, result.n_computed)
+                self._rewind(plan, result)
             case DecodeStatus.NO_SPACE:
                 self._roster.counters.no_space_steps += 1
                 self._squeeze(plan, now)
@@ -342,15 +352,16 @@ class Scheduler:
                 self._fail(plan, result, now)
         return self.take_events()
 
-    def _rewind(self, plan: StepPlan, n_computed: Mapping[int, int]) -> None:
-        for chunk in plan.chunks:
-            sequence = self._roster.alive.get(chunk.request_id)
+    def _rewind(self, plan: StepPlan, result: StepResult) -> None:
+        for work, output in zip(plan.works, result.outputs, strict=True):
+            sequence = self._roster.alive.get(work.request_id)
             if sequence is not None:
+                n_held = output.n_tokens if isinstance(output, Held) else 0
                 # The last token is computed again: its output row was not sampled.
-                n_fresh = min(N_FRESH, len(chunk.tokens))
-                is_prompt = chunk.pos < sequence.n_chunked
+                n_fresh = min(N_FRESH, len(work.tokens))
+                is_prompt = work.start < sequence.n_chunked
                 n_tokens = sequence.n_in_chunks if is_prompt else len(sequence.tokens)
-                known = min(n_computed.get(chunk.slot, 0), n_tokens - n_fresh)
+                known = min(n_held, n_tokens - n_fresh)
                 if sequence.is_scoring:  # nor were those of its other tokens
                     known = min(known, len(sequence.prompt_logprobs))
                 self._memory.rewind(sequence, known)
@@ -358,7 +369,7 @@ class Scheduler:
     def _squeeze(self, plan: StepPlan, now: float) -> None:
         """libllama found no room: take smaller prefill chunks, then preempt."""
         self._memory.reclaim(self.limits.n_cells)
-        n_prefill = sum(len(c.tokens) for c in plan.chunks if len(c.tokens) > 1)
+        n_prefill = sum(len(w.tokens) for w in plan.works if len(w.tokens) > 1)
         self._prefill_cap = max(n_prefill // 2, 1)
         if not n_prefill:
             self._roster.make_room(now)
@@ -368,13 +379,12 @@ class Scheduler:
         assert result.error is not None
         roster, is_fatal = self._roster, result.status is DecodeStatus.FAILED
         parts = [
-            Part(roster.alive[chunk.request_id], chunk.pos + len(chunk.tokens))
-            for chunk in plan.chunks
-            if chunk.request_id in roster.alive
-            and chunk.slot not in result.not_restored
+            Part(roster.alive[work.request_id], work.start + len(work.tokens))
+            for work in plan.works
+            if work.request_id in roster.alive and work.slot not in result.not_restored
         ]
         roster.counters.failed_steps += 1
-        alone = len(plan.chunks) == 1
+        alone = len(plan.works) == 1
         if is_fatal:
             roster.counters.rebuilds += 1
             self._memory.forget_slots()  # the new context is empty
@@ -396,43 +406,29 @@ class Scheduler:
             self._has_decoded = not self._has_decoded
 
 
-def _decode(streams: list[Sequence]) -> list[Chunk]:
+def _decode(streams: list[Sequence]) -> list[Work]:
     """The last token of each."""
     return [
-        new(
-            Chunk,
-            (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:], True, None),
-        )
+        new(Decode, (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:]))
         for s in streams
     ]
 
 
-def _replay(streams: list[Sequence]) -> list[Chunk]:
+def _replay(streams: list[Sequence]) -> list[Work]:
     """The next token of each; nothing is sampled where the one after it is known."""
     return [
-        Chunk(
-            s.request.request_id,
-            s.slot or 0,
-            s.n_computed,
-            s.tokens[s.n_computed : s.n_computed + 1],
-            s.n_behind == 1,
-        )
+        _decode([s])[0] if s.n_behind == 1 else _prefill(s, s.slot or 0, 1)
         for s in streams
     ]
 
 
-def _prefill(sequence: Sequence, slot: int, n_tokens: int) -> Chunk:
-    """The next *n_tokens* of a prompt."""
-    pos, tokens = sequence.n_computed, sequence.tokens
-    end = pos + n_tokens
-    targets = None
-    if sequence.is_scoring and pos == len(sequence.prompt_logprobs):
-        targets = tokens[pos + 1 : end + 1]
-    return Chunk(
-        sequence.request.request_id,
-        slot,
-        pos,
-        tokens[pos:end],
-        end == len(tokens),
-        targets,
-    )
+def _prefill(sequence: Sequence, slot: int, n_tokens: int) -> Work:
+    """The next *n_tokens* of what is known."""
+    request_id, tokens = sequence.request.request_id, sequence.tokens
+    start = sequence.n_computed
+    end = start + n_tokens
+    chunk, samples = tokens[start:end], end == len(tokens)
+    if sequence.is_scoring and start == len(sequence.prompt_logprobs):
+        targets = tokens[start + 1 : end + 1]
+        return Score(request_id, slot, start, chunk, samples, targets)
+    return Prefill(request_id, slot, start, chunk, samples)

@@ -2,13 +2,15 @@
 A step is a small program: memory operations in order, then one decode that samples.
 
 The scheduler writes a `StepPlan`, an executor runs it in that order and answers with a
-`StepResult`. A new feature is a new operation here, not a branch in the loop.
+`StepResult`: each work of the plan has one output. A new feature is a new type here, not
+a branch in the loop.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -110,33 +112,106 @@ FileOperation = Write | Export | Read | Delete
 Operation = Release | Trim | Shift | Copy | Capture | Restore | FileOperation
 
 
-class Chunk(NamedTuple):
-    """A run of one sequence's tokens in one step."""
+class Decode(NamedTuple):
+    """Compute the last token of a sequence and sample the next one."""
 
     request_id: int
     slot: int
-    pos: int  # position of tokens[0] in the sequence
+    start: int  # index of tokens[0] in the sequence
     tokens: array[int]  # array("i")
-    wants_output: bool  # sample after the last token
-    targets: array[int] | None = None  # what follows each token, to be scored
+
+    @property
+    def samples(self) -> bool:
+        """Always."""
+        return True
+
+
+class Prefill(NamedTuple):
+    """Compute a run of known tokens."""
+
+    request_id: int
+    slot: int
+    start: int
+    tokens: array[int]
+    samples: bool  # the token after the last one
+
+
+class Score(NamedTuple):
+    """Like `Prefill`; what follows each token gets its log-probability."""
+
+    request_id: int
+    slot: int
+    start: int
+    tokens: array[int]
+    samples: bool
+    targets: array[int]  # what follows each token, as far as it is known
+
+
+Work = Decode | Prefill | Score
 
 
 class StepPlan(NamedTuple):
-    """What one step does; at most one chunk a slot, each sampled at most once."""
+    """What one step does; at most one work a slot."""
 
     operations: tuple[Operation, ...] = ()
-    # Single tokens of streams first, each kind by rising slot.
-    chunks: tuple[Chunk, ...] = ()
-    # The scheduler expects the next plan to hold just the next token of each chunk. The
-    # executor may begin it early, and must discard that work if another plan comes.
+    works: tuple[Work, ...] = ()  # decodes first, each kind by rising slot
+    # The scheduler expects the next plan to hold just the next token of each work. The
+    # executor may begin it early, and must discard that if another plan comes.
     steady: bool = False
 
     @property
     def n_tokens(self) -> int:
-        return sum(len(chunk.tokens) for chunk in self.chunks)
+        return sum(len(work.tokens) for work in self.works)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.operations)
+        return bool(self.works or self.operations)
+
+
+class Sampled(NamedTuple):
+    """
+    Of a work that samples: what comes next.
+
+    The slot then holds the sequence but for the last of these tokens, so several need as
+    much free memory as they are, less one.
+    """
+
+    tokens: tuple[int, ...]  # one or more
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, if asked for
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailed:
+    """Of a work that samples: it is computed, but its sampler failed."""
+
+    error: PyllamaError
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Of a work that does not sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Of a `Score`: its targets, and what else it gave."""
+
+    logprobs: tuple[TokenLogprobs, ...]  # one a target
+    then: Sampled | RowFailed | Computed
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Of a work whose slot could not be filled: nothing is computed, the slot is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Of a work of an aborted decode: what is left of its slot."""
+
+    n_tokens: int
+
+
+Output = Sampled | RowFailed | Computed | Scored | Lost | Held
 
 
 class DecodeStatus(Enum):
@@ -144,7 +219,7 @@ class DecodeStatus(Enum):
 
     OK = "ok"
     NO_SPACE = "no space"  # memory is as the operations left it
-    ABORTED = "aborted"  # some chunks may be computed in part
+    ABORTED = "aborted"  # some works may be computed in part
     INVALID = "invalid"  # memory as after NO_SPACE; the batch broke a rule
     FAILED = "failed"  # nothing was sampled; the executor has made an empty context
 
@@ -160,22 +235,17 @@ class StepResult(NamedTuple):
     """
     What came of a plan.
 
-    tokens[i] belongs to the i-th chunk with wants_output; None where its sampler failed
-    or its slot could not be restored.
+    outputs[i] is of works[i]: after ABORTED each is `Held` or `Lost`, after the other
+    failures there is none.
     """
 
     status: DecodeStatus = DecodeStatus.OK
-    tokens: tuple[int | None, ...] = ()
-    row_errors: Mapping[int, PyllamaError] = NONE  # by request_id
-    n_computed: Mapping[int, int] = NONE  # by slot, ABORTED
+    outputs: tuple[Output, ...] = ()
     error: PyllamaError | None = None  # after INVALID and FAILED
     captured: Mapping[int, Captured] = NONE  # by capture_id
-    not_restored: frozenset[int] = frozenset()  # slots left empty, chunks not computed
+    not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took
-    # By request_id: of sampled tokens, where asked for; of the chunk's targets.
-    logprobs: Mapping[int, TokenLogprobs] = NONE
-    scores: Mapping[int, tuple[TokenLogprobs, ...]] = NONE
 
 
 class Executor(Protocol):

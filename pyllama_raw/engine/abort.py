@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Protocol
 
-from pyllama_raw.core.step import Chunk
+from pyllama_raw.core.step import Work
 
 
 class AbortFlag(Protocol):
@@ -32,14 +32,14 @@ class AbortGate:
         self._flag = flag
         self._is_set = False
         self._lock = Lock()
-        self._running: Sequence[Chunk] | None = None  # what the running step computes
+        self._running: Sequence[Work] | None = None  # what the running step computes
         self._cancelled: set[int] = set()  # that the scheduler does not know of yet
         self._closing = False
 
-    def enter(self, chunks: Sequence[Chunk]) -> None:
+    def enter(self, works: Sequence[Work]) -> None:
         """A step begins. Thread: the engine's."""
         with self._lock:
-            self._running = chunks
+            self._running = works
             self._stop_if_unwanted()
 
     def leave(self) -> None:
@@ -72,6 +72,6 @@ class AbortGate:
         if self._running is None or not (self._closing or self._cancelled):
             return
         gone = self._cancelled
-        if self._closing or all(chunk.request_id in gone for chunk in self._running):
+        if self._closing or all(work.request_id in gone for work in self._running):
             self._flag.set()
             self._is_set = True

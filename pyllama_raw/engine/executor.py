@@ -14,11 +14,26 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
-from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.step import (
+    Computed,
+    Decode,
+    DecodeStatus,
+    Held,
+    Lost,
+    Output,
+    RowFailed,
+    Sampled,
+    Score,
+    StepPlan,
+    StepResult,
+    Work,
+)
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
@@ -31,7 +46,6 @@ from pyllama_raw.engine.scores import watch, with_logprobs
 from pyllama_raw.errors import (
     InvalidBatch,
     NativeError,
-    PyllamaError,
     SamplingFailed,
 )
 from pyllama_raw.native.batch import Batch
@@ -42,6 +56,10 @@ from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.sampling.params import SamplingParams
 
 log = logging.getLogger("pyllama_raw")
+
+# Makes a Sampled in a third of the time; there is one a token.
+_sampled: Callable[[tuple[tuple[int], tuple[()]]], Sampled]
+_sampled = partial(tuple.__new__, Sampled)
 
 
 class NativeExecutor:
@@ -79,7 +97,7 @@ class NativeExecutor:
         self._use(make_context(lanes.fresh()))
         self._batch = Batch(self.context.max_tokens)
         self._row_samplers = RowSamplers(self.context.n_seq_max)
-        self._advanced: tuple[Chunk, ...] = ()  # whose next tokens are in the batch
+        self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
@@ -142,38 +160,40 @@ class NativeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
-        if not plan.operations and self._continues(plan.chunks):
-            return self._decode(plan.chunks, steady=plan.steady)
+        operations, works, steady = plan
+        if not operations and self._continues(works):
+            return self._decode(works, steady=steady)
         lost = self._drop()
-        if not (plan.operations or lost):
-            return self._decode(plan.chunks, steady=plan.steady)
-        captured, lost, restore_s = self._operations.run(plan.operations, lost)
+        if not (operations or lost):
+            return self._decode(works, steady=steady)
+        captured, lost, restore_s = self._operations.run(operations, lost)
         if not lost:
-            result = self._decode(plan.chunks, steady=plan.steady)
+            result = self._decode(works, steady=steady)
             return result._replace(captured=captured, restore_s=restore_s)
         if self._operations.refuses_cuts:
             self._note_refusal()
-        chunks = tuple(chunk for chunk in plan.chunks if chunk.slot not in lost)
-        result = self._decode(chunks)
-        tokens = _with_gaps(result.tokens, plan.chunks, lost)
+        result = self._decode(tuple(work for work in works if work.slot not in lost))
+        known = iter(result.outputs)
+        if result.status in (DecodeStatus.OK, DecodeStatus.ABORTED):
+            known = (Lost() if work.slot in lost else next(known) for work in works)
         return result._replace(
-            tokens=tokens,
+            outputs=tuple(known),
             captured=captured,
             restore_s=restore_s,
             not_restored=lost,
             refuses_cuts=self._refuses_cuts,
         )
 
-    def _continues(self, chunks: tuple[Chunk, ...]) -> bool:
-        """Whether the batch holds just the tokens of *chunks*, perhaps computed already."""
-        request_ids = [chunk.request_id for chunk in chunks]
-        return request_ids == [chunk.request_id for chunk in self._advanced]
+    def _continues(self, works: tuple[Work, ...]) -> bool:
+        """Whether the batch holds just the tokens of *works*, perhaps computed already."""
+        request_ids = [work.request_id for work in works]
+        return request_ids == [work.request_id for work in self._advanced]
 
-    def _decode(self, chunks: tuple[Chunk, ...], *, steady: bool = False) -> StepResult:
-        if not chunks:
+    def _decode(self, works: tuple[Work, ...], *, steady: bool = False) -> StepResult:
+        if not works:
             return StepResult()
         try:
-            outcome = self._compute(chunks, ahead=steady and self._can_drop)
+            outcome = self._compute(works, ahead=steady and self._can_drop)
         except InvalidBatch as error:
             return self._refused(error)
         except NativeError as error:  # lanes could not be switched
@@ -182,23 +202,20 @@ class NativeExecutor:
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
-            result = self._sampled(chunks, outcome)
-            if self._open.n_scored:
-                return with_logprobs(result, chunks, self._open, self.context)
-            return result
-        return self._failed(chunks, outcome.code)
+            return StepResult(outputs=self._outputs(works, outcome))
+        return self._failed(works, outcome.code)
 
-    def _compute(self, chunks: tuple[Chunk, ...], *, ahead: bool) -> StepOutcome:
+    def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
-            self._prepare_masks(chunks)
+            self._prepare_masks(works)
         if not self._advanced:
-            if self._open.need_all(chunks):
+            if self._open.need_all(works):
                 self.lanes.take_away(self.context)
-            self._fill(chunks)
+            self._fill(works)
         self._advanced = ()
         outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
         if outcome.code == 0 and self._batch.is_rows_only:
-            self._advanced = chunks
+            self._advanced = works
         return outcome
 
     def _drop(self) -> frozenset[int]:
@@ -212,10 +229,9 @@ class NativeExecutor:
             return frozenset()
         self._n_dropped += 1
         lost = set()
-        for chunk in advanced:
-            n_known = chunk.pos + len(chunk.tokens)
-            if not self.context.cut(chunk.slot, n_known):
-                lost.add(chunk.slot)
+        for work in advanced:
+            if not self.context.cut(work.slot, work.start + len(work.tokens)):
+                lost.add(work.slot)
         if lost:
             self._note_refusal()
         return frozenset(lost)
@@ -224,60 +240,68 @@ class NativeExecutor:
         """The memory has refused a cut: from now on it is asked for none."""
         self._refuses_cuts, self._can_drop = True, False
 
-    def _fill(self, chunks: tuple[Chunk, ...]) -> None:
+    def _fill(self, works: tuple[Work, ...]) -> None:
         batch = self._batch
         batch.clear()
-        n_rows = _count_rows(chunks)
-        decodes = chunks[:n_rows]
+        n_rows = _count_decodes(works)
+        decodes = works[:n_rows]
         batch.add_rows(
-            [chunk.tokens[0] for chunk in decodes],
-            [chunk.pos for chunk in decodes],
-            [chunk.slot for chunk in decodes],
+            [work.tokens[0] for work in decodes],
+            [work.start for work in decodes],
+            [work.slot for work in decodes],
         )
-        samplers = [self._open[chunk.request_id].sampler for chunk in decodes]
-        for request_id, slot, pos, tokens, wants_output, targets in chunks[n_rows:]:
-            add = batch.add if targets is None else batch.add_scored
-            add(tokens, pos, slot, wants_output)
-            if wants_output:
-                samplers.append(self._open[request_id].sampler)
+        samplers = [self._open[work.request_id].sampler for work in decodes]
+        for work in works[n_rows:]:
+            add = batch.add_scored if type(work) is Score else batch.add
+            add(work.tokens, work.start, work.slot, work.samples)
+            if work.samples:
+                samplers.append(self._open[work.request_id].sampler)
         self._row_samplers.set_all(samplers)
 
-    def _prepare_masks(self, chunks: tuple[Chunk, ...]) -> None:
-        for chunk in chunks:
-            mask = self._open[chunk.request_id].mask
-            if mask is not None and chunk.wants_output:
+    def _prepare_masks(self, works: tuple[Work, ...]) -> None:
+        for work in works:
+            mask = self._open[work.request_id].mask
+            if mask is not None and work.samples:
                 mask.prepare()
 
-    def _sampled(self, chunks: tuple[Chunk, ...], outcome: StepOutcome) -> StepResult:
-        if not (self._open.n_masked or outcome.codes):
-            return StepResult(tokens=tuple(outcome.tokens))
-        tokens: list[int | None] = [*outcome.tokens]
-        errors: dict[int, PyllamaError] = {}
-        outputs = [chunk for chunk in chunks if chunk.wants_output]
-        codes = outcome.codes or [0] * len(outputs)
-        for row, (chunk, code) in enumerate(zip(outputs, codes, strict=True)):
-            mask = self._open[chunk.request_id].mask
-            token = tokens[row]
+    def _outputs(
+        self, works: tuple[Work, ...], outcome: StepOutcome
+    ) -> tuple[Output, ...]:
+        outputs: Iterator[Output] = map(_sampled, zip(zip(outcome.tokens), repeat(())))
+        if self._open.n_masked or outcome.codes:
+            outputs = self._checked(works, outcome)
+        if len(outcome.tokens) < len(works):
+            rows, computed = outputs, Computed()
+            outputs = (next(rows) if work.samples else computed for work in works)
+        if self._open.n_scored:
+            return with_logprobs(outputs, works, self._open, self.context)
+        return tuple(outputs)
+
+    def _checked(
+        self, works: tuple[Work, ...], outcome: StepOutcome
+    ) -> Iterator[Output]:
+        """Of each row, once its mask has taken the token: rows may have failed."""
+        sampling = [work for work in works if work.samples]
+        codes = outcome.codes or [0] * len(sampling)
+        for work, token, code in zip(sampling, outcome.tokens, codes, strict=True):
+            mask = self._open[work.request_id].mask
             if code:
                 said = (mask.error if mask is not None else "") or last_error()
                 message = said or "the sampler failed"
-                errors[chunk.request_id] = SamplingFailed(
-                    "llama_sampler_sample", code, message
-                )
-                tokens[row] = None
-            elif mask is not None and token is not None:
-                mask.accept(token)
-        return StepResult(tokens=tuple(tokens), row_errors=errors)
+                yield RowFailed(SamplingFailed("llama_sampler_sample", code, message))
+            else:
+                if mask is not None:
+                    mask.accept(token)
+                yield Sampled((token,))
 
-    def _failed(self, chunks: tuple[Chunk, ...], code: int) -> StepResult:
+    def _failed(self, works: tuple[Work, ...], code: int) -> StepResult:
         match code:
             case 1:
                 return StepResult(DecodeStatus.NO_SPACE)
             case 2:
-                known = {chunk.slot: self._n_kept(chunk) for chunk in chunks}
                 return StepResult(
                     DecodeStatus.ABORTED,
-                    n_computed=known,
+                    outputs=tuple(Held(self._n_kept(work)) for work in works),
                     refuses_cuts=self._refuses_cuts,
                 )
             case -1:
@@ -304,15 +328,15 @@ class NativeExecutor:
         self._rebuild()
         return StepResult(DecodeStatus.FAILED, error=error)
 
-    def _n_kept(self, chunk: Chunk) -> int:
+    def _n_kept(self, work: Work) -> int:
         """How many positions of its slot an aborted decode left usable."""
-        slot = chunk.slot
+        slot = work.slot
         if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
             self.context.seq_rm(slot)
             return 0
         highest = self.context.seq_pos_max(slot)
         n_known = 0 if highest is None else highest + 1
-        if chunk.wants_output and n_known == chunk.pos + len(chunk.tokens):
+        if work.samples and n_known == work.start + len(work.tokens):
             n_known -= 1
             if not self.context.cut(slot, n_known):
                 self._note_refusal()
@@ -331,21 +355,9 @@ class NativeExecutor:
         )
 
 
-def _count_rows(chunks: tuple[Chunk, ...]) -> int:
-    """How many chunks at the front are one token with an output row."""
-    for index, chunk in enumerate(chunks):
-        if len(chunk.tokens) != 1 or not chunk.wants_output:
+def _count_decodes(works: tuple[Work, ...]) -> int:
+    """How many works at the front are a decode of one token."""
+    for index, work in enumerate(works):
+        if type(work) is not Decode or len(work.tokens) != 1:
             return index
-    return len(chunks)
-
-
-def _with_gaps(
-    tokens: tuple[int | None, ...], chunks: tuple[Chunk, ...], lost: frozenset[int]
-) -> tuple[int | None, ...]:
-    """One place for each output row of *chunks*, None for slots that were lost."""
-    computed = iter(tokens)
-    return tuple(
-        None if chunk.slot in lost else next(computed, None)
-        for chunk in chunks
-        if chunk.wants_output
-    )
+    return len(works)

@@ -314,7 +314,7 @@ class EngineThread:
 
     def _execute(self, plan: StepPlan) -> None:
         """Run *plan* and deliver what it gives."""
-        self._gate.enter(plan.chunks)
+        self._gate.enter(plan.works)
         try:
             result = self._executor.execute(plan)
         finally:

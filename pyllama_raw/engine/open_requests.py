@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pyllama_raw.core.step import Chunk
+from pyllama_raw.core.step import Work
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
@@ -59,10 +59,10 @@ class OpenRequests:
             self._count(opened, -1)
         return opened
 
-    def need_all(self, chunks: Iterable[Chunk]) -> bool:
-        """Whether a request of *chunks* needs whole rows."""
+    def need_all(self, works: Iterable[Work]) -> bool:
+        """Whether a request of *works* needs whole rows."""
         return self.n_needing_all > 0 and any(
-            self._all[chunk.request_id].needs_all for chunk in chunks
+            self._all[work.request_id].needs_all for work in works
         )
 
     def _count(self, opened: OpenRequest, change: int) -> None:

@@ -8,9 +8,19 @@ from output rows that nothing was sampled from.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 from pyllama_raw.core.request import TokenLogprobs
-from pyllama_raw.core.step import Chunk, StepResult
+from pyllama_raw.core.step import (
+    Computed,
+    Output,
+    RowFailed,
+    Sampled,
+    Score,
+    Scored,
+    Work,
+)
 from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.logprobs import RowLogprobs
@@ -31,28 +41,27 @@ def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:
 
 
 def with_logprobs(
-    result: StepResult,
-    chunks: tuple[Chunk, ...],
+    outputs: Iterable[Output],
+    works: Items[Work],
     opened: OpenRequests,
     context: Context,
-) -> StepResult:
-    """*result* with the log-probabilities of *chunks*, which the batch held."""
-    rows = (chunk.request_id for chunk in chunks if chunk.wants_output)
-    logprobs = {
-        request_id: _of_output(opened[request_id], token)
-        for request_id, token in zip(rows, result.tokens, strict=True)
-        if token is not None and opened[request_id].params.logprobs is not None
-    }
-    scores = {}
+) -> tuple[Output, ...]:
+    """*outputs* with the log-probabilities of *works*, which the batch held."""
+    told = []
     start = 0
-    for chunk in chunks:
-        if chunk.targets is not None:
-            n_top = opened[chunk.request_id].params.prompt_logprobs
-            scores[chunk.request_id] = _of_targets(
-                chunk.targets, n_top or 0, start, context
-            )
-        start += len(chunk.tokens)
-    return result._replace(logprobs=logprobs, scores=scores)
+    for work, output in zip(works, outputs, strict=True):
+        request = opened[work.request_id]
+        if type(output) is Sampled and request.params.logprobs is not None:
+            rows = tuple(_of_output(request, token) for token in output.tokens)
+            output = Sampled(output.tokens, rows)  # noqa: PLW2901
+        if type(work) is Score:
+            assert isinstance(output, Sampled | RowFailed | Computed)
+            n_top = request.params.prompt_logprobs or 0
+            scores = _of_targets(work.targets, n_top, start, context)
+            output = Scored(scores, output)  # noqa: PLW2901
+        told.append(output)
+        start += len(work.tokens)
+    return tuple(told)
 
 
 def _of_output(opened: OpenRequest, token: int) -> TokenLogprobs:

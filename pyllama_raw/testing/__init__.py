@@ -22,10 +22,23 @@ from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import Chunk, DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.step import (
+    Computed,
+    Decode,
+    DecodeStatus,
+    Held,
+    Output,
+    RowFailed,
+    Sampled,
+    Score,
+    Scored,
+    StepPlan,
+    StepResult,
+    Work,
+)
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.parts import EngineParts, StepTimes
-from pyllama_raw.errors import DecodeFailed, PyllamaError, SamplingFailed
+from pyllama_raw.errors import DecodeFailed, SamplingFailed
 from pyllama_raw.sampling.params import SamplingParams
 from pyllama_raw.testing.memory import FakeMemory
 
@@ -126,7 +139,7 @@ class FakeExecutor:
     Args:
         next_token: the sampler; gets all tokens of the slot.
         failures: what the decode of the n-th step ends with, instead of OK.
-        poison: what a decode ends with if it has a chunk of that request_id.
+        poison: what a decode ends with if it has a work of that request_id.
         failing_rows: (step, request_id) whose sampler fails.
         on_step: called with the step's number and plan before it is computed.
     """
@@ -182,9 +195,9 @@ class FakeExecutor:
         if self._on_step is not None:
             self._on_step(step, plan)
         status = self._failures.get(step, DecodeStatus.OK)
-        for chunk in plan.chunks:
-            status = self._poison.get(chunk.request_id, status)
-        if plan.chunks and self.flag.is_set:
+        for work in plan.works:
+            status = self._poison.get(work.request_id, status)
+        if plan.works and self.flag.is_set:
             status = DecodeStatus.ABORTED
         elif status is DecodeStatus.OK and self._is_full(plan):
             status = DecodeStatus.NO_SPACE
@@ -205,47 +218,48 @@ class FakeExecutor:
                 return StepResult(status, error=DecodeFailed("fake", -3, "as told"))
 
     def _abort(self, plan: StepPlan) -> StepResult:
-        """Half of the chunks are computed; a last token without its row is dropped."""
-        for chunk in plan.chunks[: len(plan.chunks) // 2]:
-            self._append(chunk)
-            if chunk.wants_output:
-                self.memory.slots[chunk.slot].pop()
-        done = {chunk.slot: len(self.memory.slots[chunk.slot]) for chunk in plan.chunks}
-        return StepResult(DecodeStatus.ABORTED, n_computed=done)
+        """Half of the works are computed; a last token without its row is dropped."""
+        for work in plan.works[: len(plan.works) // 2]:
+            self._append(work)
+            if work.samples:
+                self.memory.slots[work.slot].pop()
+        held = [Held(len(self.memory.slots[work.slot])) for work in plan.works]
+        return StepResult(DecodeStatus.ABORTED, tuple(held))
 
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
-        tokens: list[int | None] = []
-        errors: dict[int, PyllamaError] = {}
-        logprobs: dict[int, TokenLogprobs] = {}
-        scores: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for chunk in plan.chunks:
-            before = len(self.memory.slots[chunk.slot])
-            self._append(chunk)
-            asked = self._asked.get(chunk.request_id, SamplingParams())
-            if chunk.targets is not None and asked.prompt_logprobs is not None:
-                n_top = asked.prompt_logprobs
-                scores[chunk.request_id] = tuple(
-                    fake_logprobs(before + i + 1, token, n_top)
-                    for i, token in enumerate(chunk.targets)
-                )
-            if not chunk.wants_output:
-                continue
-            if (step, chunk.request_id) in self._failing_rows:
-                errors[chunk.request_id] = SamplingFailed("fake", None, "as told")
-                tokens.append(None)
-            else:
-                seen = self.memory.tokens(chunk.slot)
-                token = self._next_token(seen)
-                tokens.append(token)
-                if asked.logprobs is not None:
-                    row = fake_logprobs(len(seen), token, asked.logprobs)
-                    logprobs[chunk.request_id] = row
         return StepResult(
-            tokens=tuple(tokens), row_errors=errors, logprobs=logprobs, scores=scores
+            outputs=tuple(self._output(step, work) for work in plan.works)
         )
 
-    def _append(self, chunk: Chunk) -> None:
-        self.memory.write(chunk.slot, chunk.tokens)
+    def _output(self, step: int, work: Work) -> Output:
+        before = len(self.memory.slots[work.slot])
+        self._append(work)
+        asked = self._asked.get(work.request_id, SamplingParams())
+        output = self._sample(step, work, asked.logprobs)
+        if type(work) is not Score:
+            return output
+        n_top = asked.prompt_logprobs or 0
+        scores = (
+            fake_logprobs(before + i + 1, token, n_top)
+            for i, token in enumerate(work.targets)
+        )
+        return Scored(tuple(scores), output)
+
+    def _sample(
+        self, step: int, work: Work, n_top: int | None
+    ) -> Sampled | RowFailed | Computed:
+        if not work.samples:
+            return Computed()
+        if (step, work.request_id) in self._failing_rows:
+            return RowFailed(SamplingFailed("fake", None, "as told"))
+        seen = self.memory.tokens(work.slot)
+        token = self._next_token(seen)
+        if n_top is None:
+            return Sampled((token,))
+        return Sampled((token,), (fake_logprobs(len(seen), token, n_top),))
+
+    def _append(self, work: Work) -> None:
+        self.memory.write(work.slot, work.tokens)
 
     def _is_full(self, plan: StepPlan) -> bool:
         if not self.limits.unified:
@@ -255,24 +269,24 @@ class FakeExecutor:
     def _check(self, plan: StepPlan) -> None:
         """The rules of core.step and of libllama."""
         assert plan.n_tokens <= self.limits.n_batch
-        n_rows = sum(_count_rows(chunk) for chunk in plan.chunks)
+        n_rows = sum(_count_rows(work) for work in plan.works)
         assert n_rows <= (self.limits.n_outputs or self.limits.n_slots)
-        slots = [chunk.slot for chunk in plan.chunks]
-        assert len(set(slots)) == len(slots), "one chunk a slot"
-        for chunk in plan.chunks:
-            cells = self.memory.slots[chunk.slot]
-            assert len(chunk.tokens) > 0
-            assert chunk.request_id in self.opened, "open() comes first"
-            assert chunk.pos == len(cells), "positions are contiguous"
+        slots = [work.slot for work in plan.works]
+        assert len(set(slots)) == len(slots), "one work a slot"
+        for work in plan.works:
+            assert len(work.tokens) > 0
+            assert work.request_id in self.opened, "open() comes first"
+            assert work.start == len(self.memory.slots[work.slot]), "without a gap"
+            assert len(work.tokens) == 1 or type(work) is not Decode
 
 
-def _count_rows(chunk: Chunk) -> int:
-    """Output rows of *chunk*; the targets are those of its tokens that have one."""
-    if chunk.targets is None:
-        return int(chunk.wants_output)
-    assert len(chunk.targets) == len(chunk.tokens) - chunk.wants_output
-    assert chunk.targets[:-1] == chunk.tokens[1 : len(chunk.targets)]
-    return len(chunk.tokens)
+def _count_rows(work: Work) -> int:
+    """Output rows of *work*; the targets are those of its tokens that have one."""
+    if type(work) is not Score:
+        return int(work.samples)
+    assert len(work.targets) == len(work.tokens) - work.samples
+    assert work.targets[:-1] == work.tokens[1 : len(work.targets)]
+    return len(work.tokens)
 
 
 def fake_limits(**changes: Any) -> ContextLimits:

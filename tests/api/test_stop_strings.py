@@ -18,7 +18,7 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.core.stop_strings import StopStrings
-from tests.core.support import make_scheduler, run_until_idle
+from tests.core.support import answer, make_scheduler, run_until_idle
 
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_STOP_EXAMPLES", "100"))
 END = 0  # the stop token; its piece is no text of the output
@@ -77,8 +77,7 @@ def test_engine_and_reader_stop_at_the_same_place(pieces, tokens, stops):
     given_tokens = iter(tokens)
 
     def execute(plan: StepPlan) -> StepResult:
-        n_rows = sum(chunk.wants_output for chunk in plan.chunks)
-        return StepResult(tokens=tuple(next(given_tokens) for _ in range(n_rows)))
+        return answer(plan, next(given_tokens))
 
     _, events = run_until_idle(scheduler, execute)
     choice = Choice(0, request, 0, pieces)

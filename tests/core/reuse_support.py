@@ -9,7 +9,7 @@ from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
-from tests.core.support import STOP_TOKEN, finished, make_scheduler
+from tests.core.support import STOP_TOKEN, finished, make_scheduler, output
 
 ANSWER = 97  # what every row samples
 A, B = list(range(100, 140)), list(range(200, 240))
@@ -75,18 +75,15 @@ class Engine:
 
     def apply(self, plan: StepPlan) -> None:
         captured, lost = self.memory.run(plan.operations)
-        tokens = []
-        for chunk in plan.chunks:
-            if chunk.slot in lost:
-                tokens += [None] * chunk.wants_output
+        for work in plan.works:
+            if work.slot in lost:
                 continue
-            assert chunk.pos == len(self.memory.slots[chunk.slot])
-            self.memory.write(chunk.slot, chunk.tokens)
-            if chunk.slot not in self.memory.shifted:
-                self._check(chunk)
-            tokens += [ANSWER] * chunk.wants_output
+            assert work.start == len(self.memory.slots[work.slot])
+            self.memory.write(work.slot, work.tokens)
+            if work.slot not in self.memory.shifted:
+                self._check(work)
         result = StepResult(
-            tokens=tuple(tokens),
+            outputs=tuple(output(work, ANSWER, lost=lost) for work in plan.works),
             captured=captured,
             not_restored=lost,
             refuses_cuts=self.memory.refuses_cuts,
@@ -107,11 +104,11 @@ class Engine:
         self._take(self.scheduler.apply(plan, result, 0.0))
         self.scheduler.check_integrity()
 
-    def _check(self, chunk) -> None:
-        sequence = self.scheduler._roster.alive.get(chunk.request_id)
+    def _check(self, work) -> None:
+        sequence = self.scheduler._roster.alive.get(work.request_id)
         if sequence is None or not sequence.is_shifted:
-            held = self.memory.tokens(chunk.slot)
-            assert held == self.texts[chunk.request_id][: len(held)]
+            held = self.memory.tokens(work.slot)
+            assert held == self.texts[work.request_id][: len(held)]
 
     def _take(self, events) -> None:
         self.ends |= finished(events)

@@ -1,13 +1,23 @@
 """Requests, schedulers and a loop for tests of the core; no thread, no model."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.request import Event, Finished, Request, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import StepPlan, StepResult
+from pyllama_raw.core.step import (
+    Computed,
+    Lost,
+    Output,
+    Sampled,
+    Score,
+    Scored,
+    StepPlan,
+    StepResult,
+    Work,
+)
 
 STOP_TOKEN = 2
 
@@ -59,8 +69,22 @@ def make_scheduler(
 
 def answer(plan: StepPlan, token: int = 97) -> StepResult:
     """All rows sample *token*."""
-    n_rows = sum(chunk.wants_output for chunk in plan.chunks)
-    return StepResult(tokens=(token,) * n_rows)
+    return StepResult(outputs=tuple(output(work, token) for work in plan.works))
+
+
+def output(work: Work, *tokens: int, lost: Collection[int] = ()) -> Output:
+    """*work* samples *tokens*; its slot may be one of the *lost* ones."""
+    if work.slot in lost:
+        return Lost()
+    found = Sampled(tokens) if work.samples else Computed()
+    if isinstance(work, Score):
+        return Scored(score(work.start + 1, work.targets), found)
+    return found
+
+
+def score(index: int, tokens: Iterable[int]) -> tuple[TokenLogprobs, ...]:
+    """The log-probability of the token with that index is -index."""
+    return tuple(TokenLogprobs(t, -float(i), ()) for i, t in enumerate(tokens, index))
 
 
 def run_until_idle(
@@ -68,7 +92,7 @@ def run_until_idle(
     execute: Callable[[StepPlan], StepResult] = answer,
     max_steps: int = 1000,
 ) -> tuple[list[StepPlan], list[Event]]:
-    """Step until nothing is left; returns the plans with chunks and all events."""
+    """Step until nothing is left; returns the plans with works and all events."""
     plans, events = [], []
     for now in range(max_steps):
         plan = scheduler.schedule(float(now))
@@ -76,10 +100,10 @@ def run_until_idle(
         scheduler.check_integrity()
         if not plan:
             return plans, events
-        result = execute(plan) if plan.chunks else StepResult()
+        result = execute(plan) if plan.works else StepResult()
         events += scheduler.apply(plan, result, now + 0.5)
         scheduler.check_integrity()
-        if plan.chunks:
+        if plan.works:
             plans.append(plan)
     raise AssertionError("not idle")
 
@@ -99,4 +123,4 @@ def step(scheduler, now=0.0, token=97):
 
 
 def shape(plan):
-    return [(c.slot, c.pos, len(c.tokens), c.wants_output) for c in plan.chunks]
+    return [(w.slot, w.start, len(w.tokens), w.samples) for w in plan.works]

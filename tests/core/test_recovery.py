@@ -9,7 +9,7 @@ from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import Chunk, DecodeStatus, StepResult
+from pyllama_raw.core.step import Decode, DecodeStatus, Held, Prefill, StepResult
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing import FakeExecutor
 from tests.core.reuse_support import Engine
@@ -142,7 +142,7 @@ def test_what_only_fails_together_is_done_alone():
         scheduler.add(request, 0.0)
 
     while plan := scheduler.schedule(0.0):
-        if len(plan.chunks) > 1:
+        if len(plan.works) > 1:
             executor.memory.clear()
             result = StepResult(FAILED, error=DecodeFailed("fake", -2, "too large"))
         else:
@@ -235,7 +235,7 @@ def test_a_suspect_is_computed_alone_until_it_is_past():
 
     plans = [step(scheduler)[0] for _ in range(4)]
 
-    assert [[c.request_id for c in p.chunks] for p in plans] == [
+    assert [[c.request_id for c in p.works] for p in plans] == [
         [0],
         [1],
         [2],
@@ -287,7 +287,7 @@ def test_who_was_not_computed_is_not_suspected():
 
     plan = scheduler.schedule(0.0)
 
-    assert [chunk.request_id for chunk in plan.chunks] == [1]
+    assert [work.request_id for work in plan.works] == [1]
 
 
 def test_a_batch_that_is_refused_has_changed_nothing():
@@ -337,7 +337,7 @@ def test_output_is_computed_again_as_it_was_at_first():
         [(0, 5, 1, False)],
         [(0, 6, 1, True)],
     ]
-    assert all(isinstance(c, Chunk) for plan in plans for c in plan.chunks)
+    assert [type(w) for p in plans for w in p.works] == [Prefill] * 3 + [Decode]
 
 
 def test_an_aborted_prompt_is_not_left_with_one_token():
@@ -351,7 +351,7 @@ def test_an_aborted_prompt_is_not_left_with_one_token():
     fail(scheduler, scheduler.schedule(0.0))
     plan = scheduler.schedule(0.0)
 
-    aborted = StepResult(DecodeStatus.ABORTED, n_computed={0: 7})
+    aborted = StepResult(DecodeStatus.ABORTED, (Held(7),))
     scheduler.apply(plan, aborted, 0.0)
 
     assert shape(scheduler.schedule(0.0)) == [(0, 6, 2, False)]

@@ -174,9 +174,9 @@ def test_leader_and_followers_go_on_together():
 
     engine.run(A + B[:10], A + B[10:20], A + B[20:30])
 
-    first, second = ([len(c.tokens) for c in plan.chunks] for plan in engine.plans[:2])
+    first, second = ([len(c.tokens) for c in plan.works] for plan in engine.plans[:2])
     assert (first, second) == ([40], [10, 10, 10])
-    assert all(chunk.wants_output for chunk in engine.plans[1].chunks)
+    assert all(work.samples for work in engine.plans[1].works)
 
 
 def test_who_would_save_little_does_not_wait():
@@ -189,7 +189,7 @@ def test_who_would_save_little_does_not_wait():
 
     plan = engine.step()
 
-    assert [len(chunk.tokens) for chunk in plan.chunks] == [len(A), 10 + len(B) - 26]
+    assert [len(work.tokens) for work in plan.works] == [len(A), 10 + len(B) - 26]
 
 
 @KINDS

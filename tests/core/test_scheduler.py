@@ -92,7 +92,7 @@ def test_prompts_take_turns_of_one_quantum():
 
     plans, _ = run_until_idle(scheduler)
 
-    assert [[(c.slot, len(c.tokens)) for c in p.chunks] for p in plans[:5]] == [
+    assert [[(c.slot, len(c.tokens)) for c in p.works] for p in plans[:5]] == [
         [(0, 4)],
         [(0, 2), (1, 2)],
         [(1, 4)],

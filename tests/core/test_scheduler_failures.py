@@ -1,7 +1,15 @@
 """Steps that fail, are aborted or find no memory."""
 
 from pyllama_raw.core.request import Delta
-from pyllama_raw.core.step import DecodeStatus, Release, StepResult, Trim
+from pyllama_raw.core.step import (
+    DecodeStatus,
+    Held,
+    Release,
+    RowFailed,
+    Sampled,
+    StepResult,
+    Trim,
+)
 from pyllama_raw.errors import (
     DecodeFailed,
     NoKVSpace,
@@ -42,7 +50,7 @@ def test_no_space_shrinks_prefill_then_preempts_then_ends():
     sizes = []
 
     def refuse(plan):
-        sizes.append([len(c.tokens) for c in plan.chunks])
+        sizes.append([len(c.tokens) for c in plan.works])
         return StepResult(DecodeStatus.NO_SPACE)
 
     _, events = run_until_idle(scheduler, refuse)
@@ -62,13 +70,13 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
         scheduler.add(make_request(request_id, n_prompt=4), 0.0)
     plan = scheduler.schedule(0.0)
     scheduler.cancel(2, 0.0)
-    result = StepResult(DecodeStatus.ABORTED, n_computed={0: 3, 1: 4, 2: 4})
+    result = StepResult(DecodeStatus.ABORTED, (Held(3), Held(4), Held(4)))
 
     scheduler.apply(plan, result, 1.0)
     plan = scheduler.schedule(2.0)
 
     assert plan.operations == (Release(2), Trim(0, 2), Trim(1, 2))
-    assert [(c.slot, c.pos) for c in plan.chunks] == [(0, 2), (1, 2)]
+    assert [(w.slot, w.start) for w in plan.works] == [(0, 2), (1, 2)]
 
 
 def test_a_failed_step_rewinds_all():
@@ -87,7 +95,7 @@ def test_a_failed_step_rewinds_all():
     assert events == []
     plan = scheduler.schedule(2.0)
     assert plan.operations == ()
-    assert [chunk.pos for chunk in plan.chunks] == [0]
+    assert [work.start for work in plan.works] == [0]
 
 
 def test_a_row_that_cannot_be_sampled_ends_its_request_only():
@@ -99,7 +107,7 @@ def test_a_row_that_cannot_be_sampled_ends_its_request_only():
     scheduler.add(make_request(1), 0.0)
     plan = scheduler.schedule(0.0)
     error = SamplingFailed("llama_sampler_sample", None, "injected")
-    result = StepResult(tokens=(None, 97), row_errors={0: error})
+    result = StepResult(outputs=(RowFailed(error), Sampled((97,))))
 
     events = scheduler.apply(plan, result, 1.0)
 
@@ -129,7 +137,7 @@ def test_an_aborted_chunk_leaves_two_tokens():
     scheduler.add(make_request(0, n_prompt=10), 0.0)
     plan = scheduler.schedule(0.0)
 
-    aborted = StepResult(DecodeStatus.ABORTED, n_computed={0: 9})
+    aborted = StepResult(DecodeStatus.ABORTED, (Held(9),))
     scheduler.apply(plan, aborted, 0.0)
 
     assert shape(scheduler.schedule(0.0)) == [(0, 8, 2, True)]

@@ -19,8 +19,18 @@ from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.snapshots import SnapshotCost
-from pyllama_raw.core.request import Delta, Request, TokenLogprobs
-from pyllama_raw.core.step import DecodeStatus, Release, Shift, StepResult, Trim
+from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.step import (
+    DecodeStatus,
+    Held,
+    Release,
+    RowFailed,
+    Sampled,
+    Score,
+    Shift,
+    StepResult,
+    Trim,
+)
 from pyllama_raw.errors import (
     DecodeFailed,
     InvalidBatch,
@@ -28,7 +38,7 @@ from pyllama_raw.errors import (
     SamplingFailed,
 )
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
-from tests.core.support import STOP_TOKEN, finished, make_scheduler
+from tests.core.support import STOP_TOKEN, finished, make_scheduler, output, score
 
 N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40
 MAX_BYTES, MAX_ENTRIES = 900, 6
@@ -166,39 +176,39 @@ class SchedulerModel(RuleBasedStateMachine):
         self.plan = self.scheduler.schedule(self.now)
         self.events += self.scheduler.take_events()
         assert self.plan.n_tokens <= N_BATCH
-        assert sum(map(n_rows, self.plan.chunks)) <= self.n_outputs
-        slots = [chunk.slot for chunk in self.plan.chunks]
+        assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
+        slots = [work.slot for work in self.plan.works]
         assert len(set(slots)) == len(slots)
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
             assert self.plan
 
     def prepare(self, data):
-        """Run the operations; returns the chunks that can be computed."""
+        """Run the operations; returns the works that can be computed."""
         self.data = data
         captured, lost = self.memory.run(self.plan.operations)
-        chunks = [chunk for chunk in self.plan.chunks if chunk.slot not in lost]
-        for chunk in chunks:
-            assert chunk.pos == len(self.memory.slots[chunk.slot])
-            if chunk.slot not in self.memory.shifted:
-                text = self.texts[chunk.request_id]
-                held = self.memory.tokens(chunk.slot) + list(chunk.tokens)
-                assert self.is_shifted(chunk) or held == text[: len(held)]
-        return chunks, captured, lost
+        works = [work for work in self.plan.works if work.slot not in lost]
+        for work in works:
+            assert work.start == len(self.memory.slots[work.slot])
+            if work.slot not in self.memory.shifted:
+                text = self.texts[work.request_id]
+                held = self.memory.tokens(work.slot) + list(work.tokens)
+                assert self.is_shifted(work) or held == text[: len(held)]
+        return works, captured, lost
 
     def fails(self, operation):
         if isinstance(operation, Trim) and not self.refuses:
             return False
         return self.data.draw(st.integers(0, 7)) == 0
 
-    def is_shifted(self, chunk):
+    def is_shifted(self, work):
         """Whether a shift made the text of the request another one."""
-        sequence = self.scheduler._roster.alive.get(chunk.request_id)
+        sequence = self.scheduler._roster.alive.get(work.request_id)
         return sequence is None or sequence.is_shifted
 
-    def write(self, chunks, n_tokens=10**9):
-        for chunk in chunks:
-            self.memory.write(chunk.slot, chunk.tokens[:n_tokens])
-            n_tokens = max(0, n_tokens - len(chunk.tokens))
+    def write(self, works, n_tokens=10**9):
+        for work in works:
+            self.memory.write(work.slot, work.tokens[:n_tokens])
+            n_tokens = max(0, n_tokens - len(work.tokens))
         if self.unified:
             assert self.memory.n_used <= N_CELLS
 
@@ -223,22 +233,13 @@ class SchedulerModel(RuleBasedStateMachine):
     def pending(self):
         return self.scheduler._memory._moves
 
-    def sample(self, chunks, token, bad=None):
-        done = {chunk.request_id for chunk in chunks} - {bad}
-        return tuple(
-            (token if chunk.request_id in done else None)
-            for chunk in self.plan.chunks
-            if chunk.wants_output
-        )
-
     @precondition(lambda self: self.plan is not None)
     @rule(token=st.sampled_from([21, 22, 97, STOP_TOKEN]), data=st.data())
     def succeed(self, token, data):
-        chunks, captured, lost = self.prepare(data)
-        self.write(chunks)
+        works, captured, lost = self.prepare(data)
+        self.write(works)
         self.finish_step(
-            tokens=self.sample(chunks, token),
-            scores=scores(chunks),
+            outputs=tuple(output(work, token, lost=lost) for work in self.plan.works),
             captured=captured,
             not_restored=lost,
         )
@@ -246,19 +247,16 @@ class SchedulerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.plan)
     @rule(data=st.data())
     def fail_one_row(self, data):
-        chunks, captured, lost = self.prepare(data)
-        self.write(chunks)
-        rows = [c.request_id for c in chunks if c.wants_output]
-        bad = data.draw(st.sampled_from(rows)) if rows else None
-        self.finish_step(
-            tokens=self.sample(chunks, 97, bad),
-            scores=scores(chunks),
-            row_errors={bad: SamplingFailed("llama_sampler_sample", None, "injected")},
-            captured=captured,
-            not_restored=lost,
-        )
+        works, captured, lost = self.prepare(data)
+        self.write(works)
+        outputs = [output(work, 97, lost=lost) for work in self.plan.works]
+        rows = [i for i, o in enumerate(outputs) if isinstance(o, Sampled)]
+        if rows:
+            error = SamplingFailed("llama_sampler_sample", None, "injected")
+            outputs[data.draw(st.sampled_from(rows))] = RowFailed(error)
+        self.finish_step(outputs=tuple(outputs), captured=captured, not_restored=lost)
 
-    @precondition(lambda self: self.plan and self.plan.chunks)
+    @precondition(lambda self: self.plan and self.plan.works)
     @rule(data=st.data())
     def find_no_space(self, data):
         _, captured, lost = self.prepare(data)
@@ -266,23 +264,23 @@ class SchedulerModel(RuleBasedStateMachine):
             status=DecodeStatus.NO_SPACE, captured=captured, not_restored=lost
         )
 
-    @precondition(lambda self: self.plan and self.plan.chunks)
+    @precondition(lambda self: self.plan and self.plan.works)
     @rule(data=st.data())
     def abort(self, data):
-        chunks, captured, lost = self.prepare(data)
-        self.write(chunks, data.draw(st.integers(0, self.plan.n_tokens)))
+        works, captured, lost = self.prepare(data)
+        self.write(works, data.draw(st.integers(0, self.plan.n_tokens)))
         if self.scheduler.limits.kind is SnapshotKind.EXACT:
-            for chunk in chunks:
-                self.memory.slots[chunk.slot] = []
-        kept = {c.slot: len(self.memory.slots[c.slot]) for c in self.plan.chunks}
+            for work in works:
+                self.memory.slots[work.slot] = []
+        held = [Held(len(self.memory.slots[w.slot])) for w in self.plan.works]
         self.finish_step(
             status=DecodeStatus.ABORTED,
-            n_computed=kept,
+            outputs=tuple(held),
             captured=captured,
             not_restored=lost,
         )
 
-    @precondition(lambda self: self.plan and self.plan.chunks)
+    @precondition(lambda self: self.plan and self.plan.works)
     @rule(fatal=st.booleans(), data=st.data())
     def fail(self, fatal, data):
         _, captured, lost = self.prepare(data)
@@ -294,8 +292,8 @@ class SchedulerModel(RuleBasedStateMachine):
                 DecodeStatus.FAILED,
                 DecodeFailed("llama_decode", -3, "injected"),
             )
-        if len(self.plan.chunks) == 1:
-            self.alone[self.plan.chunks[0].request_id] += 1
+        if len(self.plan.works) == 1:
+            self.alone[self.plan.works[0].request_id] += 1
         self.finish_step(
             status=status, error=error, captured=captured, not_restored=lost
         )
@@ -334,21 +332,8 @@ class SchedulerModel(RuleBasedStateMachine):
             assert end.prompt_logprobs == whole or not end.n_output
 
 
-def score(pos, tokens):
-    """The log-probability of the token at position p is -p."""
-    return tuple(TokenLogprobs(t, -float(i), ()) for i, t in enumerate(tokens, pos))
-
-
-def scores(chunks):
-    return {
-        chunk.request_id: score(chunk.pos + 1, chunk.targets)
-        for chunk in chunks
-        if chunk.targets is not None
-    }
-
-
-def n_rows(chunk):
-    return chunk.wants_output if chunk.targets is None else len(chunk.tokens)
+def n_rows(work):
+    return len(work.tokens) if isinstance(work, Score) else work.samples
 
 
 def make_disk(kind):

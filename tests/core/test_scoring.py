@@ -7,9 +7,23 @@ from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
+from pyllama_raw.core.step import (
+    DecodeStatus,
+    Held,
+    Sampled,
+    Score,
+    StepPlan,
+    StepResult,
+)
 from pyllama_raw.engine.build import make_cache
-from tests.core.support import Pieces, answer, finished, make_request, run_until_idle
+from tests.core.support import (
+    Pieces,
+    answer,
+    finished,
+    make_request,
+    run_until_idle,
+    score,
+)
 
 
 def make(n_outputs=8, n_slots=2, n_ctx_slot=64, n_cells=None, **options) -> Scheduler:
@@ -22,31 +36,16 @@ def scored(request_id=0, n_prompt=20, **fields) -> Request:
     return make_request(request_id, n_prompt, scores_prompt=True, **fields)
 
 
-def score(plan: StepPlan) -> StepResult:
-    """The log-probability of the token at position p is -p."""
-    scores = {
-        chunk.request_id: tuple(
-            TokenLogprobs(token, -float(chunk.pos + 1 + i), ())
-            for i, token in enumerate(chunk.targets)
-        )
-        for chunk in plan.chunks
-        if chunk.targets is not None
-    }
-    n_rows = sum(chunk.wants_output for chunk in plan.chunks)
-    return StepResult(tokens=(97,) * n_rows, scores=scores)
-
-
 def n_rows(plan: StepPlan) -> int:
     return sum(
-        len(chunk.tokens) if chunk.targets is not None else chunk.wants_output
-        for chunk in plan.chunks
+        len(work.tokens) if isinstance(work, Score) else work.samples
+        for work in plan.works
     )
 
 
 def of_all(request: Request) -> tuple[TokenLogprobs, ...]:
     """What score() says when each token after the first is asked for once."""
-    tokens = enumerate(request.tokens[1:], 1)
-    return tuple(TokenLogprobs(token, -float(pos), ()) for pos, token in tokens)
+    return score(1, request.tokens[1:])
 
 
 @pytest.mark.parametrize("n_outputs", [2, 3, 8, 64])
@@ -60,7 +59,7 @@ def test_each_token_is_scored_once_and_rows_fit(n_outputs, n_prompt):
     request = scored(n_prompt=n_prompt)
     scheduler.add(request, 0.0)
 
-    plans, events = run_until_idle(scheduler, score)
+    plans, events = run_until_idle(scheduler)
 
     assert finished(events)[0].prompt_logprobs == of_all(request)
     assert max(n_rows(plan) for plan in plans) <= n_outputs
@@ -76,10 +75,10 @@ def test_scored_prompts_leave_rows_to_the_others():
     for request in [*requests, make_request(3, 9, 30)]:
         scheduler.add(request, 0.0)
 
-    plans, events = run_until_idle(scheduler, score)
+    plans, events = run_until_idle(scheduler)
 
     assert max(n_rows(plan) for plan in plans) <= 4
-    assert all(2 in {c.request_id for c in plan.chunks} for plan in plans[:30])
+    assert all(2 in {c.request_id for c in plan.works} for plan in plans[:30])
     for request in requests[:2]:
         ended = finished(events)[request.request_id]
         assert ended.prompt_logprobs == of_all(request)
@@ -94,7 +93,7 @@ def test_nothing_is_scored_that_was_not_asked_for():
 
     plans, events = run_until_idle(scheduler)
 
-    assert all(c.targets is None for plan in plans for c in plan.chunks)
+    assert all(not isinstance(w, Score) for plan in plans for w in plan.works)
     assert finished(events)[0].prompt_logprobs == ()
 
 
@@ -106,11 +105,11 @@ def test_a_scored_prompt_takes_nothing_from_the_cache():
         cache=make_cache(CacheConfig(mode="live"), SnapshotKind.RANGE),
     )
     scheduler.add(make_request(0, 40), 0.0)
-    run_until_idle(scheduler, score)
+    run_until_idle(scheduler)
     scheduler.add(request := scored(1, 40), 0.0)
-    _, events = run_until_idle(scheduler, score)
+    _, events = run_until_idle(scheduler)
     scheduler.add(make_request(2, 40), 0.0)
-    _, later = run_until_idle(scheduler, score)
+    _, later = run_until_idle(scheduler)
 
     assert finished(events)[1].prompt_logprobs == of_all(request)
     assert finished(events)[1].n_cached == 0
@@ -127,9 +126,9 @@ def test_an_aborted_step_is_scored_again():
 
     def execute(plan: StepPlan) -> StepResult:
         if next(steps) % 2:
-            known = {c.slot: c.pos + len(c.tokens) for c in plan.chunks}
-            return StepResult(DecodeStatus.ABORTED, n_computed=known)
-        return score(plan)
+            held = [Held(work.start + len(work.tokens)) for work in plan.works]
+            return StepResult(DecodeStatus.ABORTED, tuple(held))
+        return answer(plan)
 
     _, events = run_until_idle(scheduler, execute)
 
@@ -144,7 +143,7 @@ def test_a_preempted_prompt_goes_on_where_it_was_scored():
     scheduler.add(make_request(0, 4, max_tokens=150), 0.0)
     scheduler.add(request := scored(1, 120, max_tokens=2), 0.0)
 
-    _, events = run_until_idle(scheduler, score)
+    _, events = run_until_idle(scheduler)
 
     ended = finished(events)[1]
     assert ended.prompt_logprobs == of_all(request)
@@ -160,9 +159,8 @@ def test_log_probabilities_of_output_tokens_are_told_with_them():
     said = TokenLogprobs(97, -0.5, ((97, -0.5), (98, -1.5)))
 
     def execute(plan: StepPlan) -> StepResult:
-        result = answer(plan)
-        return StepResult(tokens=result.tokens, logprobs={7: said})
+        return StepResult(outputs=tuple(Sampled((97,), (said,)) for _ in plan.works))
 
     _, events = run_until_idle(scheduler, execute)
 
-    assert [event.logprobs for event in events[:-1]] == [said, said, said]
+    assert [event.logprobs for event in events[:-1]] == [(said,)] * 3

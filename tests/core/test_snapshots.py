@@ -11,11 +11,10 @@ from pyllama_raw.core.step import (
     Capture,
     Release,
     Restore,
-    StepResult,
 )
 from pyllama_raw.testing.memory import FakeMemory
 from tests.core.reuse_support import ANSWER, A, B, Engine
-from tests.core.support import make_scheduler
+from tests.core.support import answer, make_scheduler
 
 KINDS = pytest.mark.parametrize("kind", SnapshotKind)
 CUTTABLE = pytest.mark.parametrize("kind", [SnapshotKind.RANGE, SnapshotKind.STATE])
@@ -169,9 +168,9 @@ def test_nothing_is_kept_without_a_cache():
         scheduler.add(Request(request_id, array("i", A), 1), 0.0)
         plan = scheduler.schedule(0.0)
         memory.run(plan.operations)
-        for chunk in plan.chunks:
-            memory.write(chunk.slot, chunk.tokens)
-        [_, end] = scheduler.apply(plan, StepResult(tokens=(ANSWER,)), 0.0)
+        for work in plan.works:
+            memory.write(work.slot, work.tokens)
+        [_, end] = scheduler.apply(plan, answer(plan, ANSWER), 0.0)
         assert end.n_cached == 0
 
     assert scheduler.schedule(0.0).operations == (Release(0),)
@@ -191,7 +190,7 @@ def test_different_salts_share_nothing(kind):
 
     at_once = [engine.add(A, namespace=salt) for salt in ("x", "y")]
     plan = engine.step()
-    assert len(plan.chunks) == 2
+    assert len(plan.works) == 2
     engine.run()
     engine.run([*B, 1], [*B, 2])
     [later] = engine.run([*A, ANSWER, 5], namespace="z")
@@ -245,8 +244,8 @@ def test_prefill_stops_at_each_point_and_captures_there():
     engine.run(A, cache_points=(20,))
     engine.run(B[:1])
 
-    chunks = [chunk for plan in engine.plans for chunk in plan.chunks]
-    assert [chunk.pos for chunk in chunks[:6]] == [0, 16, 20, 32, 38, 40]
+    works = [work for plan in engine.plans for work in plan.works]
+    assert [work.start for work in works[:6]] == [0, 16, 20, 32, 38, 40]
     assert [c.stop for c in engine.of(Capture)] == [16, 20, 32, 38, 41]
 
 
@@ -273,7 +272,7 @@ def test_points_are_not_captured_when_nothing_is_stored():
     engine.run(A)
 
     assert engine.of(Capture) == []
-    assert len(engine.plans[0].chunks[0].tokens) == len(A)
+    assert len(engine.plans[0].works[0].tokens) == len(A)
 
 
 def test_points_behind_what_was_restored_are_dropped():
@@ -331,6 +330,6 @@ def test_a_leader_is_left_no_single_token(n_swa):
     engine = Engine(2, kind=SnapshotKind.EXACT, mixes=False, max_bytes=0, n_swa=n_swa)
     [_, end] = engine.run(A, [*A[:39], 7, 8, 9])
 
-    chunks = [chunk for plan in engine.plans for chunk in plan.chunks]
+    works = [work for plan in engine.plans for work in plan.works]
     assert end.n_cached == (0 if n_swa else 38)  # 8 tokens are not worth the wait
-    assert all(len(chunk.tokens) > 1 for chunk in chunks if chunk.pos < 40)
+    assert all(len(work.tokens) > 1 for work in works if work.start < 40)

@@ -52,7 +52,7 @@ def test_planning_ends_whatever_the_context_says_it_has(n_cells):
         scheduler.schedule(1.0)
         ends += scheduler.take_events()
 
-    assert plan.chunks
+    assert plan.works
     assert [end.reason or type(end.error) for end in ends] == [
         FinishReason.CANCELLED,
         NoKVSpace,

@@ -47,7 +47,7 @@ def test_prompts_are_steady_in_the_order_of_slots(stream_first):
     """
     plan = prompt_beside_stream(stream_first=stream_first).schedule(0.0)
 
-    assert len(plan.chunks) == 2
+    assert len(plan.works) == 2
     assert plan.steady == stream_first
 
 

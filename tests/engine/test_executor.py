@@ -7,7 +7,15 @@ import pytest
 from pyllama_raw import EngineConfig, SamplingParams, Unsupported
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, FinishReason, Request
-from pyllama_raw.core.step import Chunk, DecodeStatus, Shift, StepPlan
+from pyllama_raw.core.step import (
+    Decode,
+    DecodeStatus,
+    Prefill,
+    RowFailed,
+    Sampled,
+    Shift,
+    StepPlan,
+)
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import InvalidBatch, SamplingFailed
 from pyllama_raw.native.context import StepOutcome
@@ -211,8 +219,8 @@ def test_a_bad_batch_is_a_status(make_parts):
     parts.executor.open(request)
 
     def compute(pos):
-        chunk = Chunk(0, 0, pos, request.tokens, wants_output=True)
-        return parts.executor.execute(StepPlan(chunks=(chunk,)))
+        work = Prefill(0, 0, pos, request.tokens, samples=True)
+        return parts.executor.execute(StepPlan(works=(work,)))
 
     good, result = compute(0), compute(50)
 
@@ -228,7 +236,7 @@ def test_too_many_tokens_never_reach_libllama(make_parts):
     parts = make_parts(n_ctx=256)
     request = Request(0, array("i", [3] * 5000), 1, sampling=GREEDY)
     parts.executor.open(request)
-    plan = StepPlan(chunks=(Chunk(0, 0, 0, request.tokens, wants_output=True),))
+    plan = StepPlan(works=(Prefill(0, 0, 0, request.tokens, samples=True),))
 
     assert parts.executor.execute(plan).status is DecodeStatus.INVALID
 
@@ -240,11 +248,11 @@ def test_a_shift_closes_the_gap(make_parts):
     parts = make_parts(deterministic=False)
     request = Request(0, make_prompt(0, 20), 1, sampling=GREEDY)
     parts.executor.open(request)
-    first = StepPlan(chunks=(Chunk(0, 0, 0, request.tokens, wants_output=True),))
-    token = parts.executor.execute(first).tokens[0]
+    first = StepPlan(works=(Prefill(0, 0, 0, request.tokens, samples=True),))
+    [sampled] = parts.executor.execute(first).outputs
 
-    chunk = Chunk(0, 0, 12, array("i", [token]), wants_output=True)
-    second = StepPlan(operations=(Shift(0, 4, 8),), chunks=(chunk,))
+    decode = Decode(0, 0, 12, array("i", sampled.tokens))
+    second = StepPlan(operations=(Shift(0, 4, 8),), works=(decode,))
     result = parts.executor.execute(second)
 
     assert result.status is DecodeStatus.OK
@@ -333,12 +341,12 @@ def test_a_failing_sampler_is_the_error_of_its_row(make_parts):
     for request in make_requests(2):
         executor.open(request)
     executor._open[0].sampler.close()  # its rows fail from now on
-    chunks = tuple(Chunk(i, i, 0, array("i", [5, 6]), True) for i in range(2))
+    works = tuple(Prefill(i, i, 0, array("i", [5, 6]), True) for i in range(2))
 
-    result = executor.execute(StepPlan(chunks=chunks))
+    result = executor.execute(StepPlan(works=works))
 
     assert result.status is DecodeStatus.OK
-    assert result.tokens[0] is None
-    assert result.tokens[1] is not None
-    assert list(result.row_errors) == [0]
-    assert isinstance(result.row_errors[0], SamplingFailed)
+    failed, sampled = result.outputs
+    assert isinstance(failed, RowFailed)
+    assert isinstance(failed.error, SamplingFailed)
+    assert isinstance(sampled, Sampled)

@@ -77,7 +77,7 @@ def advance(parts, plan, tokens, used, fails=None) -> None:
 def execute(parts, plan, fails: str | None) -> StepResult:
     """Run *plan*; or find no space for it, or have it aborted, as may happen."""
     if fails == "space":
-        parts.executor.execute(plan._replace(chunks=()))
+        parts.executor.execute(plan._replace(works=()))
         return StepResult(DecodeStatus.NO_SPACE)
     if fails == "abort":
         parts.executor._drop()  # what was begun might be over already, or not
