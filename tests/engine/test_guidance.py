@@ -159,13 +159,16 @@ def test_without_the_package_the_error_says_what_to_install(model_path, monkeypa
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"enum": ["a"] * 20_000}, "20002 values or more, at most 16384"),
+        ({"enum": ["a"] * 20_000}, "20002 or more values, at most 16384"),
         (
-            {"a": dict.fromkeys(map(str, range(20_000)))},
-            "values or more, at most 16384",
+            {"properties": {str(index): {} for index in range(2001)}},
+            "2001 or more names in one mapping, at most 2000",
         ),
-        ({"const": "a" * 20_000}, "20000 characters or more, at most 16384"),
-        ({"enum": ["a" * 9_999] * 14}, "characters or more, at most 131072"),
+        (
+            {"const": "a" * 20_000},
+            "20000 or more characters in one text, at most 16384",
+        ),
+        ({"enum": ["a" * 9_999] * 14}, "or more characters, at most 131072"),
     ],
 )
 def test_a_schema_has_limits(model_path, schema, words):

@@ -1,0 +1,85 @@
+"""Masks of llguidance: the tokens that a JSON schema, a pattern or a Lark grammar allows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Literal, Self
+
+from pyllama_raw._ffi import llguidance
+from pyllama_raw.errors import NativeError
+from pyllama_raw.native.arrays import UINT32, zeros
+from pyllama_raw.native.handle import Handle
+
+Kind = Literal["json_schema", "regex", "lark"]
+
+
+class MaskTokenizer(Handle):
+    """A vocabulary as llguidance reads it; any thread may use it."""
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        end_tokens: Sequence[int],
+        tokenize: Callable[[bytes], Sequence[int]],
+    ) -> None:
+        """
+        Args:
+            pieces: of all tokens; b"\\xff" begins what no text has.
+            end_tokens: what may follow where a constraint ends; not empty.
+            tokenize: called by any thread, also by those of matchers.
+
+        Raises:
+            ImportError: llguidance is not installed, or cannot be used.
+            NativeError: llguidance does not take the vocabulary.
+
+        Thread:
+            Any. The GIL is released while the vocabulary is read.
+        """
+        lib = llguidance.load()
+        try:
+            pointer, kept = llguidance.new_tokenizer(lib, pieces, end_tokens, tokenize)
+        except ValueError as error:
+            raise NativeError("llg_new_tokenizer_v2", None, str(error)) from error
+
+        def free(pointer: int, _: object = kept) -> None:
+            lib.llg_free_tokenizer(pointer)
+
+        super().__init__(pointer, free)
+        self.lib = lib
+        self.n_tokens = len(pieces)
+
+
+class Matcher(Handle):
+    """Where an output is in its constraint; one thread at a time."""
+
+    def __init__(self, pointer: int, tokenizer: MaskTokenizer) -> None:
+        super().__init__(pointer, tokenizer.lib.llg_free_matcher, parents=(tokenizer,))
+        self._tokenizer, self._lib = tokenizer, tokenizer.lib
+        self.mask = zeros(UINT32, (tokenizer.n_tokens + 31) // 32)
+
+    @classmethod
+    def compile(cls, tokenizer: MaskTokenizer, kind: Kind, text: str) -> Self:
+        """One at the beginning; *error* says what is wrong with *text*."""
+        made = llguidance.new_matcher(tokenizer.lib, tokenizer.ptr, kind, text)
+        return cls(made, tokenizer)
+
+    def copy(self) -> Self:
+        """Another one at the same place."""
+        return type(self)(self._lib.llg_clone_matcher(self.ptr), self._tokenizer)
+
+    @property
+    def error(self) -> str:
+        """Why nothing can follow; empty if something can."""
+        raw: bytes | None = self._lib.llg_matcher_get_error(self.ptr)
+        return (raw or b"").decode(errors="replace")
+
+    def compute_mask(self) -> None:
+        """Fill `mask`, a bit for each token; all zero if nothing can follow."""
+        address, n_words = self.mask.buffer_info()
+        if self._lib.llg_matcher_compute_mask_into(self.ptr, address, 4 * n_words):
+            self.mask[:] = array(UINT32, bytes(4 * n_words))
+
+    def accept(self, token: int) -> None:
+        """Go on after *token*; what it must not be, `error` tells."""
+        self._lib.llg_matcher_consume_token(self.ptr, token)
