@@ -35,6 +35,10 @@ LEAVE_S = 20.0
 MAX_LATE_MS = 50.0
 MAX_CLOSE_S = 2.0
 
+ENDLESS = (
+    "{% for a in range(10**5) %}{% for b in range(10**5) %}{% endfor %}{% endfor %}"
+)
+
 Call = Callable[[AsyncEngine], Awaitable[object]]
 
 
@@ -66,6 +70,21 @@ def points(count: int) -> Call:
         )
 
     return call
+
+
+def chat(**options: Any) -> Call:
+    """A chat of one message."""
+
+    async def call(engine: AsyncEngine) -> None:
+        messages = [{"role": "user", "content": "Hello"}]
+        await engine.complete(messages, SamplingParams(max_tokens=2), **options)
+
+    return call
+
+
+async def read_ids(engine: AsyncEngine) -> None:
+    """The text of many tokens."""
+    await engine.detokenize([1] * 1_000_000)
 
 
 async def read_late(engine: AsyncEngine) -> None:
@@ -113,6 +132,12 @@ CASES: dict[str, Call] = {
     "2 MB of text": complete("word " * 400_000),
     "2 MB of markers": complete("<|im_start|>" * 170_000),
     "1,000,000 token ids": complete([1] * 1_000_000),
+    "1,000,000 ids as text": read_ids,
+    "a template of 1 MB": chat(chat_template="{% if a %}{% endif %}" * 50_000),
+    "a template without end": chat(chat_template=ENDLESS),
+    "a template's 1 MB": chat(template_kwargs={"a": "a" * 2**20}),
+    "tools of 100,000 values": chat(tools=[{"a": [1] * 100}] * 1_000),
+    "a salt of 2 MB": chat(cache_salt="a" * 2**21),
     "the first regex": complete(regex="[a-z]{1,50}"),
     "regex of 1 MB": complete(regex="a" * 2**20),
     "regex of 50,000 ways": complete(regex=alternatives(50_000)),
@@ -120,6 +145,7 @@ CASES: dict[str, Call] = {
     "regex, nested counts": complete(regex="((a{1,100}){1,100}){1,100}"),
     "regex, hard automaton": complete(regex="(a|b)*a(a|b){18}"),
     "schema of 100,000 properties": complete(json_schema=properties(100_000)),
+    "schema of 2,000 properties": complete(json_schema=properties(2_000)),
     "schema of 1,000 properties": complete(json_schema=properties(1_000)),
     "schema of depth 300": complete(json_schema=nested(300)),
     "lark of 50,000 ways": complete(
@@ -132,6 +158,9 @@ CASES: dict[str, Call] = {
     "GBNF of 1 MB": complete(grammar='root ::= "' + "a" * (2**20 - 12) + '"'),
     "GBNF of 1 MB, a comment": complete(grammar='root ::= "a" #' + "a" * (2**20 - 20)),
     "GBNF of repetitions": complete(grammar='root ::= ("a" | "b"){0,33000}'),
+    "GBNF of 10,000 repetitions": complete(grammar='root ::= ("a" | "b"){0,10000}'),
+    "GBNF of 16,000 characters": complete(grammar='root ::= "' + "a" * 16_000 + '"'),
+    "GBNF of 16,000 options": complete(grammar="root ::= " + '"a"? ' * 16_000),
     "256 outputs of a GBNF": outputs(256, grammar=gbnf(3_000)),
     "one stop of a million": complete(stop=("ab" * 500_000,)),
     "a million stops": complete(stop=tuple(f"s{index}" for index in range(1_000_000))),

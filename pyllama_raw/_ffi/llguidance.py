@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,11 +112,12 @@ def new_tokenizer(
 
     callback = _TokenizeFn(write_tokens)
     first, *others = end_tokens
+    lengths = array("I", map(len, pieces))
     init = _TokenizerInit(
         struct_size=ctypes.sizeof(_TokenizerInit),
         vocab_size=len(pieces),
         tok_eos=first,
-        token_lens=(ctypes.c_uint32 * len(pieces))(*map(len, pieces)),
+        token_lens=(ctypes.c_uint32 * len(pieces)).from_buffer(lengths),
         token_bytes=b"".join(pieces),
         tokenize_assumes_string=True,
         tokenize_fn=callback,

@@ -25,10 +25,11 @@ from pyllama_raw.sampling.rules import (
 )
 
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
-MAX_ITEMS = 100_000  # of a text, and again once repetitions are written out
-MAX_WRITTEN = 200_000  # characters of one string or set: no other thread runs meanwhile
+MAX_ITEMS = 2**15  # of a text, and again once repetitions are written out
+MAX_WRITTEN = 2**14  # characters of one string or set: no other thread runs meanwhile
 SURROGATES = range(0xD800, 0xE000)
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
@@ -80,9 +81,8 @@ class _Parser:
         self._n_items = 0
 
     def run(self, root: str) -> Rules:
-        for position, char in enumerate(self._text):
-            if char == "\0" or ord(char) in SURROGATES:
-                raise BadGrammar("NUL and surrogates are not allowed", position)
+        if wrong := _NO_TEXT.search(self._text):
+            raise BadGrammar("NUL and surrogates are not allowed", wrong.start())
         bodies: dict[str, Group] = {}
         self._skip(lines=True)
         while self._pos < len(self._text):

@@ -52,7 +52,7 @@ MAX_ITEMS = {  # of each list and mapping
     "json_schema": 2**12,  # names at the top
 }
 MAX_STOP_BYTES = 2**14  # of all stop strings, in UTF-8
-MAX_GRAMMAR = 2**20  # characters
+MAX_GRAMMAR = 2**17  # characters
 MAX_PATTERN = 2**14  # characters: a mask takes time in proportion to those of a literal
 MAX_HISTORY = 2**20  # tokens that penalties look back
 MAX_INFILL = 1000  # candidates: infill compares all pairs

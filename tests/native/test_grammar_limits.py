@@ -46,12 +46,12 @@ HOSTILE = {
     + "x? " * 20
     + "".join(f"\n{a} ::= {f'{b}? ' * 20}" for a, b in ("xy", "yz", "zw"))
     + '\nw ::= "a"?',
-    "tokens": "root ::= (" + "|".join(f"!<[{i}]>" for i in range(20_000)) + ")*",
-    "long optional": "root ::= " + '"a"? ' * 25_000,
+    "tokens": "root ::= (" + "|".join(f"!<[{i}]>" for i in range(10_000)) + ")*",
+    "long optional": "root ::= " + '"a"? ' * 16_000,
     "written out": "root ::= " + "(" * 9 + '"a"' + "){9}" * 9,
     "empty": "root ::= " + "(" * 9 + "){999}" * 9,
     "deep": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000,
-    "long": "root ::= " + "|".join(f'"{i:06}"' for i in range(100_000)),
+    "long": "root ::= " + "|".join(f'"{i:06}"' for i in range(10_000)),
 }
 
 
@@ -102,7 +102,7 @@ print(json.dumps(found))
         "catalan": "failed",
         "products": "refused",
         "tokens": "followed",
-        "long optional": "failed",
+        "long optional": "followed",
         "written out": "refused",
         "empty": "refused",
         "deep": "refused",
