@@ -19,6 +19,7 @@ from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer, zeros
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
+from pyllama_raw.native.compute_thread import compute_thread
 from pyllama_raw.native.demand import check_memory
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.kernels import Kernels, is_usable
@@ -98,12 +99,14 @@ class Context(SlotMemory):
         if watch is not None:
             watch.attach(params)
             parents.append(watch)
+        self._thread = compute_thread()  # others share it as long as somebody holds it
+        parents.append(self._thread)
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
             said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
             raise ContextFailed("llama_init_from_model", None, said)
-        runner = lib.plr_runner_new()
+        runner = lib.plr_runner_new(self._thread.ptr)
         if runner == ffi.NULL:
             lib.llama_free(pointer)
             raise ContextFailed("plr_runner_new", None, last_error())
@@ -152,9 +155,9 @@ class Context(SlotMemory):
 
         Args:
             samplers: samplers[i] is for batch.rows[i].
-            ahead: begin to compute the advanced batch at once. Either the next call is a
-                step of this batch, unchanged, or drop(), before anything else is done
-                with the context.
+            ahead: compute the advanced batch when no other context waits. Either the next
+                call is a step of this batch, unchanged, or drop(), before anything else
+                is done with the context.
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
@@ -209,9 +212,9 @@ class Context(SlotMemory):
 
     def drop(self) -> bool:
         """
-        Stop what step() has begun ahead, and wait for it; False if that was nothing.
+        Stop what step() has queued ahead, and wait for it; False if it had not begun.
 
-        If it was something, the slots of the batch may hold their tokens of that step.
+        If it had, the slots of the batch may hold their tokens of that step.
         """
         assert self.ptr
         return bool(

@@ -1,7 +1,12 @@
-// Computes batches in a thread of its own, and the next one before it is asked for.
+// Computes the batches of all contexts in one thread, and the next batch of each before it is
+// asked for.
+//
+// libgomp keeps a pool of workers for each thread that computes. Once all pools together have
+// more threads than there are CPUs, its barriers sleep instead of spinning: then two threads
+// that compute slow each other, also while one of them is idle.
 //
 // Python needs some time between two steps. Usually all rows go on, and then the next batch is
-// known as soon as a step is sampled: its decode begins at once, and only its sampling waits
+// known as soon as a step is sampled: its decode is queued at once, and only its sampling waits
 // until the caller asks for it. A caller that wants something else drops it.
 #pragma once
 
@@ -11,8 +16,10 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
+#include <list>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "llama.h"
 #include "step.h"
@@ -32,130 +39,192 @@ struct Job {
     llama_token *        tokens;
     int32_t *            codes;
     plr_times *          times;
-    bool                 ahead;  // begin the next one, if its batch is known
+    bool                 ahead;  // queue the decode of the next one, if its batch is known
 };
 
-class Runner {
+class Runner;
+
+// A thread, and the runners that have something for it to compute: first come, first served.
+class ComputeThread {
   public:
-    // decode() gives a libllama code. sample() fills tokens, codes and times; it gives
-    // whether the batch was advanced.
-    using Decode = int (*)(llama_context *, const llama_batch *);
-    using Sample = bool (*)(const Job &);
+    ComputeThread() : thread_(&ComputeThread::run, this) {}
 
-    Runner(Decode decode, Sample sample)
-        : decode_(decode), sample_(sample), pid_(getpid()), thread_(&Runner::run, this) {}
-
-    ~Runner() {
-        if (getpid() != pid_) {
-            thread_.detach();  // after a fork there is no such thread
-            return;
-        }
+    // All runners are gone.
+    ~ComputeThread() {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             quits_ = true;
         }
-        changed_.notify_all();
+        queued_.notify_all();
         thread_.join();
     }
 
-    // Do *job*, or take over what was begun ahead, which must be the same batch. error() is
+    // False in a fork, which has no such thread: there nothing of this may be used or freed.
+    bool is_here() const { return getpid() == pid_; }
+
+  private:
+    friend class Runner;
+    void run();
+
+    std::mutex              mutex_;  // of all below, and of the runners
+    std::condition_variable queued_;
+    std::list<Runner *>     queue_;
+    Runner *                current_ = nullptr;  // whose turn it is
+    bool                    quits_   = false;
+
+    const pid_t pid_ = getpid();
+    std::thread thread_;  // last: it uses all of the above
+};
+
+// What one context has to compute. One thread at a time calls it.
+class Runner {
+  public:
+    // decode() gives a libllama code. sample() fills tokens, codes and times; it gives 1 if
+    // the batch was advanced, 0 if not, or PLR_EXCEPTION.
+    using Decode = int (*)(llama_context *, const llama_batch *);
+    using Sample = int (*)(const Job &);
+
+    Runner(ComputeThread & thread, Decode decode, Sample sample)
+        : thread_(thread), decode_(decode), sample_(sample) {}
+
+    // Waits for what is being computed.
+    ~Runner() {
+        std::unique_lock<std::mutex> lock(thread_.mutex_);
+        take_back();
+        changed_.wait(lock, [this] { return !is_current(); });
+    }
+
+    bool is_here() const { return thread_.is_here(); }
+
+    // Do *job*, or take over what was queued ahead, which must be the same batch. error() is
     // what failed, if the code is not 0 or a row has no token.
     int step(const Job & job) {
-        std::unique_lock<std::mutex> lock(mutex_);
+        std::unique_lock<std::mutex> lock(thread_.mutex_);
         job_   = job;
         asked_ = true;
-        changed_.notify_all();
+        if (!is_current() && !is_queued()) {
+            // Only its sampling is left: that is short, and the others have had their turn.
+            queue(is_decoded_ ? thread_.queue_.begin() : thread_.queue_.end());
+        }
         changed_.wait(lock, [this] { return !asked_; });
         return result_;
     }
 
     const char * error() const { return error_; }
 
-    // Give up what was begun ahead and wait until it is over; false if nothing was.
+    // Give up what was queued ahead; false if it had not begun. Else *stop* ends it, and this
+    // waits until it is over.
     template <typename Stop>
     bool drop(Stop && stop) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        if (!is_ahead_) {
+        std::unique_lock<std::mutex> lock(thread_.mutex_);
+        if (take_back()) {
             return false;
         }
-        stop(true);
-        drops_ = true;
-        changed_.notify_all();
-        changed_.wait(lock, [this] { return !is_ahead_; });
-        drops_ = false;
-        stop(false);
-        return true;
+        if (is_current()) {
+            stop(true);
+            changed_.wait(lock, [this] { return !is_current(); });
+            stop(false);
+        }
+        return std::exchange(is_decoded_, false);
     }
 
   private:
-    void run() {
-        std::unique_lock<std::mutex> lock(mutex_);
-        for (;;) {
-            changed_.wait(lock, [this] { return asked_ || quits_; });
-            if (quits_) {
-                return;
-            }
-            const Job job = job_;  // what is begun ahead has the same context and batch
-            lock.unlock();
-            do {  // without the lock: a decode begins without waiting for who wakes up
-                decode(lock, job);
-                changed_.wait(lock, [this] { return asked_ || drops_ || quits_; });
-                is_ahead_ = asked_ && !drops_ && !quits_ && sample(lock);
-                result_   = code_;
-                asked_    = false;
-                lock.unlock();
-                changed_.notify_all();  // who waits for the step, or drops it
-            } while (is_ahead_);
-            lock.lock();
+    friend class ComputeThread;
+
+    bool is_current() const { return thread_.current_ == this; }
+    bool is_queued() const { return place_.empty(); }
+
+    void queue(std::list<Runner *>::iterator before) {
+        in_queue_ = place_.begin();
+        thread_.queue_.splice(before, place_);  // needs no memory, so it cannot fail
+        thread_.queued_.notify_one();
+    }
+
+    bool take_back() {
+        if (!is_queued()) {
+            return false;
+        }
+        place_.splice(place_.begin(), thread_.queue_, in_queue_);
+        return true;
+    }
+
+    // In the compute thread, which has the lock but while it computes: meanwhile nobody but
+    // the caller of step(), who waits, changes the job.
+    void turn(std::unique_lock<std::mutex> & lock) {
+        if (!is_decoded_) {
+            decode(lock);
+        }
+        if (asked_) {
+            sample(lock);
         }
     }
 
-    // The lock is open before and held afterwards.
-    void decode(std::unique_lock<std::mutex> & lock, const Job & job) {
+    void decode(std::unique_lock<std::mutex> & lock) {
+        llama_context *     ctx   = job_.ctx;  // ahead of a job, these are the next one's, too
+        const llama_batch * batch = job_.batch;
+        lock.unlock();
         const int64_t start_ns = now_ns();
-        const int     code     = decode_(job.ctx, job.batch);
+        const int     code     = decode_(ctx, batch);
         const int64_t took_ns  = now_ns() - start_ns;
         lock.lock();
-        code_      = code;
-        decode_ns_ = took_ns;
+        code_       = code;
+        decode_ns_  = took_ns;
+        is_decoded_ = true;
         if (code != 0) {
             note_error();
         }
     }
 
-    // Whether the next step is to be begun. The lock is open meanwhile: nobody but the caller,
-    // who waits, changes the job.
-    bool sample(std::unique_lock<std::mutex> & lock) {
+    void sample(std::unique_lock<std::mutex> & lock) {
         *job_.times = {decode_ns_, 0, 0};
-        if (code_ != 0) {
-            return false;
+        int advanced = 0;
+        if (code_ == 0) {
+            lock.unlock();
+            advanced = sample_(job_);
+            lock.lock();
+            if (advanced < 0 || job_.times->n_failed > 0) {
+                note_error();
+            }
         }
-        lock.unlock();
-        const bool advanced = sample_(job_);
-        lock.lock();
-        if (job_.times->n_failed > 0) {
-            note_error();
+        result_     = advanced < 0 ? advanced : code_;
+        is_decoded_ = asked_ = false;
+        if (advanced > 0 && job_.ahead) {
+            queue(thread_.queue_.end());
         }
-        return advanced && job_.ahead;
     }
 
+    // The message is this thread's, and the next one may be about another context.
     void note_error() { std::snprintf(error_, sizeof(error_), "%s", plr_last_error()); }
 
-    const Decode decode_;
-    const Sample sample_;
+    ComputeThread & thread_;
+    const Decode    decode_;
+    const Sample    sample_;
 
-    std::mutex              mutex_;  // of all below
-    std::condition_variable changed_;
+    std::condition_variable       changed_;  // asked_, or whose turn it is
+    std::list<Runner *>           place_{this};  // in the queue: there, and this is empty
+    std::list<Runner *>::iterator in_queue_;
     Job     job_{};
-    bool    asked_    = false;  // a call is not over
-    bool    is_ahead_ = false;  // a decode was begun that nobody has asked for yet
-    bool    drops_    = false;
-    bool    quits_    = false;
-    int     code_     = 0;  // of the last decode
-    int     result_   = 0;  // of the last step that was asked for
-    int64_t decode_ns_ = 0;
+    bool    asked_      = false;  // a call is not over
+    bool    is_decoded_ = false;  // and not sampled
+    int     code_       = 0;  // of the last decode
+    int     result_     = 0;  // of the last step that was asked for
+    int64_t decode_ns_  = 0;
     char    error_[2048] = "";
-
-    const pid_t pid_;
-    std::thread thread_;  // last: it uses all of the above
 };
+
+inline void ComputeThread::run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+        queued_.wait(lock, [this] { return !queue_.empty() || quits_; });
+        if (queue_.empty()) {
+            return;
+        }
+        Runner * runner = current_ = queue_.front();
+        runner->take_back();
+        runner->turn(lock);
+        current_ = nullptr;
+        // With the lock: without it the runner might be gone. What is queued next begins before
+        // anybody who is woken can take it back.
+        runner->changed_.notify_all();
+    }
+}

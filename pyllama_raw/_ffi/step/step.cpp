@@ -53,29 +53,50 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
     return plr_kernels_decode(ctx, *batch);
 }
 
-// Whether the batch was advanced to the next one.
-static bool sample_rows(const Job & job) {
-    const int64_t start_ns = now_ns();
-    const bool    advances = output_rows::sample(job);
-    job.times->sample_ns = now_ns() - start_ns;
-    return advances;
+// 1 if the batch was advanced to the next one, 0 if not.
+static int sample_rows(const Job & job) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        const int64_t start_ns = now_ns();
+        const bool    advances = output_rows::sample(job);
+        job.times->sample_ns = now_ns() - start_ns;
+        return advances ? 1 : 0;
+    });
 }
 
+struct plr_thread : ComputeThread {};
+
 struct plr_runner : Runner {
-    plr_runner() : Runner(::decode, sample_rows) {}
+    explicit plr_runner(plr_thread & thread) : Runner(thread, ::decode, sample_rows) {}
 };
 
-plr_runner * plr_runner_new(void) {
-    return guarded<plr_runner *>(nullptr, [] { return new plr_runner; });
+plr_thread * plr_thread_new(void) {
+    return guarded<plr_thread *>(nullptr, [] { return new plr_thread; });
+}
+
+void plr_thread_free(plr_thread * thread) {
+    if (thread->is_here()) {
+        delete thread;
+    }
+}
+
+plr_runner * plr_runner_new(plr_thread * thread) {
+    return guarded<plr_runner *>(nullptr, [&] { return new plr_runner(*thread); });
 }
 
 void plr_runner_free(plr_runner * runner) {
-    delete runner;
+    if (runner->is_here()) {
+        delete runner;
+    }
 }
 
 int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
              int32_t n_rows, const int32_t * rows, plr_sampler * const * samplers,
              llama_token * tokens, int32_t * codes, plr_times * times, bool ahead) {
+    *times = {};
+    if (!runner->is_here()) {
+        remember("the context belongs to the parent process");
+        return PLR_EXCEPTION;
+    }
     const int code =
         runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
     if (code != 0 || times->n_failed > 0) {
@@ -85,7 +106,7 @@ int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
 }
 
 bool plr_drop(plr_runner * runner, plr_flag * flag) {
-    return runner->drop([flag](bool stops) {
+    return runner->is_here() && runner->drop([flag](bool stops) {
         if (flag != nullptr) {
             flag->drops.store(stops, std::memory_order_relaxed);
         }

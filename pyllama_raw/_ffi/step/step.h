@@ -22,9 +22,17 @@ typedef struct plr_times {
     int64_t n_failed;    /* rows without a token */
 } plr_times;
 
-/* A thread that computes steps; one for each context, freed before it. Waits for a step. */
+/*
+ * A thread that computes for any number of contexts, in turn; freed after their runners. In a
+ * fork, which has no such thread, steps are refused and nothing is freed.
+ */
+typedef struct plr_thread plr_thread;
+plr_thread * plr_thread_new(void);
+void         plr_thread_free(plr_thread * thread);
+
+/* What one context has to compute; freed before the context. Waits for a decode that runs. */
 typedef struct plr_runner plr_runner;
-plr_runner * plr_runner_new(void);
+plr_runner * plr_runner_new(plr_thread * thread);
 void         plr_runner_free(plr_runner * runner);
 
 /*
@@ -36,9 +44,9 @@ void         plr_runner_free(plr_runner * runner);
  * A row of a sequence with a lane is sampled from what the lane left of it.
  * A batch of nothing but sampled rows is advanced: it then holds the sampled tokens at the next
  * positions, ready for the next step. With *ahead* every batch is advanced: its tokens without
- * a row are gone, and the decode of what is left begins at once. Then the next call is a step of
- * the same batch, or plr_drop(), before anything else touches the context or the batch. A batch
- * with a row that failed is never advanced.
+ * a row are gone, and the decode of what is left is queued behind what other contexts wait for.
+ * Then the next call is a step of the same batch, or plr_drop(), before anything else touches
+ * the context or the batch. A batch with a row that failed is never advanced.
  * Biases are added to the row's logits, and ids not to be sampled set to -infinity.
  * Returns the decode code; nothing is sampled unless it is 0.
  */
@@ -47,8 +55,8 @@ int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch
              llama_token * tokens, int32_t * codes, plr_times * times, bool ahead);
 
 /*
- * Stop what was begun ahead, wait for it, and say whether there was something: then some or all
- * of its tokens are in memory. flag: the context's, may be NULL.
+ * Stop what was queued ahead, wait for it, and say whether it had begun: then some or all of its
+ * tokens are in memory. flag: the context's, may be NULL.
  */
 bool plr_drop(plr_runner * runner, plr_flag * flag);
 
