@@ -21,9 +21,11 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.step import (
+    Copy,
     DecodeStatus,
     Held,
     Release,
+    Restore,
     RowFailed,
     Sampled,
     Score,
@@ -51,6 +53,8 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @initialize(
         unified=st.booleans(),
+        mixes=st.booleans(),
+        n_swa=st.sampled_from([0, 0, 5]),
         budget=st.sampled_from([None, 1, 5, 16]),
         shift=st.booleans(),
         quantum=st.integers(1, 8),
@@ -65,6 +69,8 @@ class SchedulerModel(RuleBasedStateMachine):
         self,
         *,
         unified,
+        mixes,
+        n_swa,
         budget,
         shift,
         quantum,
@@ -87,9 +93,10 @@ class SchedulerModel(RuleBasedStateMachine):
             N_BATCH,
             N_CELLS if unified else N_SLOTS * N_CTX_SLOT,
             unified=unified,
-            mixes=unified,
+            mixes=mixes,
             n_parked=N_PARKED,
             kind=kind,
+            n_swa=n_swa if kind is SnapshotKind.EXACT else 0,
             n_outputs=n_outputs,
             token_budget=budget,
             prefill_quantum=quantum,
@@ -185,6 +192,7 @@ class SchedulerModel(RuleBasedStateMachine):
     def prepare(self, data):
         """Run the operations; returns the works that can be computed."""
         self.data = data
+        self.check_moves()
         captured, lost = self.memory.run(self.plan.operations)
         works = [work for work in self.plan.works if work.slot not in lost]
         for work in works:
@@ -194,6 +202,17 @@ class SchedulerModel(RuleBasedStateMachine):
                 held = self.memory.tokens(work.slot) + list(work.tokens)
                 assert self.is_shifted(work) or held == text[: len(held)]
         return works, captured, lost
+
+    def check_moves(self):
+        """A window goes where sums over its cells stay the same."""
+        for operation in self.plan.operations:
+            n_tokens = None
+            if isinstance(operation, Copy):
+                n_tokens = operation.n_tokens
+            elif isinstance(operation, Restore):
+                n_tokens = operation.pieces[-1].stop
+            if n_tokens is not None:
+                assert self.scheduler.limits.n_movable(n_tokens) == n_tokens
 
     def fails(self, operation):
         if isinstance(operation, Trim) and not self.refuses:
@@ -269,7 +288,8 @@ class SchedulerModel(RuleBasedStateMachine):
     def abort(self, data):
         works, captured, lost = self.prepare(data)
         self.write(works, data.draw(st.integers(0, self.plan.n_tokens)))
-        if self.scheduler.limits.kind is SnapshotKind.EXACT:
+        exact = self.scheduler.limits.kind is SnapshotKind.EXACT
+        if exact or self.memory.refuses_cuts:
             for work in works:
                 self.memory.slots[work.slot] = []
         held = [Held(len(self.memory.slots[w.slot])) for w in self.plan.works]
@@ -379,6 +399,8 @@ def play(seed):
     model = SchedulerModel()
     model.start(
         unified=rng.random() < 0.5,
+        mixes=rng.random() < 0.5,
+        n_swa=0,
         budget=16,
         shift=False,
         quantum=8,
