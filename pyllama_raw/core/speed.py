@@ -8,6 +8,8 @@ could not be measured again.
 
 from __future__ import annotations
 
+from math import ceil
+
 SMOOTHING = 0.25  # weight of the newest step
 MIN_OBSERVED = 16  # smaller steps are bound by memory, not by tokens
 
@@ -40,9 +42,9 @@ class CopySpeed:
         if seconds > 0:
             self._bytes_per_s = max(self._bytes_per_s, n_bytes / seconds)
 
-    def pays(self, n_bytes: int, n_tokens: int) -> bool:
-        """Whether *n_bytes* are restored in less time than *n_tokens* are computed."""
+    def n_worth(self, n_bytes: int) -> int:
+        """The least tokens that take as long to compute as *n_bytes* to restore."""
         tokens_per_s = self._prefill.tokens_per_s
         if tokens_per_s is None or not self._bytes_per_s:
-            return True
-        return n_bytes / self._bytes_per_s <= n_tokens / tokens_per_s
+            return 0
+        return ceil(n_bytes / self._bytes_per_s * tokens_per_s)

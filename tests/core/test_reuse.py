@@ -5,10 +5,11 @@ from array import array
 import pytest
 
 from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import Slots
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.sources import find_source
+from pyllama_raw.core.memory.sources import find_sources
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
@@ -254,9 +255,9 @@ def test_nobody_waits_in_a_circle():
     slots.place(first, slots.all[0])
     slots.place(second, slots.all[1])
 
-    assert find_source(slots, second).n_later == len(A) - 2
+    assert find_sources(slots, second) == [Source(0, 0, len(A) - 2)]
     second.leader = first
-    assert find_source(slots, first) is None
+    assert find_sources(slots, first) == []
 
 
 def test_a_leader_that_shifted_is_of_no_use():
@@ -270,7 +271,7 @@ def test_a_leader_that_shifted_is_of_no_use():
     slots.rewind(first, 20)
     slots.shift(first, 4, 8)
 
-    assert find_source(slots, second) is None
+    assert find_sources(slots, second) == []
 
 
 def make_sequence(tokens) -> Sequence:

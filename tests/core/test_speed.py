@@ -31,15 +31,15 @@ def test_prefill_speed_follows_the_newest_steps():
     assert speed.tokens_per_s == 125
 
 
-@pytest.mark.parametrize(("n_bytes", "pays"), [(5000, True), (5001, False)])
-def test_a_restore_pays_if_it_takes_less_time(n_bytes, pays):
+@pytest.mark.parametrize(("n_bytes", "n_worth"), [(5000, 100), (5001, 101)])
+def test_a_restore_is_worth_the_tokens_of_its_time(n_bytes, n_worth):
     """
     100 tokens are computed in a second, in which 5,000 bytes are restored.
     """
     _, speed = make_speeds(100)
     speed.observe(5000, 1.0)
 
-    assert speed.pays(n_bytes, 100) == pays
+    assert speed.n_worth(n_bytes) == n_worth
 
 
 def test_the_fastest_restore_counts():
@@ -50,8 +50,7 @@ def test_the_fastest_restore_counts():
     for seconds in (10.0, 1.0, 10.0, 0.0):
         speed.observe(5000, seconds)
 
-    assert speed.pays(5000, 100)
-    assert not speed.pays(50_000, 100)
+    assert speed.n_worth(5000) == 100
 
 
 def test_what_was_not_measured_is_tried():
@@ -62,8 +61,7 @@ def test_what_was_not_measured_is_tried():
     unknown.observe(1, 100.0)
     _, unused = make_speeds()
 
-    assert unknown.pays(10**12, 1)
-    assert unused.pays(10**12, 1)
+    assert (unknown.n_worth(10**12), unused.n_worth(10**12)) == (0, 0)
 
 
 def run(scheduler, request, restore_s):

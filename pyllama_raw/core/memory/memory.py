@@ -16,18 +16,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from pyllama_raw.core.limits import N_FRESH, ContextLimits
 from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.disk_tier import DiskTier
+from pyllama_raw.core.memory.placement import (
+    Cold,
+    CopyOf,
+    Follow,
+    Load,
+    Offer,
+    Placement,
+    Source,
+    TakeOver,
+    Wanted,
+    fill,
+    place,
+)
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import Slot, Slots, growth, slot_of
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.snapshot_points import spaced
 from pyllama_raw.core.memory.snapshots import SnapshotCost, Snapshots
-from pyllama_raw.core.memory.sources import Source, find_source
+from pyllama_raw.core.memory.sources import find_sources, n_reusable
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
@@ -45,14 +57,6 @@ from pyllama_raw.core.step import (
 Tier = Snapshots | DiskTier
 
 MIN_WAIT = 16  # tokens that waiting for a leader must save
-
-
-class Restoring(NamedTuple):
-    """A copy that the next step makes; it counts as a hit once it has worked."""
-
-    tier: Tier
-    hit: Hit
-    n_live: int  # tokens that were also in a slot
 
 
 class Memory:
@@ -95,12 +99,15 @@ class Memory:
             CacheTier.HOST: CopySpeed(prefill),
             CacheTier.DISK: CopySpeed(prefill),
         }
-        self._restoring: dict[int, Restoring] = {}  # by slot
+        self._restoring: dict[int, Load] = {}  # by slot
         self._emptied: list[Sequence] = []  # whose slot turned out to hold nothing
         self._copies = True  # whether there may be snapshots and files
         self._snapshots = Snapshots(
             self.cache, self._moves, cost=cost, interval=interval, limits=limits
         )
+        self._tiers: dict[CacheTier, Tier] = {
+            tier.tier: tier for tier in (self._snapshots, self.disk)
+        }
 
     # -- what there is -------------------------------------------------------------
 
@@ -161,26 +168,19 @@ class Memory:
 
     def seat(self, sequence: Sequence) -> None:
         """Give *sequence* the idle slot that suits it best, and its prefix."""
-        # Rows of tokens that are not computed could not be scored.
-        keeps = self.keeps and not sequence.is_scoring
-        source = find_source(self._slots, sequence) if keeps else None
-        if source is not None and self._takes_over(source, sequence):
-            slot = source.slot
-            if source.n_now < slot.n_left:
-                self._save(slot)
-                self._slots.trim(slot, source.n_now)
-                self._moves.append(Trim(slot.index, source.n_now))
-            self._slots.place(sequence, slot)
-            self._note_cached(sequence, CacheTier.LIVE)
-            self.cache.record(self._match(sequence), source.n_now)
-            self._snapshots.plan_points(sequence)
-            return
-        idle = self._slots.idle
-        free = [s for s in idle if source is None or s is not source.slot] or idle
-        self._evict(free[0])
-        self._slots.place(sequence, free[0])
-        if keeps:  # what has left the slot may have been the source
-            self._fill(sequence, source and find_source(self._slots, sequence))
+        slots = self._slots
+        idle = [slot.index for slot in slots.idle]
+        sources, offers = self._search(sequence)
+        index, placement = place(self._wanted(sequence), sources, offers, idle)
+        slot = slots.all[index]
+        if isinstance(placement, Load):  # before what is evicted displaces it
+            self._tiers[placement.tier].cache.pin(placement.hit)
+        if isinstance(placement, TakeOver):
+            self._cut(slot, placement.n_tokens)
+        else:
+            self._evict(slot)
+        slots.place(sequence, slot)
+        self._start_from(sequence, placement)
 
     def catch_up(self) -> None:
         """
@@ -196,121 +196,101 @@ class Memory:
                 continue
             missed = not self._can_cut and leader.n_computed > sequence.fork_at
             if missed or leader.slot is None or leader.is_shifted:
-                sequence.leader = None
-                self._fill(sequence, find_source(self._slots, sequence))
+                self._fill(sequence)
             elif leader.n_computed >= sequence.fork_at:
                 sequence.leader = None
-                self.cache.record(self._match(sequence), sequence.fork_at)
-                self._copy(self._slots.all[slot_of(leader)], sequence, sequence.fork_at)
-                self._snapshots.plan_points(sequence)
+                placement = CopyOf(slot_of(leader), sequence.fork_at)
+                self._start_from(sequence, placement)
 
     @property
     def _can_cut(self) -> bool:
         return self._slots.limits.can_cut
 
-    def _takes_over(self, source: Source, sequence: Sequence) -> bool:
-        """
-        Whether to go on in the slot of *source* instead of copying out of it.
+    def _fill(self, sequence: Sequence) -> None:
+        """Decide again what *sequence*, whose slot is empty, starts from."""
+        sequence.leader = None
+        placement = fill(self._wanted(sequence), *self._search(sequence))
+        if isinstance(placement, Load):
+            self._tiers[placement.tier].cache.pin(placement.hit)
+        self._start_from(sequence, placement)
 
-        A prompt that is asked again does: what it cuts off is an earlier answer.
-        """
-        if source.slot.sequence is not None or source.n_now == 0:
-            return False
-        kept, _ = self._kept(sequence, source.n_now)
-        if kept.n_tokens >= source.n_now + self.disk.min_gain:
-            return False
-        if source.n_now == source.slot.n_left:
-            return True
-        has_prompt = source.n_now == sequence.n_in_chunks - N_FRESH
-        return self._can_cut and (has_prompt or len(self._slots.idle) == 1)
+    def _wanted(self, sequence: Sequence) -> Wanted:
+        return Wanted(
+            n_reusable(sequence), self._can_cut, self.min_wait, self.disk.min_gain
+        )
 
-    def _fill(self, sequence: Sequence, source: Source | None) -> None:
-        """Take the prefix of *sequence*, whose slot is empty, from *source* or copies."""
-        n_live = source.n_now if source else 0
-        hit, tier = self._kept(sequence, n_live)
-        best = max(n_live, hit.n_tokens)
-        if source is not None and source.n_later >= best + self.min_wait:
-            self._follow(sequence, source)
-            return
-        if hit.n_tokens > n_live:
-            self._restore(sequence, Restoring(tier, hit, n_live))
-        else:
-            tier.cache.record(hit, n_live)
-            if source is not None and n_live:
-                self._copy(source.slot, sequence, n_live)
+    def _search(self, sequence: Sequence) -> tuple[list[Source], list[Offer]]:
+        """What slots have of *sequence*, and what the tiers have that there is room for."""
+        if not self.keeps or sequence.is_scoring:
+            return [], []  # rows of tokens that are not computed could not be scored
+        offers = []
+        for tier in self._tiers.values() if self._copies else ():
+            hit = tier.match(sequence, N_FRESH)
+            if hit.n_tokens and _n_cells(hit) <= self._slots.n_not_running:
+                n_worth = self._speeds[tier.tier].n_worth(hit.n_bytes)
+                offers.append(Offer(tier.tier, hit, max(tier.min_gain, n_worth)))
+        return find_sources(self._slots, sequence), offers
+
+    def _start_from(self, sequence: Sequence, placement: Placement) -> None:
+        """Do what was decided for *sequence*, which has a slot."""
+        match placement:
+            case TakeOver(_, n_tokens):
+                self._note_cached(sequence, CacheTier.LIVE)
+                self._count_live(sequence, n_tokens)
+            case CopyOf(slot, n_tokens):
+                self._copy(slot, sequence, n_tokens)
+            case Load():
+                self._restore(sequence, placement)
+            case Follow(slot, n_tokens):
+                self._follow(sequence, self._slots.all[slot], n_tokens)
+                return
+            case Cold():
+                self._count_live(sequence, 0)
         self._snapshots.plan_points(sequence)
 
-    def _follow(self, sequence: Sequence, source: Source) -> None:
+    def _count_live(self, sequence: Sequence, n_tokens: int) -> None:
+        """Nothing was restored of *sequence*; a slot had its first *n_tokens*."""
+        if self.keeps and not sequence.is_scoring:
+            hit = self._snapshots.match(sequence, N_FRESH)
+            if hit.n_tokens > n_tokens:
+                hit = replace(hit, n_tokens=0, spans=())
+            self.cache.record(hit, n_tokens)
+
+    def _follow(self, sequence: Sequence, source: Slot, n_tokens: int) -> None:
         """
-        Wait for the sequence in the slot of *source*.
+        Wait for the sequence in *source*, until it has *n_tokens*.
 
         Its chunk ends where the two part: from there on both go on together, and what
         goes on together needs fewer steps.
         """
-        leader = source.slot.sequence
+        leader = source.sequence
         assert leader is not None
-        sequence.leader, sequence.fork_at = leader, source.n_later
-        if self._can_cut and leader.n_in_chunks - source.n_later < N_FRESH:
+        sequence.leader, sequence.fork_at = leader, n_tokens
+        if self._can_cut and leader.n_in_chunks - n_tokens < N_FRESH:
             return  # no chunk can end there
-        points = {*leader.points, source.n_later}
+        points = {*leader.points, n_tokens}
         leader.points = spaced(points, leader.n_computed, N_FRESH)
         if not self._can_cut:
-            sequence.fork_at = max(p for p in leader.points if p <= source.n_later)
+            sequence.fork_at = max(p for p in leader.points if p <= n_tokens)
 
-    def _copy(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:
-        self._slots.share(src, sequence, n_tokens)
-        self._moves.append(Copy(src.index, slot_of(sequence), n_tokens))
+    def _copy(self, src: int, sequence: Sequence, n_tokens: int) -> None:
+        self._slots.share(self._slots.all[src], sequence, n_tokens)
+        self._moves.append(Copy(src, slot_of(sequence), n_tokens))
         self._note_cached(sequence, CacheTier.LIVE)
+        self._count_live(sequence, n_tokens)
 
     def _note_cached(self, sequence: Sequence, tier: CacheTier) -> None:
         if sequence.n_computed and not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached, sequence.cache_tier = sequence.n_computed, tier
 
-    def _kept(self, sequence: Sequence, n_live: int) -> tuple[Hit, Tier]:
-        """
-        The most that is kept of *sequence*, if it fits and a restore pays.
-
-        A file has to have much more than memory.
-        """
-        hit = self._match(sequence)
-        if not self._copies:
-            return replace(hit, n_tokens=0, spans=()), self._snapshots
-        if hit.n_tokens > n_live and not (
-            self._fits(hit) and self._pays(hit, CacheTier.HOST, n_live)
-        ):
-            hit = replace(hit, n_tokens=0, spans=())
-        file = self.disk.match(sequence, N_FRESH)
-        best = max(hit.n_tokens, n_live)
-        if (
-            file.n_tokens >= best + self.disk.min_gain
-            and self._fits(file)
-            and self._pays(file, CacheTier.DISK, best)
-        ):
-            return file, self.disk
-        return hit, self._snapshots
-
-    def _pays(self, hit: Hit, tier: CacheTier, n_known: int) -> bool:
-        """Whether *hit* is sooner restored than what it has beyond *n_known* computed."""
-        return self._speeds[tier].pays(hit.n_bytes, hit.n_tokens - n_known)
-
-    def _fits(self, hit: Hit) -> bool:
-        """Whether there are cells for *hit*, if idle slots give theirs."""
-        n_cells = _n_cells(hit)
-        slots = self._slots
-        return n_cells <= slots.n_free_cells or n_cells <= slots.n_not_running
-
-    def _match(self, sequence: Sequence) -> Hit:
-        return self._snapshots.match(sequence, N_FRESH)
-
-    def _restore(self, sequence: Sequence, restoring: Restoring) -> None:
-        tier, hit, _ = restoring
-        tier.cache.pin(hit)
-        self.reclaim(_n_cells(hit))
-        self._slots.rewind(sequence, hit.n_tokens)
+    def _restore(self, sequence: Sequence, load: Load) -> None:
+        """Fill the slot of *sequence* from a hit, which is pinned."""
+        self.reclaim(_n_cells(load.hit))
+        self._slots.rewind(sequence, load.hit.n_tokens)
         slot = slot_of(sequence)
-        self._moves.append(tier.restore(slot, hit))
-        self._restoring[slot] = restoring
-        self._note_cached(sequence, tier.tier)
+        self._moves.append(self._tiers[load.tier].restore(slot, load.hit))
+        self._restoring[slot] = load
+        self._note_cached(sequence, load.tier)
 
     # -- a sequence goes on and leaves ---------------------------------------------
 
@@ -378,6 +358,13 @@ class Memory:
             self._slots.empty(slot)
             self._moves.append(Release(slot.index))
 
+    def _cut(self, slot: Slot, n_tokens: int) -> None:
+        """Keep the first *n_tokens* of an idle slot only, after all of it was saved."""
+        if n_tokens < slot.n_left:
+            self._save(slot)
+            self._slots.trim(slot, n_tokens)
+            self._moves.append(Trim(slot.index, n_tokens))
+
     def _save(self, slot: Slot) -> None:
         """Keep what an idle slot holds, before somebody else needs the place."""
         if slot.is_usable and self._copies:
@@ -398,8 +385,8 @@ class Memory:
         for index, (tier, hit, n_live) in self._restoring.items():
             if index not in result.not_restored:
                 seconds = result.restore_s.get(index, 0.0)
-                self._speeds[tier.tier].observe(hit.n_bytes, seconds)
-                tier.cache.record(hit, n_live)
+                self._speeds[tier].observe(hit.n_bytes, seconds)
+                self._tiers[tier].cache.record(hit, n_live)
             elif (sequence := self._slots.all[index].sequence) is not None:
                 self._emptied.append(sequence)  # the next best may be had
         self._restoring.clear()
@@ -429,9 +416,7 @@ class Memory:
         emptied, self._emptied = self._emptied, []
         for sequence in emptied:
             if sequence.slot is not None and not sequence.n_computed:
-                sequence.leader = None
-                if self.keeps and not sequence.is_scoring:
-                    self._fill(sequence, find_source(self._slots, sequence))
+                self._fill(sequence)
 
     def clear(self, namespace: Namespace = None) -> int:
         """

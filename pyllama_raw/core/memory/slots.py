@@ -82,16 +82,16 @@ class Slots:
 
     @property
     def n_not_running(self) -> int:
-        """Cells of unified memory that no running sequence holds."""
+        """Cells that no running sequence holds; a split slot never lacks any."""
+        if not self.limits.unified:
+            return self.limits.n_slots * self.limits.n_ctx_slot
         return self.limits.n_cells - self.n_used_by_running
 
     @property
     def n_unpromised(self) -> int:
         """Cells that no running sequence needs; idle slots have to give theirs."""
-        if not self.limits.unified:
-            return self.limits.n_slots * self.limits.n_ctx_slot
         wanted = sum(growth(sequence) for sequence in self.running)
-        return self.limits.n_cells - self.n_used_by_running - wanted
+        return self.n_not_running - (wanted if self.limits.unified else 0)
 
     def place(self, sequence: Sequence, slot: Slot) -> None:
         """Give *sequence* an idle slot, with the tokens that are in it."""

@@ -41,6 +41,7 @@ class Snapshots:
     """
 
     tier = CacheTier.HOST
+    min_gain = 1
 
     def __init__(
         self,

@@ -1,40 +1,28 @@
 """
-Which slot holds the longest prefix of a sequence, now or when its leader got there.
+Which slots hold a prefix of a sequence, now or when their sequences got there.
 
 Only slots of the same namespace count, and none whose tokens a context shift changed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.radix_tree import n_common
 from pyllama_raw.core.memory.slots import Slot, Slots
 from pyllama_raw.core.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A slot that holds a prefix, or will when its sequence has computed it."""
-
-    slot: Slot
-    n_now: int
-    n_later: int
+def n_reusable(sequence: Sequence) -> int:
+    """Tokens of *sequence* that may be taken over; those after are computed."""
+    return max(sequence.n_in_chunks - N_FRESH, 0)
 
 
-def find_source(slots: Slots, sequence: Sequence) -> Source | None:
-    """The slot that will have most of *sequence*; of equals the one that has it now."""
-    n_most = max(sequence.n_in_chunks - N_FRESH, 0)
-    key = sequence.tokens[:n_most].tobytes()
-    best: Source | None = None
-    for slot in slots.all:
-        found = _shared(slot, sequence, key, slots.limits)
-        if found is not None and (
-            best is None or (found.n_later, found.n_now) > (best.n_later, best.n_now)
-        ):
-            best = found
-    return best
+def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
+    """The slots that have something of *sequence*, or will."""
+    key = sequence.tokens[: n_reusable(sequence)].tobytes()
+    found = (_shared(slot, sequence, key, slots.limits) for slot in slots.all)
+    return [source for source in found if source is not None]
 
 
 def _shared(
@@ -60,7 +48,9 @@ def _shared(
     n_later = n_now
     if other is not None and other.n_behind > 1 and not _waits_for(other, sequence):
         n_later = max(n_now, _n_later(other, n_same, limits))
-    return Source(slot, n_now, n_later) if n_later else None
+    if not n_later:
+        return None
+    return Source(slot.index, n_now, n_later, n_held if other is None else None)
 
 
 def _n_later(leader: Sequence, n_same: int, limits: ContextLimits) -> int:
