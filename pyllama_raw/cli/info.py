@@ -19,6 +19,7 @@ from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.models import resolve_model
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.sampling.declared import declared, with_declared
 from pyllama_raw.sampling.params import SamplingParams
@@ -73,6 +74,10 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
             "system": libllama.system_info(),
         },
     )
+    yield (
+        "kernels",
+        {f"{row.computes} by {row.needs}": row.is_usable for row in table()},
+    )
     yield "devices", {device.name: asdict(device) for device in libllama.devices()}
     path = resolve_model(model_spec(options))
     with Model.load(path, **config.model.model_dump()) as model:
@@ -126,7 +131,6 @@ def _limits(context: Context, config: EngineConfig, layout: Layout) -> dict[str,
         "n_ubatch": context.n_ubatch,
         "n_threads": config.resolved_context.threads,
         "flash_attn": config.resolved_context.flash_attn,
-        "fast_kernels": context.kernels is not None,
         "token_budget": config.scheduler.token_budget,
         "max_waiting": config.scheduler.max_waiting,
     }

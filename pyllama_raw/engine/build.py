@@ -136,7 +136,8 @@ def _describer(
     """What can be said at once is kept: the context may be closed when somebody asks."""
     wanted = config.resolved_context
     model_path, metadata = str(context.model.path), dict(context.model.meta)
-    n_ubatch, has_kernels = context.n_ubatch, context.kernels is not None
+    taken = context.kernels.taken if context.kernels is not None else ()
+    n_ubatch, kernels = context.n_ubatch, {row.computes: row.needs for row in taken}
 
     def describe() -> EngineInfo:
         from importlib.metadata import version
@@ -156,7 +157,7 @@ def _describer(
             type_v=wanted.type_v,
             flash_attn=wanted.flash_attn,
             kv_unified=limits.unified,
-            fast_kernels=has_kernels,
+            kernels=kernels,
             devices=tuple(devices),
             versions={
                 "pyllama_raw": version("pyllama_raw"),

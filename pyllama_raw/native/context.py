@@ -22,7 +22,7 @@ from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.compute_thread import compute_thread
 from pyllama_raw.native.demand import check_memory
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.kernels import Kernels, is_usable
+from pyllama_raw.native.kernels import Kernels
 from pyllama_raw.native.lanes import pointers_of, seq_configs
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowScores, check_top
@@ -91,10 +91,12 @@ class Context(SlotMemory):
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
             parents.append(abort)  # C reads the flag
-        self.kernels = Kernels() if fast_kernels and is_usable() else None
-        if self.kernels is not None:
+        self.kernels = None
+        if fast_kernels:
             one_cache = not (model.n_swa or model.is_recurrent or model.is_hybrid)
-            self.kernels.attach(params, follows=bool(params.kv_unified) and one_cache)
+            follows = bool(params.kv_unified) and one_cache
+            self.kernels = Kernels.attached(params, follows=follows)
+        if self.kernels is not None:
             parents.append(self.kernels)
         if watch is not None:
             watch.attach(params)

@@ -1,49 +1,59 @@
-"""Operations that we compute instead of libllama (_ffi/kernels)."""
+"""Kernels of our own, which compute some operations instead of libllama (_ffi/kernels)."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, lib
+from pyllama_raw.native.libllama import ffi, lib, text
 
 
-class Taken(NamedTuple):
-    """Operations that were taken from libllama, in all graphs that it made."""
+class Kernel(NamedTuple):
+    """One row of the table of our kernels."""
 
-    products: int
-    attentions: int
+    computes: str  # "attention", or products with a type of weights by its name
+    needs: str  # of the CPU
+    is_usable: bool  # on this machine
+
+
+def table() -> tuple[Kernel, ...]:
+    """
+    All kernels, of a kind the best first; the first one that is usable computes.
+
+    None is usable where there is a device that is no CPU. A product is compared with that
+    of libllama once, and is not usable if a bit differs.
+    """
+    row = ffi.new("plr_kernel *")
+    found: list[Kernel] = []
+    while lib.plr_kernels_row(len(found), row):
+        found.append(Kernel(text(row.computes), text(row.needs), bool(row.is_usable)))
+    return tuple(found)
 
 
 class Kernels(Handle):
     """
     Computes some operations of one context, which keeps it alive.
 
-    Products with Q4_1 and Q8_0 weights have the bits of libllama's, which is slower.
-    Flash attention has other last digits; it reads only the cells that a token sees, while
-    one pool for all slots has many others. What it computes of a token does not depend on
-    the tokens that are computed beside it.
+    Products have the bits of libllama's. Flash attention has other last digits; it reads
+    only the cells that a token sees, while one pool for all slots has many others. What it
+    computes of a token does not depend on the tokens that are computed beside it.
 
     Thread:
         That of the context.
     """
 
-    def __init__(self) -> None:
-        pointer = lib.plr_kernels_new()
-        if pointer == ffi.NULL:
-            raise MemoryError("plr_kernels_new")
-        super().__init__(pointer, lib.plr_kernels_free)
-
-    def attach(self, params: Any, *, follows: bool) -> None:
+    @classmethod
+    def attached(cls, params: Any, *, follows: bool) -> Kernels | None:
         """
-        Let the context made from llama_context_params *params* use them.
+        Those of the context that is made from llama_context_params *params*, if it can be.
 
         Args:
             follows: whether all slots share one pool of cells, in one cache: then cells are
                 listed by position, so sums do not depend on where they lie. What is done to
                 slots has to be told.
         """
-        lib.plr_kernels_attach(params, self.ptr, follows)
+        pointer = lib.plr_kernels_attach(params, follows)
+        return None if pointer == ffi.NULL else cls(pointer, lib.plr_kernels_free)
 
     def removed(self, slot: int, p0: int, p1: int) -> None:
         """A range of *slot* was forgotten."""
@@ -70,21 +80,7 @@ class Kernels(Handle):
             self.cleared()  # no memory for the lists: cells are taken as they lie
 
     @property
-    def taken(self) -> Taken:
-        counts = ffi.new("int64_t[2]")
-        lib.plr_kernels_taken(self.ptr, counts)
-        return Taken(*counts)
-
-
-def is_usable() -> bool:
-    """Whether this machine can run them: AVX2, FMA and F16C, and no device but CPUs."""
-    return bool(lib.plr_kernels_usable())
-
-
-def has_products() -> bool:
-    """
-    Whether products are among them: the CPU has AVX-512 VNNI, too.
-
-    They are compared with libllama's once; if a bit differs none is used.
-    """
-    return bool(lib.plr_kernels_has_products())
+    def taken(self) -> dict[Kernel, int]:
+        """How many operations each took so far, in all graphs; those that took some."""
+        counts = (lib.plr_kernels_taken(self.ptr, i) for i in range(len(table())))
+        return {row: n for row, n in zip(table(), counts, strict=True) if n}

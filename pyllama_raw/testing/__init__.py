@@ -342,7 +342,7 @@ def _describe(limits: ContextLimits, metadata: Mapping[str, str]) -> EngineInfo:
         type_v="f16",
         flash_attn="auto",
         kv_unified=limits.unified,
-        fast_kernels=False,
+        kernels={},
         devices=(),
         versions={},
         config=EngineConfig(),

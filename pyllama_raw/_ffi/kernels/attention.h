@@ -10,8 +10,8 @@
 
 #include "attention_avx2.h"
 #include "attention_avx512.h"
+#include "custom_node.h"
 #include "ggml.h"
-#include "node_state.h"
 
 class Attention {
   public:

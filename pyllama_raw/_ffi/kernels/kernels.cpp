@@ -5,30 +5,35 @@
 
 struct plr_kernels : Kernels {};
 
-bool plr_kernels_usable(void) {
-    return guarded<bool>(false, [] { return Kernels::usable(); });
+bool plr_kernels_row(int32_t index, plr_kernel * row) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    if (index < kernels::N_ROWS) {
+        const kernels::Row & found = kernels::kTable[index];
+        *row = {found.computes, found.needs,
+                guarded<bool>(false, [&] { return kernels::is_usable(index); })};
+        return true;
+    }
+#endif
+    return false;
 }
 
-bool plr_kernels_has_products(void) {
-    return guarded<bool>(false, [] { return Kernels::has_products(); });
-}
-
-plr_kernels * plr_kernels_new(void) {
-    return guarded<plr_kernels *>(nullptr, [] { return new plr_kernels; });
+plr_kernels * plr_kernels_attach(llama_context_params * params, bool follows) {
+    return guarded<plr_kernels *>(nullptr, [&]() -> plr_kernels * {
+        if (!Kernels::usable()) {
+            return nullptr;
+        }
+        auto * kernels = new plr_kernels;
+        kernels->attach(params, follows);
+        return kernels;
+    });
 }
 
 void plr_kernels_free(plr_kernels * kernels) {
     delete kernels;
 }
 
-void plr_kernels_attach(llama_context_params * params, plr_kernels * kernels,
-                        bool follows) {
-    kernels->attach(params, follows);
-}
-
-void plr_kernels_taken(const plr_kernels * kernels, int64_t taken[2]) {
-    taken[0] = kernels->n_products;
-    taken[1] = kernels->n_attentions;
+int64_t plr_kernels_taken(const plr_kernels * kernels, int32_t index) {
+    return kernels->n_taken[index];
 }
 
 int plr_cells_rm(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1) {

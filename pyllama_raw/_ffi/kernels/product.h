@@ -7,10 +7,10 @@
 #include <cstring>
 #include <memory>
 
+#include "custom_node.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
-#include "node_state.h"
 #include "product_tile.h"
 
 #pragma weak ggml_get_type_traits_cpu  // not there if the CPU backend is a plug-in
@@ -18,9 +18,12 @@
 template <class W>
 class Product {
   public:
-    // Whether libllama's kernel gives the same bits. Other builds may add in another order.
-    static bool is_equal() {
-        return ggml_get_type_traits_cpu != nullptr && gives_same_bits();
+    // Whether the CPU can, and libllama's kernel gives the same bits, compared once: another
+    // build may add in another order.
+    static bool is_usable() {
+        static const bool value =
+            has_avx512() && ggml_get_type_traits_cpu != nullptr && gives_same_bits();
+        return value;
     }
 
     // Whether we compute *node*; makes room for its columns.

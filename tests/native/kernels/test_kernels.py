@@ -1,6 +1,7 @@
 """Our kernels: products have the bits of libllama's, attention its digits."""
 
 from array import array
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.kernels import Taken, has_products, is_usable
+from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
 from tests.native.support import (
@@ -36,23 +37,29 @@ def model(model_path):
 
 @pytest.fixture(autouse=True)
 def _usable(request):
-    if "anywhere" not in request.node.name and not is_usable():
+    if "anywhere" not in request.node.name and not is_usable("attention"):
         pytest.skip("this CPU has no AVX2, FMA and F16C, or there is another device")
 
 
 @pytest.fixture
 def _products():
-    if not has_products():
+    if not is_usable("q4_1", "q8_0"):
         pytest.skip("this CPU has no AVX-512 VNNI")
+
+
+def is_usable(*computes: str) -> bool:
+    return any(row.is_usable for row in table() if row.computes in computes)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.tobytes() == b.tobytes()
 
 
-def taken(context: Context) -> Taken:
+def taken(context: Context) -> Counter[str]:
+    """How many operations, by what they compute."""
     assert context.kernels is not None
-    return context.kernels.taken
+    counts = context.kernels.taken.items()
+    return Counter({row.computes: n for row, n in counts})
 
 
 def test_anywhere_they_are_used_unless_asked_not_to(model):
@@ -60,7 +67,7 @@ def test_anywhere_they_are_used_unless_asked_not_to(model):
     By default wherever they are usable; never against the will of the user.
     """
     with make_context(model) as default, make_context(model, fast_kernels=False) as off:
-        assert (default.kernels is not None) == is_usable()
+        assert (default.kernels is not None) == is_usable("attention")
         assert off.kernels is None
 
 
@@ -72,13 +79,16 @@ def test_they_take_what_they_are_for(model):
     """
     with make_context(model) as context:
         last_logits(context, make_prompt(10))
-        assert taken(context) == (7 * model.n_layer - 3, model.n_layer)
+        seen = taken(context)
+        n_products = 7 * model.n_layer - 3
+        assert seen.pop("attention") == model.n_layer
+        assert seen.total() == n_products
 
         batch = Batch(context.n_batch)
         batch.add_rows([100] * 2, [10, 0], [0, 1])
         context.decode(batch)
         n_more = 7 * model.n_layer + 1  # the last is the output, in Q8_0
-        assert taken(context).products == 7 * model.n_layer - 3 + n_more
+        assert taken(context).total() == 2 * model.n_layer + n_products + n_more
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 6, 7, 13, 96, 97, 200])
@@ -156,7 +166,7 @@ def test_small_models_have_the_same_logits(name, kind, tmp_path):
     ):
         prompt = array("i", [i % model.n_vocab for i in range(1, 41)])
         assert same_bits(last_logits(fast, prompt), last_logits(slow, prompt))
-        assert taken(fast).products > 0
+        assert taken(fast)[kind] > 0
 
 
 def _mixed(context: Context, n_vocab: int) -> list[np.ndarray]:
@@ -200,7 +210,7 @@ def test_attention_has_the_digits_of_the_plain_one(name, kv_unified):
             _mixed(fast, model.n_vocab), _mixed(plain, model.n_vocab), strict=True
         ):
             np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * np.abs(b).max())
-        assert (taken(fast).attentions > 0) == (name != "gpt-oss")  # it has sinks
+        assert (taken(fast)["attention"] > 0) == (name != "gpt-oss")  # it has sinks
 
 
 def _in_turn(context: Context, n_vocab: int) -> np.ndarray:
@@ -242,7 +252,7 @@ def test_other_types_of_cells_are_left_to_libllama(kv_type):
         assert same_bits(
             _mixed(fast, model.n_vocab)[-1], _mixed(slow, model.n_vocab)[-1]
         )
-        assert taken(fast).attentions == 0
+        assert taken(fast)["attention"] == 0
 
 
 def _frees_below(context: Context, prompt: array) -> int:

@@ -1,0 +1,70 @@
+// Nodes of a graph that are custom operations of ours.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "ggml.h"
+#include "simd.h"
+
+// What an operation of ours keeps in its node: at the end of op_params, which ggml leaves
+// alone, so it lives as long as the node.
+struct NodeState {
+    float   scale;    // of attention, kept from the operation that was there
+    int32_t n_ready;  // threads that have passed wait_for_all()
+    int32_t n_taken;  // pieces of work
+
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 3 * sizeof(int32_t);
+
+    static NodeState & of(ggml_tensor * node) {
+        return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +
+                                              kOffset);
+    }
+
+    // Before a graph is computed, also if it was before.
+    void reset() { n_ready = n_taken = 0; }
+
+    // Wait until all threads of libllama are here, as its own do between two operations.
+    void wait_for_all(int n_threads) {
+        __atomic_add_fetch(&n_ready, 1, __ATOMIC_ACQ_REL);
+        for (int i = 0; __atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) < n_threads; ++i) {
+            i < 1000 ? _mm_pause() : static_cast<void>(sched_yield());
+        }
+    }
+
+    // The next piece of work, from 0; each goes to one thread.
+    int32_t take() { return __atomic_fetch_add(&n_taken, 1, __ATOMIC_RELAXED); }
+};
+
+// A custom operation, as ggml writes it: a pattern for nodes that become one.
+class CustomNode {
+  public:
+    CustomNode(ggml_custom_op_t compute, void * data) {
+        const ggml_init_params params = {ggml_tensor_overhead() * 2, nullptr, true};
+        ggml_context *         ctx    = ggml_init(params);
+        if (ctx == nullptr) {
+            throw std::bad_alloc();
+        }
+        ggml_tensor * source = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 1);
+        pattern_ = *ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, &source, 1, compute,
+                                   GGML_N_TASKS_MAX, data);
+        ggml_free(ctx);
+    }
+
+    // Whether *node* runs the same function with the same data.
+    bool is_of(const ggml_tensor * node) const {
+        return std::memcmp(node->op_params, pattern_.op_params, NodeState::kOffset) == 0;
+    }
+
+    void replace(ggml_tensor * node, float scale) const {
+        node->op = pattern_.op;
+        std::memcpy(node->op_params, pattern_.op_params, sizeof(node->op_params));
+        NodeState::of(node) = {scale, 0, 0};
+    }
+
+  private:
+    ggml_tensor pattern_;
+};

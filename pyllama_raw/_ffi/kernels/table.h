@@ -1,0 +1,51 @@
+// The kernels that we have: what each computes, and which CPUs it needs.
+#pragma once
+
+#include "ggml-backend.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include "attention.h"
+#include "product.h"
+
+namespace kernels {
+
+constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
+
+enum Index { ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, N_ROWS };
+
+struct Row {
+    const char * computes;
+    const char * needs;
+    bool (*is_usable)();
+};
+
+constexpr Row kTable[N_ROWS] = {  // of a kind the first that is usable computes
+    {"attention", kAvx512, has_avx512},
+    {"attention", "AVX2, FMA and F16C", has_avx2},
+    {"q4_1", kAvx512, Product<product::Q4_1>::is_usable},
+    {"q8_0", kAvx512, Product<product::Q8_0>::is_usable},
+};
+
+// Only where all devices are CPUs: no other device knows an operation of ours.
+inline bool has_only_cpus() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        if (ggml_backend_dev_type(ggml_backend_dev_get(i)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return false;
+        }
+    }
+    return true;
+}
+
+inline bool is_usable(int row) {
+    static const bool only_cpus = has_only_cpus();
+    return only_cpus && kTable[row].is_usable();
+}
+
+inline Index attention_row() {
+    return Attention::unit() == &attention::avx512::kUnit ? ATTENTION_AVX512 : ATTENTION_AVX2;
+}
+
+}  // namespace kernels
+
+#endif
