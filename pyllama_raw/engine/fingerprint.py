@@ -11,14 +11,15 @@ from pathlib import Path
 
 from pyllama_raw.engine.model_files import ModelFile
 from pyllama_raw.engine.state_file import MAGIC
-from pyllama_raw.native.libllama import llama_version
+from pyllama_raw.native.kernels import table
+from pyllama_raw.native.libllama import llama_version, system_info
 
 MAX_HEAD_BYTES = 2**23  # read of the metadata of a model; most have less
 MAX_PART_BYTES = 2**20  # of a further file: a list of its tensors
 N_BLOCKS = 512  # read of the tensors of a model, all its files together
 MIN_BLOCKS = 8  # of each file
 BLOCK_BYTES = 4096
-WITHOUT_EFFECT = {"n_threads", "n_threads_batch", "n_batch", "n_ubatch", "fast_kernels"}
+WITHOUT_EFFECT = {"n_threads", "n_threads_batch", "n_batch", "n_ubatch"}
 
 
 def fingerprint(
@@ -28,11 +29,12 @@ def fingerprint(
     context_fields: Mapping[str, object],
 ) -> str:
     """
-    32 hexadecimal digits for the model in *files*, loaded and used with these fields.
+    32 hexadecimal digits for the model in *files*, loaded and used with these fields, here.
 
     A file that was changed in place, moved or touched counts as another model. File
     systems exist that keep neither inodes nor times, so samples of the contents count,
-    too: all metadata, and blocks at equal distances in the tensors.
+    too: all metadata, and blocks at equal distances in the tensors. Last bits depend on the
+    instructions that the library and our kernels use, so these count as well.
 
     Args:
         tensor_bytes: of all files; what else is in them is metadata.
@@ -49,7 +51,7 @@ def fingerprint(
     n_blocks = max(N_BLOCKS // len(files), MIN_BLOCKS)
     used = {k: v for k, v in context_fields.items() if k not in WITHOUT_EFFECT}
     facts = [
-        [MAGIC.decode(), llama_version(), sys.byteorder],
+        [MAGIC.decode(), llama_version(), sys.byteorder, system_info(), table()],
         [[*f, _sample(f, n, n_blocks)] for f, n in zip(files, heads, strict=True)],
         dict(model_fields),
         used,

@@ -174,3 +174,23 @@ def test_a_model_that_changed_while_it_was_loaded_keeps_no_files(tmp_path):
 
     assert same is not None
     assert (changed, gone) == (None, None)
+
+
+def test_the_instructions_of_library_and_kernels_count(tmp_path, monkeypatch):
+    """
+    AMX or none, a kernel of ours that this CPU lacks, kernels that are switched off: each
+    gives other last bits.
+    """
+    files = model_files(make_model(tmp_path / "m.gguf"))
+    module = "pyllama_raw.engine.fingerprint"
+    names = [name_of(files)]
+    with monkeypatch.context() as other:
+        other.setattr(f"{module}.system_info", lambda: "CPU : AMX_INT8 = 1 |")
+        names.append(name_of(files))
+    with monkeypatch.context() as other:
+        other.setattr(f"{module}.table", lambda: ())
+        names.append(name_of(files))
+    for fast in (True, False):
+        names.append(fingerprint(files, N_TENSORS, {}, {"fast_kernels": fast}))
+
+    assert len(set(names)) == len(names)

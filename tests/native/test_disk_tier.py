@@ -163,6 +163,7 @@ def test_a_damaged_file_is_a_miss(tmp_path):
         {"context": {"type_k": "q8_0"}},
         {"context": {"kv_unified": False}},
         {"context": {"rope_freq_base": 5000.0}},
+        {"context": {"fast_kernels": False}},
         {"mode": "off"},
     ],
 )
