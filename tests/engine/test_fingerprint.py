@@ -190,7 +190,9 @@ def test_the_instructions_of_library_and_kernels_count(tmp_path, monkeypatch):
     with monkeypatch.context() as other:
         other.setattr(f"{module}.table", lambda: ())
         names.append(name_of(files))
-    for fast in (True, False):
-        names.append(fingerprint(files, N_TENSORS, {}, {"fast_kernels": fast}))
+    names += [
+        fingerprint(files, N_TENSORS, {}, {"fast_kernels": fast})
+        for fast in (True, False)
+    ]
 
     assert len(set(names)) == len(names)
