@@ -115,7 +115,7 @@ class ReadingLoop:
 def engine_host_s(n_running: int, n_steps: int) -> list[float]:
     """CPU seconds of the engine thread for each of *n_steps*, the executor's left out."""
     executor = TimedExecutor(n_running, n_steps)
-    thread = EngineThread(make_scheduler(n_running), executor, executor.flag)
+    thread = EngineThread(make_scheduler(n_running), executor)
     loop = ReadingLoop()
     for number in range(n_running):
         thread.submit(request(number), Stream(loop))

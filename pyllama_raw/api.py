@@ -91,7 +91,6 @@ class AsyncEngine:
         self._thread = EngineThread(
             parts.scheduler,
             parts.executor,
-            parts.flag,
             admission=parts.admission,
             files=parts.files,
             release=partial(_release, encoder, parts),

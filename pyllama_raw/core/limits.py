@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.sequence import Sequence
-
-# Tokens of a prompt that are always computed; one has to be sampled from. A single token is
-# computed by another kernel than several, which gives it other last digits.
-N_FRESH = 2
-ALIGN = 64  # cells that no sum over cells divides: CPUs add 4 to 64 side by side
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.sequence import NO_LIMIT, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +20,7 @@ class ContextLimits:
     n_cells: int  # cells of all slots together
     n_parked: int = 0  # slots beyond n_slots, for what idle ones hold
     unified: bool = True
-    mixes: bool = True  # False: in split KV libllama cuts a row off a mixed prompt
+    deterministic: bool = False  # outputs must not depend on others: see core.exact
     can_shift: bool = True
     kind: SnapshotKind = SnapshotKind.RANGE
     n_outputs: int | None = None  # output rows of one step; None: one a slot
@@ -43,24 +40,13 @@ class ContextLimits:
         return self.kind is not SnapshotKind.EXACT
 
     def n_kept(self, sequence: Sequence) -> int:
-        """
-        Tokens of *sequence* that others may take over, once they are computed.
+        """Tokens of *sequence* that others may take over, once they are computed."""
+        return exact.n_kept(sequence) if self.deterministic else len(sequence.tokens)
 
-        Where outputs must not depend on what ran before, only those of the prompt, and
-        not of a prompt of one token: the output was computed token by token.
-        """
-        if self.mixes:
-            return len(sequence.tokens)
-        n_prompt = sequence.request.n_prompt
-        return n_prompt if n_prompt >= N_FRESH else 0
+    def n_chunked(self, request: Request) -> int:
+        """Tokens to be computed in chunks; those after them one by one."""
+        return exact.n_chunked(request.n_prompt) if self.deterministic else NO_LIMIT
 
     def n_movable(self, n_tokens: int) -> int:
-        """
-        The most of a slot's first *n_tokens* that others may get a copy of.
-
-        libllama saves what is in the window and restores it to the first cells. Where
-        outputs must not depend on what ran before, it has to move by a multiple of
-        ALIGN: by less, sums over cells are made in another order.
-        """
-        n_moved = max(n_tokens - self.n_swa, 0) if self.n_swa else 0
-        return n_tokens if self.mixes else n_tokens - n_moved % ALIGN
+        """The most of a slot's first *n_tokens* that others may get a copy of."""
+        return exact.n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens

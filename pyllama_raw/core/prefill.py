@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Items
 
+from pyllama_raw.core.exact import chunk_size
 from pyllama_raw.core.sequence import Sequence
 
 
@@ -81,34 +82,6 @@ class PrefillTurns:
                 break
             ring.rotate(-1)
         return ring
-
-
-def chunk_size(share: int, wanted: int, budget: int) -> int:
-    """
-    *share* tokens of *wanted*, or one more or less where one would be left alone.
-
-    libllama computes a single token by another kernel than several, which is slower for
-    a prompt and gives it other last digits. With a budget of one there is no choice.
-    """
-    n_tokens = min(max(share, 2), wanted, budget)
-    if wanted - n_tokens == 1:
-        n_tokens = wanted if wanted <= budget else max(n_tokens - 1, min(2, budget))
-    return n_tokens
-
-
-def without_rest(
-    shares: dict[int, int], n_decodes: int, n_ubatch: int
-) -> dict[int, int]:
-    """
-    *shares* of a step that micro-batches divide, none of which is a single token.
-
-    The largest share gives two tokens to a later step, which are none alone either.
-    """
-    n_tokens = n_decodes + sum(shares.values())
-    if not 2 < n_ubatch < n_tokens or n_tokens % n_ubatch != 1:
-        return shares
-    slot = max(shares, key=shares.__getitem__)
-    return shares | {slot: shares[slot] - 2} if shares[slot] > 3 else shares
 
 
 def n_ready(sequence: Sequence) -> int:

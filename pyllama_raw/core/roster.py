@@ -49,7 +49,7 @@ class Roster:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
         hash(request.namespace)  # raises here instead of in the middle of a step
-        return Sequence(request, order, now, replays=not self.memory.limits.mixes)
+        return Sequence(request, order, now, self.memory.limits.n_chunked(request))
 
     def _enter(self, sequence: Sequence) -> None:
         request = sequence.request

@@ -24,7 +24,8 @@ from collections.abc import Sequence as Items
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
-from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.exact import N_FRESH, without_rest
+from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.memory import Memory
@@ -32,7 +33,7 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
-from pyllama_raw.core.prefill import PrefillTurns, share_rows, without_rest
+from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
@@ -239,7 +240,7 @@ class Scheduler:
         if recovers:
             decodes, prompts = self._suspects.narrow(decodes, prompts)
         has_streams, has_prompts = bool(decodes), bool(prompts)
-        if has_streams and prompts and not self.limits.mixes:
+        if has_streams and prompts and self.limits.deterministic:
             decodes, prompts = ([], prompts) if self._has_decoded else (decodes, [])
         self._has_decoded = bool(decodes)
         n_decodes = len(decodes)
@@ -249,10 +250,10 @@ class Scheduler:
             return works, not (has_prompts or stays) and self._all_go_on(decodes)
         limits = self.limits
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
-        share_rows(n_rows, prompts, mixes=limits.mixes)
+        share_rows(n_rows, prompts, mixes=not limits.deterministic)
         n_behind = sum(s.n_behind for s in prompts)
         budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
-        shares = self._turns.share(budget, prompts, mixes=limits.mixes)
+        shares = self._turns.share(budget, prompts, mixes=not limits.deterministic)
         shares = without_rest(shares, n_decodes, limits.n_ubatch)
         for s in prompts:
             slot = s.slot or 0

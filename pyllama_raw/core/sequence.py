@@ -28,8 +28,8 @@ class Sequence:
     a context shift dropped. The last sampled token is in `tokens`, not yet computed.
 
     Args:
-        replays: output that is computed again is computed token by token, as it was at
-            first, because a chunk gives other last digits.
+        n_chunked: so many first tokens are computed in chunks, those after them one by
+            one, also if they are known.
     """
 
     __slots__ = (
@@ -59,14 +59,13 @@ class Sequence:
     )
 
     def __init__(
-        self, request: Request, order: int, now: float, *, replays: bool = False
+        self, request: Request, order: int, now: float, n_chunked: int = NO_LIMIT
     ) -> None:
         self.request = request
         self.order = order  # of arrival; kept through preemption
         self.tokens: array[int] = array("i", request.tokens)
         self.n_computed = 0
-        # So many first tokens are computed in chunks, those after them one by one.
-        self.n_chunked = request.n_prompt if replays else NO_LIMIT
+        self.n_chunked = n_chunked
         self.n_output = 0
         self.slot: int | None = None
         self.deficit = 0  # prefill tokens left of this turn

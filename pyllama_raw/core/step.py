@@ -249,7 +249,7 @@ class StepResult(NamedTuple):
 
 
 class Executor(Protocol):
-    """Does what a plan says. One thread makes all calls."""
+    """Does what a plan says. One thread makes all calls but stop()."""
 
     def open(self, request: Request) -> None:
         """Prepare the sampler of *request*. Raises RequestError; the request then ends."""
@@ -259,3 +259,11 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run *plan*. Failures of libllama come back as a status, never as an exception."""
+
+    def stop(self, request_id: int | None = None) -> None:
+        """
+        Nobody wants what *request_id* gets of the running step, or else of the next one.
+
+        A step is aborted if nobody wants anything of it. None: nobody wants anything of
+        any step from now on. Thread: any.
+        """

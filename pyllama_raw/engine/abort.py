@@ -1,14 +1,13 @@
 """
 When a running step may be aborted.
 
-Rules: a step is aborted only if every request in it was cancelled, or the engine
-closes. A cancellation meant for one step never reaches the next: the flag is set only
-while a step is published, and one lock covers both.
+Rule: a step is aborted only if nobody wants what it computes. The flag is set only while a
+step is published, and one lock covers both, so no stop reaches a step it was not meant for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from threading import Lock
 from typing import Protocol
 
@@ -32,12 +31,12 @@ class AbortGate:
         self._flag = flag
         self._is_set = False
         self._lock = Lock()
-        self._running: Sequence[Work] | None = None  # what the running step computes
-        self._cancelled: set[int] = set()  # that the scheduler does not know of yet
-        self._closing = False
+        self._running: Items[Work] = ()  # what the running step computes
+        self._unwanted: set[int] = set()  # that the scheduler may not know of yet
+        self._stops_all = False
 
-    def enter(self, works: Sequence[Work]) -> None:
-        """A step begins. Thread: the engine's."""
+    def enter(self, works: Items[Work]) -> None:
+        """A step that computes *works* begins. Thread: the engine's."""
         with self._lock:
             self._running = works
             self._stop_if_unwanted()
@@ -45,33 +44,26 @@ class AbortGate:
     def leave(self) -> None:
         """The step is over. Thread: the engine's."""
         with self._lock:
-            self._running = None
+            self._running = ()
+            self._unwanted.clear()
         if self._is_set:  # nobody sets it between steps
             self._flag.clear()
             self._is_set = False
 
-    def cancel(self, request_id: int) -> None:
-        """Nobody wants *request_id* any more; settle() must follow. Thread: any."""
+    def stop(self, request_id: int | None = None) -> None:
+        """See `Executor.stop`. Thread: any."""
         with self._lock:
-            self._cancelled.add(request_id)
-            self._stop_if_unwanted()
-
-    def settle(self, request_id: int) -> None:
-        """The scheduler knows of the cancellation."""
-        with self._lock:
-            self._cancelled.discard(request_id)
-
-    def close(self) -> None:
-        """Abort this step and every later one. Thread: any."""
-        with self._lock:
-            self._closing = True
+            if request_id is None:
+                self._stops_all = True
+            else:
+                self._unwanted.add(request_id)
             self._stop_if_unwanted()
 
     def _stop_if_unwanted(self) -> None:
-        """Costs next to nothing unless somebody has cancelled."""
-        if self._running is None or not (self._closing or self._cancelled):
+        """Costs next to nothing unless somebody has left."""
+        if not self._running or not (self._stops_all or self._unwanted):
             return
-        gone = self._cancelled
-        if self._closing or all(work.request_id in gone for work in self._running):
+        gone = self._unwanted
+        if self._stops_all or all(work.request_id in gone for work in self._running):
             self._flag.set()
             self._is_set = True

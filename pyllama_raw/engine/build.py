@@ -78,6 +78,7 @@ def assemble(
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,
+        flag=flag,
         lanes=Lanes(model.vocab, n_slots, off=refusal(model, config)),
         kind=layout.kind,
         scratch=layout.scratch,
@@ -98,7 +99,6 @@ def assemble(
     return EngineParts(
         scheduler,
         executor,
-        flag,
         model.vocab,
         model.chat_template(),
         release,
@@ -303,7 +303,7 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
         n_cells=context.n_ctx,
         n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
-        mixes=not config.deterministic,
+        deterministic=config.deterministic,
         can_shift=context.can_shift and layout.kind is not SnapshotKind.EXACT,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,

@@ -26,6 +26,7 @@ from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
     Lost,
+    Operation,
     Output,
     RowFailed,
     Sampled,
@@ -34,6 +35,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
+from pyllama_raw.engine.abort import AbortFlag, AbortGate
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
@@ -67,6 +69,7 @@ class NativeExecutor:
     One context, and a sampler for each open request.
 
     Args:
+        flag: aborts a decode of these contexts.
         make_context: makes an empty context with the given lanes; called again when one
             has failed.
         lanes: of all its contexts.
@@ -82,11 +85,13 @@ class NativeExecutor:
         make_context: Callable[[Sequence[SamplerChain]], Context],
         eog_tokens: Iterable[int],
         *,
+        flag: AbortFlag,
         lanes: Lanes,
         kind: SnapshotKind,
         scratch: int,
         disk: DiskWriter | None = None,
     ) -> None:
+        self._gate = AbortGate(flag)
         self._make_context = make_context
         self._eog_tokens = frozenset(eog_tokens)
         self._kind = kind
@@ -160,7 +165,19 @@ class NativeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the memory operations, decode and sample."""
-        operations, works, steady = plan
+        self._gate.enter(plan.works)
+        try:
+            return self._execute(*plan)
+        finally:
+            self._gate.leave()
+
+    def stop(self, request_id: int | None = None) -> None:
+        """Abort a step that nobody wants. Thread: any."""
+        self._gate.stop(request_id)
+
+    def _execute(
+        self, operations: tuple[Operation, ...], works: tuple[Work, ...], steady: bool
+    ) -> StepResult:
         if not operations and self._continues(works):
             return self._decode(works, steady=steady)
         lost = self._drop()

@@ -28,7 +28,6 @@ from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Captured, Executor, StepPlan
-from pyllama_raw.engine.abort import AbortFlag, AbortGate
 from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.mailbox import (
     Call,
@@ -57,7 +56,6 @@ class EngineThread:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        flag: AbortFlag,
         *,
         admission: Admission | None = None,
         files: FileWriter | None = None,
@@ -80,7 +78,6 @@ class EngineThread:
         self._files = files
         if files is not None:
             files.report = self._note_written
-        self._gate = AbortGate(flag)
         n_slots = scheduler.limits.n_slots
         self._mailbox = Mailbox(n_slots, admission or Admission(n_slots))
         self._refuses = False  # new requests, because close() was called
@@ -143,7 +140,7 @@ class EngineThread:
     def cancel(self, request_id: int) -> None:
         """End a request within the running step; safe to call twice or too late."""
         if self._is_running:
-            self._gate.cancel(request_id)
+            self._executor.stop(request_id)
             self._post(Cancel(request_id))
 
     def forget(self, request_id: int) -> None:
@@ -169,7 +166,7 @@ class EngineThread:
             return
         self._refuses = True
         if not drains:
-            self._gate.close()
+            self._executor.stop()
         self._post(Close(drains))
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -298,8 +295,6 @@ class EngineThread:
                 self._delivery.disown(self._delivery.ids_of(stream))
                 refuse(stream, _told(error, "the request could not be cancelled"))
             raise
-        finally:
-            self._gate.settle(request_id)
 
     def _step(self) -> bool:
         """Plan and run one step; False if there is nothing to do."""
@@ -314,11 +309,7 @@ class EngineThread:
 
     def _execute(self, plan: StepPlan) -> None:
         """Run *plan* and deliver what it gives."""
-        self._gate.enter(plan.works)
-        try:
-            result = self._executor.execute(plan)
-        finally:
-            self._gate.leave()
+        result = self._executor.execute(plan)
         self._deliver(self._scheduler.apply(plan, result, self.clock()))
 
     def _deliver(self, events: list[Event]) -> None:

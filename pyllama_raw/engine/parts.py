@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Captured, Executor
-from pyllama_raw.engine.abort import AbortFlag
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -113,7 +112,6 @@ class EngineParts:
 
     scheduler: Scheduler
     executor: TimedExecutor
-    flag: AbortFlag
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step

@@ -36,6 +36,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
+from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.parts import EngineParts, StepTimes
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
@@ -157,6 +158,7 @@ class FakeExecutor:
     ) -> None:
         self.limits = limits
         self.flag = flag or FakeFlag()
+        self._gate = AbortGate(self.flag)
         self.n_steps = 0
         self.plans: list[StepPlan] = []
         self.opened: set[int] = set()
@@ -185,7 +187,18 @@ class FakeExecutor:
         self._asked.pop(request_id, None)
         return SamplerUse("host", "it is a fake") if known else None
 
+    def stop(self, request_id: int | None = None) -> None:
+        """Set the flag if nobody wants the running step."""
+        self._gate.stop(request_id)
+
     def execute(self, plan: StepPlan) -> StepResult:
+        self._gate.enter(plan.works)
+        try:
+            return self._execute(plan)
+        finally:
+            self._gate.leave()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         """Check *plan* against the memory, then compute it or fail as told."""
         step, self.n_steps = self.n_steps, self.n_steps + 1
         self.plans.append(plan)
@@ -317,7 +330,6 @@ def fake_parts(
     return EngineParts(
         scheduler,
         executor,
-        executor.flag,
         vocab,
         chat_template,
         release,

@@ -347,14 +347,14 @@ def test_slots_are_written_at_the_end():
 
 
 @pytest.mark.parametrize(
-    ("mixes", "n_steps", "n_kept"), [(False, 3, 100), (True, 3, 102), (True, 1, 100)]
+    ("exact", "n_steps", "n_kept"), [(True, 3, 100), (False, 3, 102), (False, 1, 100)]
 )
-def test_memory_is_cut_before_slots_are_written_at_the_end(mixes, n_steps, n_kept):
+def test_memory_is_cut_before_slots_are_written_at_the_end(exact, n_steps, n_kept):
     """
     What a request leaves that ends as the engine closes: memory is cut to what the slot
     says, and only then is all of it written.
     """
-    scheduler = make(make_tier(), mixes=mixes)
+    scheduler = make(make_tier(), deterministic=exact)
     scheduler.add(make_request(n_prompt=100, max_tokens=30), 0.0)
     for _ in range(n_steps):
         plan = scheduler.schedule(1.0)
@@ -366,7 +366,7 @@ def test_memory_is_cut_before_slots_are_written_at_the_end(mixes, n_steps, n_kep
         operations += plan.operations
         scheduler.apply(plan, answer(plan), 4.0)
 
-    cut = [] if mixes else [Trim(0, n_kept)]
+    cut = [Trim(0, n_kept)] if exact else []
     assert operations[:-1] == cut
     assert len(operations[-1].tokens) // 4 == n_kept
     scheduler.check_integrity()
@@ -376,7 +376,7 @@ def test_a_slot_that_cannot_be_cut_at_the_end_is_not_written():
     """
     It is empty then, and no file says otherwise.
     """
-    scheduler = make(make_tier(), mixes=False)
+    scheduler = make(make_tier(), deterministic=True)
     scheduler.add(make_request(n_prompt=100, max_tokens=30), 0.0)
     for _ in range(3):
         plan = scheduler.schedule(1.0)

@@ -2,11 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllama_raw.core.exact import chunk_size, without_rest
 from pyllama_raw.core.prefill import (
     PrefillTurns,
-    chunk_size,
     share_rows,
-    without_rest,
 )
 from pyllama_raw.core.sequence import Sequence
 from tests.core.support import make_request

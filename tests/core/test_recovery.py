@@ -19,9 +19,9 @@ FAILED, INVALID = DecodeStatus.FAILED, DecodeStatus.INVALID
 N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_HISTORIES", "60"))
 N_STREAMS = 8
 MAX_STEPS = 3000
-UNIFIED = {"unified": True, "mixes": True, "kind": SnapshotKind.RANGE}
-SPLIT = {"unified": False, "mixes": False, "kind": SnapshotKind.STATE}
-WHOLE = {"unified": False, "mixes": False, "kind": SnapshotKind.EXACT}
+UNIFIED = {"unified": True, "deterministic": False, "kind": SnapshotKind.RANGE}
+SPLIT = {"unified": False, "deterministic": True, "kind": SnapshotKind.STATE}
+WHOLE = {"unified": False, "deterministic": True, "kind": SnapshotKind.EXACT}
 LAYOUTS = pytest.mark.parametrize("layout", [UNIFIED, SPLIT, WHOLE])
 STATUSES = pytest.mark.parametrize("status", [FAILED, INVALID])
 
@@ -247,7 +247,9 @@ def test_a_culprit_does_not_clear_who_failed_alone():
     """
     One failure alone is remembered while another request turns out to be a culprit.
     """
-    scheduler = make_scheduler(unified=False, mixes=False, kind=SnapshotKind.STATE)
+    scheduler = make_scheduler(
+        unified=False, deterministic=True, kind=SnapshotKind.STATE
+    )
     for request_id in range(2):
         scheduler.add(make_request(request_id, n_prompt=4, max_tokens=9), 0.0)
     step(scheduler)
@@ -323,7 +325,9 @@ def test_output_is_computed_again_as_it_was_at_first():
     Where a chunk gives other last digits: the prompt in a chunk, then one by one, and only
     the last row is sampled.
     """
-    scheduler = make_scheduler(unified=False, mixes=False, kind=SnapshotKind.STATE)
+    scheduler = make_scheduler(
+        unified=False, deterministic=True, kind=SnapshotKind.STATE
+    )
     scheduler.add(make_request(0, n_prompt=4, max_tokens=9), 0.0)
     for _ in range(3):
         step(scheduler)
@@ -344,7 +348,9 @@ def test_an_aborted_prompt_is_not_left_with_one_token():
     """
     Also where output follows it that is computed again.
     """
-    scheduler = make_scheduler(unified=False, mixes=False, kind=SnapshotKind.STATE)
+    scheduler = make_scheduler(
+        unified=False, deterministic=True, kind=SnapshotKind.STATE
+    )
     scheduler.add(make_request(0, n_prompt=8, max_tokens=9), 0.0)
     for _ in range(3):
         step(scheduler)

@@ -370,7 +370,7 @@ def test_where_batches_do_not_mix_only_prompts_are_kept():
     scheduler = make_scheduler(
         n_slots=1,
         unified=False,
-        mixes=False,
+        deterministic=True,
         kind=SnapshotKind.STATE,
         cache=PrefixCache(SnapshotKind.STATE, max_bytes=0, max_entries=0),
     )

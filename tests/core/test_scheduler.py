@@ -393,7 +393,7 @@ def test_split_batches_hold_streams_or_one_prompt():
     """
     Where a batch must not mix, streams and prompts take turns, a prompt at a time.
     """
-    scheduler = make_scheduler(n_slots=3, token_budget=4, mixes=False)
+    scheduler = make_scheduler(n_slots=3, token_budget=4, deterministic=True)
     scheduler.add(make_request(0, n_prompt=1, max_tokens=5), 0.0)
     step(scheduler)
     for request_id in (1, 2):

@@ -133,7 +133,7 @@ def test_an_aborted_chunk_leaves_two_tokens():
     """
     Where a single token would get other last digits.
     """
-    scheduler = make_scheduler(mixes=False)
+    scheduler = make_scheduler(deterministic=True)
     scheduler.add(make_request(0, n_prompt=10), 0.0)
     plan = scheduler.schedule(0.0)
 

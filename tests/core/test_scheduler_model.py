@@ -53,7 +53,7 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @initialize(
         unified=st.booleans(),
-        mixes=st.booleans(),
+        deterministic=st.booleans(),
         n_swa=st.sampled_from([0, 0, 5]),
         budget=st.sampled_from([None, 1, 5, 16]),
         shift=st.booleans(),
@@ -69,7 +69,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self,
         *,
         unified,
-        mixes,
+        deterministic,
         n_swa,
         budget,
         shift,
@@ -93,7 +93,7 @@ class SchedulerModel(RuleBasedStateMachine):
             N_BATCH,
             N_CELLS if unified else N_SLOTS * N_CTX_SLOT,
             unified=unified,
-            mixes=mixes,
+            deterministic=deterministic,
             n_parked=N_PARKED,
             kind=kind,
             n_swa=n_swa if kind is SnapshotKind.EXACT else 0,
@@ -399,7 +399,7 @@ def play(seed):
     model = SchedulerModel()
     model.start(
         unified=rng.random() < 0.5,
-        mixes=rng.random() < 0.5,
+        deterministic=rng.random() >= 0.5,
         n_swa=0,
         budget=16,
         shift=False,

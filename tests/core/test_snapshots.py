@@ -299,7 +299,7 @@ def test_memory_with_an_answer_is_not_taken_over():
     What was computed token by token cannot be cut off, so the next turn starts from the
     last point of the prompt, and no chunk of it is a single token.
     """
-    engine = Engine(1, kind=SnapshotKind.EXACT, mixes=False)
+    engine = Engine(1, kind=SnapshotKind.EXACT, deterministic=True)
     engine.run(A)
 
     [end] = engine.run([*A, ANSWER, 5], cache_points=(41,))
@@ -313,7 +313,7 @@ def test_a_window_is_copied_where_it_keeps_its_place(n_swa, n_cached):
     """
     Points move to where a restored window lies as in a cold run: ALIGN cells further on.
     """
-    engine = Engine(1, kind=SnapshotKind.EXACT, mixes=False, n_swa=n_swa)
+    engine = Engine(1, kind=SnapshotKind.EXACT, deterministic=True, n_swa=n_swa)
     engine.run(A)
     engine.run(B)
 
@@ -327,7 +327,9 @@ def test_a_leader_is_left_no_single_token(n_swa):
     """
     Nor does who waits for it take more than it can stop at.
     """
-    engine = Engine(2, kind=SnapshotKind.EXACT, mixes=False, max_bytes=0, n_swa=n_swa)
+    engine = Engine(
+        2, kind=SnapshotKind.EXACT, deterministic=True, max_bytes=0, n_swa=n_swa
+    )
     [_, end] = engine.run(A, [*A[:39], 7, 8, 9])
 
     works = [work for plan in engine.plans for work in plan.works]

@@ -82,7 +82,6 @@ def make_thread(
     return EngineThread(
         parts.scheduler,
         parts.executor,
-        parts.flag,
         admission=parts.admission,
         release=release,
         files=files,

@@ -16,73 +16,71 @@ def make_gate() -> tuple[AbortGate, FakeFlag]:
     return AbortGate(flag), flag
 
 
-def test_the_last_cancellation_aborts():
+def test_the_last_stop_aborts():
     """
-    The flag is set when nobody in the step is left.
+    The flag is set when nobody in the step is left, and cleared with the step.
     """
     gate, flag = make_gate()
     gate.enter(works(1, 2))
-
-    gate.cancel(1)
+    gate.stop(1)
     after_one = flag.is_set
-    gate.cancel(2)
-
-    assert (after_one, flag.is_set) == (False, True)
-
-
-def test_a_cancellation_between_steps_sets_nothing():
-    """
-    Outside a step there is nothing to abort; the next step of others runs.
-    """
-    gate, flag = make_gate()
-    gate.enter(works(1))
+    gate.stop(2)
+    after_two = flag.is_set
     gate.leave()
 
-    gate.cancel(1)
-    gate.enter(works(2))
+    assert (after_one, after_two, flag.is_set) == (False, True, False)
+
+
+def test_a_stop_between_steps_is_about_its_request():
+    """
+    The next step of others runs; one that has only this request does not.
+    """
+    found = []
+    for number in (1, 2):
+        gate, flag = make_gate()
+        gate.stop(1)
+        gate.enter(works(number))
+        found.append(flag.is_set)
+
+    assert found == [True, False]
+
+
+def test_a_stop_is_over_with_the_step():
+    """
+    By then the scheduler knows, and plans the request again only if it is wanted.
+    """
+    gate, flag = make_gate()
+    gate.enter(works(1, 2))
+    gate.stop(1)
+    gate.leave()
+
+    gate.enter(works(1))
 
     assert not flag.is_set
 
 
-def test_a_step_of_requests_already_cancelled_is_aborted():
-    """
-    The scheduler may plan a request whose cancellation is still in the mailbox.
-    """
-    gate, flag = make_gate()
-    gate.cancel(1)
-
-    gate.enter(works(1))
-    at_first = flag.is_set
-    gate.leave()
-    gate.settle(1)
-    gate.enter(works(1))
-
-    assert (at_first, flag.is_set) == (True, False)
-
-
-def test_leaving_clears_the_flag():
-    """
-    An abort meant for one step does not reach the next.
-    """
-    gate, flag = make_gate()
-    gate.enter(works(1))
-    gate.cancel(1)
-
-    gate.leave()
-
-    assert not flag.is_set
-
-
-def test_closing_aborts_this_step_and_the_next():
+def test_a_stop_of_all_aborts_this_step_and_the_next():
     """
     A closing engine computes nothing more, whoever wants it.
     """
     gate, flag = make_gate()
     gate.enter(works(1))
-    gate.close()
+    gate.stop()
     now = flag.is_set
     gate.leave()
 
     gate.enter(works(1))
 
     assert (now, flag.is_set) == (True, True)
+
+
+def test_memory_is_moved_whoever_wants_it():
+    """
+    A step without works has nothing to abort.
+    """
+    gate, flag = make_gate()
+    gate.stop()
+
+    gate.enter(())
+
+    assert not flag.is_set

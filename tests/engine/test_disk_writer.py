@@ -168,7 +168,7 @@ def start(executor, files):
     host = PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=0)
     tier = DiskTier(states, lambda n_tokens: 100 * n_tokens)
     parts = fake_parts(executor, cache=host, disk=tier)
-    return EngineThread(parts.scheduler, executor, executor.flag, files=files)
+    return EngineThread(parts.scheduler, executor, files=files)
 
 
 def test_the_directory_is_the_callers(tmp_path):

@@ -81,10 +81,9 @@ def execute(parts, plan, fails: str | None) -> StepResult:
         return StepResult(DecodeStatus.NO_SPACE)
     if fails == "abort":
         parts.executor._drop()  # what was begun might be over already, or not
-        parts.flag.set()
-    result = parts.executor.execute(plan)
-    parts.flag.clear()
-    return result
+        for work in plan.works:
+            parts.executor.stop(work.request_id)
+    return parts.executor.execute(plan)
 
 
 def request(number: int, params: SamplingParams, n_prompt: int = 7) -> Request:

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from pyllama_raw.core.limits import N_FRESH
+from pyllama_raw.core.exact import N_FRESH
 from tests.conversations import converse
 from tests.player import playing
 from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model

@@ -112,25 +112,23 @@ def disturbed(engine: AsyncEngine, every: int, code: int) -> Iterator[None]:
 
     One that finds no room has more than one sequence: alone it would be the end of it.
     """
-    executor, flag, n_calls = engine._parts.executor, engine._parts.flag, 0
+    executor, n_calls = engine._parts.executor, 0
     compute = executor._compute
 
-    def compute_or_not(chunks, *, ahead):
+    def compute_or_not(works, *, ahead):
         nonlocal n_calls
         n_calls += 1
         if n_calls % every:
-            return compute(chunks, ahead=ahead)
-        if code == 1 and len(chunks) > 1:
+            return compute(works, ahead=ahead)
+        if code == 1 and len(works) > 1:
             executor._drop()
             return StepOutcome(1, [], [], 0, 0)
         if code == 2:
             executor._drop()  # what was begun ahead may have ended already
-            flag.set()
-            try:
-                return compute(chunks, ahead=False)
-            finally:
-                flag.clear()
-        return compute(chunks, ahead=ahead)
+            for work in works:
+                executor.stop(work.request_id)
+            return compute(works, ahead=False)
+        return compute(works, ahead=ahead)
 
     executor._compute = compute_or_not
     try:

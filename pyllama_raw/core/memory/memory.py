@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.disk_tier import DiskTier

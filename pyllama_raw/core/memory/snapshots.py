@@ -10,7 +10,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_entry import Hit, Reservation
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import Slot

@@ -6,7 +6,8 @@ Only slots of the same namespace count, and none whose tokens a context shift ch
 
 from __future__ import annotations
 
-from pyllama_raw.core.limits import N_FRESH, ContextLimits
+from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.radix_tree import n_common
 from pyllama_raw.core.memory.slots import Slot, Slots
