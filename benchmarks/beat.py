@@ -128,6 +128,7 @@ def gbnf(count: int) -> str:
 CASES: dict[str, Call] = {
     "nothing hostile": complete(),
     "20,000 messages": complete([{"role": "user", "content": "Hello"}] * 20_000),
+    "8,000 messages": complete([{"role": "user", "content": "Hello"}] * 8_000),
     "a message of 2 MB": complete([{"role": "user", "content": "word " * 400_000}]),
     "2 MB of text": complete("word " * 400_000),
     "2 MB of markers": complete("<|im_start|>" * 170_000),
@@ -145,7 +146,6 @@ CASES: dict[str, Call] = {
     "regex, nested counts": complete(regex="((a{1,100}){1,100}){1,100}"),
     "regex, hard automaton": complete(regex="(a|b)*a(a|b){18}"),
     "schema of 100,000 properties": complete(json_schema=properties(100_000)),
-    "schema of 2,000 properties": complete(json_schema=properties(2_000)),
     "schema of 1,000 properties": complete(json_schema=properties(1_000)),
     "schema of depth 300": complete(json_schema=nested(300)),
     "lark of 50,000 ways": complete(

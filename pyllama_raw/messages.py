@@ -11,7 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.rendering.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES
+from pyllama_raw.rendering.limits import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_MESSAGES,
+    MAX_VALUES,
+)
 
 Message = Mapping[str, Any]
 
@@ -27,6 +32,9 @@ def plain_messages(messages: Sequence[Message]) -> list[Any]:
         InvalidRequest: not messages, parts that are no text, values that JSON does not
             have, or too much of them.
     """
+    if len(messages) > MAX_MESSAGES:
+        given = f"{len(messages)} messages"
+        raise InvalidRequest("messages", given, f"at most {MAX_MESSAGES} messages")
     copier = _Copier()
     plain = []
     for message in messages:

@@ -2,17 +2,18 @@
 `chat`: a conversation in the terminal, or with a pipe.
 
 The main thread reads lines and gets Ctrl-C; the engine's event loop has a thread of its
-own. So Ctrl-C can cancel one answer, and the engine and what it has cached stay. While
-there is a generation Ctrl-C cancels that, and raises nothing; else it is an exception.
+own. So Ctrl-C can cancel one answer, and the engine and what it has cached stay. Ctrl-C is
+an exception only while a line is read. Otherwise it is noted, and stops the answer.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import suppress
-from signal import SIGINT, signal
+from contextlib import contextmanager, suppress
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -47,11 +48,8 @@ def chat(options: Namespace) -> int:
             terminal.close()
             talk = Conversation(options.system)
             talker = Chat(portal, engine, params, terminal, talk)
-            previous = signal(SIGINT, talker.on_interrupt)
-            try:
+            with _handling(signal.SIGINT, talker.on_interrupt), _waking():
                 return talker.run()
-            finally:
-                signal(SIGINT, previous)
     finally:
         terminal.close()
 
@@ -73,7 +71,8 @@ class Chat:
         self._terminal = terminal
         self._conversation = conversation
         self._generation: Generation | None = None  # what Ctrl-C cancels
-        self._is_stopping = False
+        self._is_stopping = False  # Ctrl-C came, and no line was read
+        self._is_reading = False
         self._is_seen = sys.stdin.isatty() and sys.stdout.isatty()
 
     def run(self) -> int:
@@ -97,26 +96,34 @@ class Chat:
                     status = 1
                 was_interrupted = False
             except KeyboardInterrupt:
+                self._is_reading = False
                 if was_interrupted:
                     raise
                 was_interrupted = True
                 self._terminal.say("\nCtrl-C again ends")
 
     def on_interrupt(self, *_: object) -> None:
-        """Handle SIGINT: stop the answer, or leave the prompt."""
-        if self._generation is None:
+        """Handle SIGINT: leave the prompt, or stop the answer that is there or comes."""
+        if self._is_reading:
             raise KeyboardInterrupt
         self._is_stopping = True
-        self._portal.start_task_soon(self._generation.cancel)
+        if self._generation is not None:
+            self._portal.start_task_soon(self._generation.cancel)
 
     def _read(self) -> str | None:
         """The next line; None at the end of the input."""
         try:
+            self._is_reading = True
+            if self._is_stopping:  # there was nothing to stop
+                self._is_stopping = False
+                raise KeyboardInterrupt
             return input("> " if self._is_seen else "")
         except EOFError:
             if self._is_seen:
                 self._terminal.write("\n")
             return None
+        finally:
+            self._is_reading = False
 
     def _do(self, line: str) -> bool:
         """Follow a command or answer a message; return whether that was possible."""
@@ -141,7 +148,7 @@ class Chat:
 
     def _answered(self, generation: Generation) -> Result:
         """The whole answer, or what there is of it when Ctrl-C comes."""
-        self._generation, self._is_stopping = generation, False
+        self._generation = generation
         try:
             answer = self._portal.start_task_soon(self._show, generation)
             # A signal that comes just before a wait begins is seen when the wait ends.
@@ -150,6 +157,7 @@ class Chat:
             return answer.result()
         finally:
             self._generation = None
+            self._is_stopping = False
 
     async def _show(self, generation: Generation) -> Result:
         if self._is_stopping:  # before it has begun
@@ -159,6 +167,34 @@ class Chat:
             async for delta in generation:
                 self._terminal.write(delta.text)
             return generation.result
+
+
+@contextmanager
+def _handling(number: int, handler: Callable[..., object]) -> Iterator[None]:
+    previous = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
+
+
+@contextmanager
+def _waking() -> Iterator[None]:
+    """
+    Interrupt what the main thread waits for, now and then.
+
+    Python's readline looks for signals only when one interrupts its wait. A Ctrl-C just
+    before the wait would go unseen until a key is pressed.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    with _handling(signal.SIGALRM, lambda *_: None):
+        signal.setitimer(signal.ITIMER_REAL, WAKE_S, WAKE_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _summary(result: Result, params: SamplingParams) -> str:
