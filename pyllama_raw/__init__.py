@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.arguments import ChatOptions, RequestOptions
 from pyllama_raw.errors import (
     BadGrammar,
     BadSchema,
     ClosedError,
     ConfigError,
     ContextFailed,
+    DeadlineExceeded,
     EngineFault,
     EngineStalled,
     EngineStopped,
@@ -32,6 +32,7 @@ from pyllama_raw.errors import (
     Unsupported,
 )
 from pyllama_raw.messages import Message
+from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ __all__ = [
     "ConfigError",
     "ContextConfig",
     "ContextFailed",
+    "DeadlineExceeded",
     "Delta",
     "Engine",
     "EngineConfig",

@@ -22,8 +22,6 @@ import anyio
 from anyio import to_thread
 
 from pyllama_raw.arguments import (
-    ChatOptions,
-    RequestOptions,
     check_opening,
     checked_chat,
     checked_options,
@@ -33,9 +31,16 @@ from pyllama_raw.arguments import (
     checked_top,
 )
 from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.errors import ClosedError, InvalidRequest, QueueFull, shown
+from pyllama_raw.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    InvalidRequest,
+    QueueFull,
+    shown,
+)
 from pyllama_raw.loading import Progress, load
 from pyllama_raw.messages import Message
+from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.workers import in_worker
 
@@ -399,6 +404,7 @@ class AsyncEngine:
         Raises:
             InvalidRequest: n_top is something else, or the prompt is a single token:
                 there is nothing to score.
+            DeadlineExceeded: *deadline_s* was over before every token had its score.
         """
         from pyllama_raw.results import Score
         from pyllama_raw.sampling.params import SamplingParams
@@ -411,6 +417,9 @@ class AsyncEngine:
                 raise InvalidRequest("prompt", prompt, "two tokens or more")
             result = await generation.collect()
         _check_whole((result,))
+        n_scored, n_wanted = len(result.prompt_logprobs), len(tokens) - 1
+        if n_scored < n_wanted:
+            raise DeadlineExceeded(n_scored, n_wanted)
         return Score(tokens, result.prompt_logprobs)
 
 

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from itertools import islice
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError, cut, shown
+from pyllama_raw.options import ChatOptions, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_raw.sampling.params import SamplingParams
@@ -33,30 +34,6 @@ MAX_CACHE_POINTS = 1024
 MAX_POSITION = 2**31 - 1
 MAX_TOP = 20  # likely tokens listed at each place
 SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
-
-
-class ChatOptions(TypedDict, total=False):
-    """How the template makes a prompt of chat messages; nothing for other prompts."""
-
-    tools: Sequence[Mapping[str, Any]] | None
-    """Functions that the model may call, as JSON schemas."""
-    template_kwargs: Mapping[str, Any] | None
-    """More variables of the chat template."""
-    chat_template: str | None
-    """A Jinja template to use instead of the model's own."""
-
-
-class RequestOptions(ChatOptions, total=False):
-    """How a request is served; but for those of chats nothing here changes its output."""
-
-    priority: int
-    """Requests with a lower number run first; 0 by default."""
-    deadline_s: float | None
-    """Seconds from now after which the request ends with what it has. None: never."""
-    cache_salt: str | None
-    """Only requests with an equal salt share cached prefixes."""
-    cache_points: Iterable[int]
-    """Positions of the prompt that are worth a snapshot."""
 
 
 # -- of a request ---------------------------------------------------------------
@@ -220,12 +197,15 @@ def _reading(name: str, value: object, allowed: str) -> Iterator[None]:
 def _unknown_option(name: str) -> str:
     from difflib import get_close_matches
 
+    from pyllama_raw.config import EngineConfig  # noqa: F401 - home_of() knows it then
+    from pyllama_raw.frozen import home_of
     from pyllama_raw.sampling.params import SamplingParams
 
+    home = home_of(name)
+    if home is not None:
+        return f"{name} goes into {home}, as {home}({name}=...)"
     fields = SamplingParams.model_fields
     known = ", ".join(_OPTIONS)
-    if name in fields:
-        return f"{name} goes into SamplingParams, as SamplingParams({name}=...)"
     close = get_close_matches(cut(name, 80), [*_OPTIONS, *fields], n=1)
     text = f"{shown(name)} is no option of a request; there are {known}"
     if not close:

@@ -33,11 +33,11 @@ from pyllama_raw.messages import Message
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
-    from pyllama_raw.arguments import ChatOptions, RequestOptions
     from pyllama_raw.config import EngineConfig
     from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.generation import Generation
+    from pyllama_raw.options import ChatOptions, RequestOptions
     from pyllama_raw.results import Delta, EngineStats, Result, Score
     from pyllama_raw.sampling.params import SamplingParams
 

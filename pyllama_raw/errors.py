@@ -17,13 +17,15 @@ Four attributes of each class tell a service what to do:
   never counts, and a full queue is load, not a failure.
 - `http_status`: what an HTTP service answers. 400 and 413 are the client's fault; 503 says
   that another time or another engine may do; 500 is a fault of ours or of the machine.
-  A deadline is no error but `FinishReason.DEADLINE`: 504 if no token came before it.
+  The deadline of a stream is no error but `FinishReason.DEADLINE`: 504 if no token came
+  before it.
 
 | classes                                    | at fault   | HTTP | retryable | counts |
 |--------------------------------------------|------------|------|-----------|--------|
-| RequestError and its classes but two       | the client | 400  | no        | no     |
+| RequestError and its classes but three     | the client | 400  | no        | no     |
 | PromptTooLong                              | the client | 413  | no        | no     |
 | QueueFull                                  | the load   | 503  | yes       | no     |
+| DeadlineExceeded                           | the load   | 504  | yes       | no     |
 | ClosedError                                | nobody     | 503  | no        | no     |
 | ConfigError, ModelNotFound                 | the owner  | 500  | no        | no     |
 | LibraryNotBuilt, NativeError, its classes  | the machine| 500  | no        | yes    |
@@ -168,6 +170,21 @@ class QueueFull(RequestError):
         super().__init__(
             f"the waiting queue would hold {value}, {knob} allows {limit}: "
             f"try again later or raise {knob}"
+        )
+
+
+class DeadlineExceeded(RequestError):
+    """The deadline passed before there was a result, of a call that gives it as a whole."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    is_retryable = True
+
+    def __init__(self, n_done: int, n_wanted: int) -> None:
+        self.n_done, self.n_wanted = n_done, n_wanted
+        super().__init__(
+            f"deadline_s was over when {n_done} of {n_wanted} tokens had a score: "
+            "give more time or a shorter prompt"
         )
 
 

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, PydanticUndefined
 
 from pyllama_raw.described import about, descriptions, help_of
 from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
+from pyllama_raw.options import RequestOptions
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -267,12 +268,22 @@ def _suggestion(kind: type[BaseModel], path: list[str]) -> str:
     here = [place for place in places if places[place] == name]
     if here:
         return f"; did you mean {here[0]}?"
-    for other in Frozen.__subclasses__():
-        if name in other.model_fields and other.__module__.startswith("pyllama_raw."):
-            return f"; {name} goes into {other.__name__}"
+    home = home_of(name)
+    if home is not None:
+        return f"; {name} goes into {home}"
+    if name in RequestOptions.__annotations__:
+        return f"; {name} goes with the prompt, as generate(prompt, {name}=...)"
     for close in get_close_matches(cut(name, 80), places.values(), n=1):
         return f"; did you mean {next(p for p in places if places[p] == close)}?"
     return ""
+
+
+def home_of(name: str) -> str | None:
+    """The class of ours, of those that are imported, that has an option *name*."""
+    for other in Frozen.__subclasses__():
+        if name in other.model_fields and other.__module__.startswith("pyllama_raw."):
+            return other.__name__
+    return None
 
 
 def _places(kind: type[BaseModel], before: str = "") -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
-from pyllama_raw.arguments import ChatOptions, RequestOptions, reading_prompt
+from pyllama_raw.arguments import reading_prompt
 from pyllama_raw.chat import ChatSettings
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
@@ -26,6 +26,7 @@ from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.generation import Prepared
 from pyllama_raw.messages import Message
+from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.sampling.declared import with_declared
 from pyllama_raw.sampling.params import SamplingParams

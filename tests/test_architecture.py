@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
     "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "markers", "messages",
-    "models", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
+    "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
     "workers",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
@@ -23,7 +23,7 @@ RULE: dict[str, set[str]] = {
     "native": {"_ffi", "errors"},
     "cpus": set(),
     "described": set(),
-    "frozen": {"described", "errors"},
+    "frozen": {"described", "errors", "options"},
     "config": {"cpus", "errors", "frozen"},
     "sampling": {"config", "errors", "frozen"},
     "engine": {"config", "core", "errors", "native", "sampling"},
@@ -34,19 +34,21 @@ RULE: dict[str, set[str]] = {
     "messages": {"errors", "rendering"},
     "chat": {"errors", "messages", "rendering"},
     "markers": {"errors"},
+    "options": set(),
     "results": {"core", "errors"},
     "prompt": CONNECTION | {"chat", "markers", "messages"},
     "choice": {"core", "errors", "results"},
     "generation": CONNECTION | {"choice", "results"},
     "loading": CONNECTION | {"models", "prompt"},
-    "arguments": {"config", "errors", "sampling"},
+    "arguments": {"config", "errors", "frozen", "options", "sampling"},
     "workers": set(),
     "preparation": CONNECTION
-    | {"arguments", "chat", "generation", "messages", "prompt", "workers"},
+    | {"arguments", "chat", "generation", "messages", "options", "prompt", "workers"},
     "api": CONNECTION
     | (API - {"api", "blocking", "choice", "models", "profile", "sync"}),
     "blocking": CONNECTION
-    | {"api", "arguments", "generation", "loading", "messages", "prompt", "results"},
+    | {"api", "arguments", "generation", "loading", "messages", "options", "prompt"}
+    | {"results"},
     "sync": {"arguments", "blocking", "config", "errors"}
     | {"messages", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},

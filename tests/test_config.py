@@ -277,6 +277,7 @@ def test_wrong_options_are_refused_by_name(kind, options, words):
         (ContextConfig, "n_treads", "did you mean n_threads?"),
         (SamplingParams, "tempreature", "did you mean temperature?"),
         (SamplingParams, "n_ctx", "n_ctx goes into ContextConfig"),
+        (SamplingParams, "priority", "as generate(prompt, priority=...)"),
         (SchedulerConfig, "colour", "give a known option"),
         (SamplingParams, "x" * 10**6, "give a known option"),
     ],

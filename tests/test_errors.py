@@ -14,6 +14,7 @@ from pyllama_raw.errors import (
     BadSchema,
     ClosedError,
     ConfigError,
+    DeadlineExceeded,
     DecodeFailed,
     EngineFault,
     EngineStalled,
@@ -97,6 +98,7 @@ def test_each_class_has_a_code_of_its_own():
         "InvalidSampling": "invalid_sampling",
         "PromptTooLong": "prompt_too_long",
         "QueueFull": "queue_full",
+        "DeadlineExceeded": "deadline_exceeded",
         "BadGrammar": "bad_grammar",
         "BadSchema": "bad_schema",
         "Unsupported": "unsupported",
@@ -140,6 +142,7 @@ def test_what_may_succeed_later_is_retryable():
 
     assert retryable == [
         "QueueFull",
+        "DeadlineExceeded",
         "DecodeAborted",
         "DecodeFailed",
         "SnapshotFailed",
@@ -165,6 +168,7 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
         "InvalidSampling": 400,
         "PromptTooLong": 413,
         "QueueFull": 503,
+        "DeadlineExceeded": 504,
         "BadGrammar": 400,
         "BadSchema": 400,
         "Unsupported": 400,
@@ -173,7 +177,9 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
         "EngineStopped": 503,
     }
     assert [k for k in tree() if k.http_status < 500] == [
-        k for k in tree() if issubclass(k, RequestError) and k is not QueueFull
+        kind
+        for kind in tree()
+        if issubclass(kind, RequestError) and kind not in (QueueFull, DeadlineExceeded)
     ]
 
 

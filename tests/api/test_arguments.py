@@ -107,6 +107,7 @@ def test_right_options_become_plain():
         ("deadline", "Did you mean deadline_s"),
         ("timeout", "there are priority, deadline_s, cache_salt, cache_points"),
         ("max_tokens", r"goes into SamplingParams, as SamplingParams\(max_tokens="),
+        ("n_ctx", r"goes into ContextConfig, as ContextConfig\(n_ctx="),
         ("temprature", "Did you mean temperature of SamplingParams"),
         ("x" * 10**6, "no option"),
     ],

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from pyllama_raw import FinishReason, SamplingParams
+from pyllama_raw import DeadlineExceeded, FinishReason, SamplingParams
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
 
@@ -184,6 +184,32 @@ async def test_a_deadline_keeps_what_was_generated():
 
     assert result.finish_reason is FinishReason.DEADLINE
     assert result.usage.completion_tokens == 3
+
+
+async def test_a_score_is_whole_or_an_error():
+    """
+    A deadline in the middle is an error that tells how far it came.
+    """
+    held = HeldSteps()
+    executor = FakeExecutor(fake_limits(n_slots=2, n_outputs=2), on_step=held)
+    async with fake_engine(executor) as engine:
+        shift = [0.0]
+        clock = engine._thread.clock
+        engine._thread.clock = lambda: clock() + shift[0]
+
+        async def end() -> None:
+            held.allow(1)
+            for _ in range(2):
+                await anyio.to_thread.run_sync(held.wait_for_one)
+            shift[0] = 60.0
+            held.allow(100)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(end)
+            with pytest.raises(DeadlineExceeded) as caught:
+                await engine.score("a" * 9, deadline_s=60.0)
+
+    assert 0 < caught.value.n_done < caught.value.n_wanted == 9
 
 
 @pytest.mark.parametrize("n_steps", range(8))

@@ -1,0 +1,30 @@
+"""What a request may say beside its prompt and its sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+
+class ChatOptions(TypedDict, total=False):
+    """How the template makes a prompt of chat messages; nothing for other prompts."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    """Functions that the model may call, as JSON schemas."""
+    template_kwargs: Mapping[str, Any] | None
+    """More variables of the chat template."""
+    chat_template: str | None
+    """A Jinja template to use instead of the model's own."""
+
+
+class RequestOptions(ChatOptions, total=False):
+    """How a request is served; but for those of chats nothing here changes its output."""
+
+    priority: int
+    """Requests with a lower number run first; 0 by default."""
+    deadline_s: float | None
+    """Seconds from now after which the request ends with what it has. None: never."""
+    cache_salt: str | None
+    """Only requests with an equal salt share cached prefixes."""
+    cache_points: Iterable[int]
+    """Positions of the prompt that are worth a snapshot."""
