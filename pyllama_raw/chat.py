@@ -11,12 +11,11 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import BoundedSemaphore, Lock
-from typing import Any, NamedTuple, Self
+from threading import Lock
+from typing import Any, Literal, NamedTuple, Self
 
 from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
 from pyllama_raw.messages import Message, plain_messages, plain_value
-from pyllama_raw.rendering.limits import N_PROCESSES
 from pyllama_raw.rendering.processes import (
     Exceeded,
     Refused,
@@ -47,6 +46,11 @@ class ChatSettings(NamedTuple):
         given = options or {}
         return cls(**{name: given[name] for name in cls._fields if name in given})
 
+    @property
+    def workers(self) -> Literal["chat", "template"]:
+        """Who renders; a template of the caller keeps no other chats waiting."""
+        return "chat" if self.chat_template is None else "template"
+
 
 NOTHING = ChatSettings()
 
@@ -55,13 +59,12 @@ class ChatTemplates:
     """
     The model's own template, and those that callers give; any thread may call.
 
-    One that a caller gives has its process for a single chat, and few are run at once.
+    One that a caller gives has its process for a single chat.
     """
 
     def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
         self._make = partial(ChatTemplate, bos_token=bos_token, eos_token=eos_token)
         self._own = self._make(source)
-        self._turns = BoundedSemaphore(N_PROCESSES)
         self._lock = Lock()
         self._given: set[ChatTemplate] = set()  # in use
         self._closed = False
@@ -75,7 +78,7 @@ class ChatTemplates:
         """
         if settings.chat_template is None:
             return self._own.render(messages, settings)
-        with self._turns, self._using(self._make(settings.chat_template)) as given:
+        with self._using(self._make(settings.chat_template)) as given:
             try:
                 return given.render(messages, settings)
             except Unsupported as error:

@@ -99,9 +99,10 @@ class Preparation:
         self, prompt: Prompt, options: ChatOptions | None = None
     ) -> array[int]:
         """Tokens of *prompt*; raises as prepare()."""
-        encode = partial(self._encoder.encode, prompt, ChatSettings.of(options))
+        settings = ChatSettings.of(options)
+        encode = partial(self._encoder.encode, prompt, settings)
         with reading_prompt(prompt):
-            kind = self._encoder.takes_long(prompt)
+            kind = self._encoder.takes_long(prompt, settings)
             if kind is not None:
                 return await in_worker(kind, encode)
             await checkpoint()
@@ -109,9 +110,10 @@ class Preparation:
 
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""
-        render = partial(self._encoder.render, messages, ChatSettings.of(options))
+        settings = ChatSettings.of(options)
+        render = partial(self._encoder.render, messages, settings)
         with reading_prompt(messages):
-            return await in_worker("chat", render)
+            return await in_worker(settings.workers, render)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""

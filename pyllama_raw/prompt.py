@@ -61,10 +61,12 @@ class PromptEncoder:
         limits = parts.scheduler.limits
         return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot)
 
-    def takes_long(self, prompt: Prompt) -> Literal["text", "chat"] | None:
+    def takes_long(
+        self, prompt: Prompt, settings: ChatSettings = NOTHING
+    ) -> Literal["text", "chat", "template"] | None:
         """For which workers encode() is; None: for an event loop, too."""
         if _is_chat(prompt):
-            return "chat"  # waits for a process
+            return settings.workers  # waits for a process
         if isinstance(prompt, str):
             return "text" if len(prompt) > LONG_PROMPT else None
         return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None

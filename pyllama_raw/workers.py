@@ -16,9 +16,10 @@ from anyio.lowlevel import RunVar
 
 T = TypeVar("T")
 
-Kind = Literal["chat", "text", "rules", "call"]
+Kind = Literal["chat", "template", "text", "rules", "call"]
 N_THREADS: dict[Kind, int] = {
     "chat": 4,  # two wait for a template's process, two make tokens of what it wrote
+    "template": 2,  # chats with a template of their own, which is a stranger's program
     "text": 2,  # long prompts: the tokenizer
     "rules": 2,  # grammars, schemas, stop strings, many tokens
     "call": 8,  # answers of the engine thread: these only wait

@@ -52,10 +52,6 @@ class Exceeded(Exception):
     """A limit was reached, or the process ended; says what is allowed."""
 
 
-class TimedOut(Exceeded):
-    """The template computed for too long."""
-
-
 class TemplateProcesses:
     """
     Renders with one template; any thread may call.
@@ -174,10 +170,7 @@ class _Process:
         )
 
     def set_up(self, setup: dict[str, Any]) -> None:
-        try:
-            answer = self.ask(setup)
-        except TimedOut as error:
-            raise Unreadable(f"it is not {error}") from error
+        answer = self.ask(setup)
         if "unreadable" in answer:
             raise Unreadable(answer["unreadable"])
 
@@ -199,7 +192,7 @@ class _Process:
             self.kill()
             code = self._popen.wait()
         if code == -signal.SIGPROF:
-            return TimedOut(f"done within {self._max_cpu_s:g} s of CPU time")
+            return Exceeded(f"done within {self._max_cpu_s:g} s of CPU time")
         return Exceeded(f"done without ending its process (which ended with {code})")
 
     def kill(self) -> None:

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from pyllama_raw import ClosedError, PromptTooLong, SamplingParams
+from pyllama_raw import ClosedError, InvalidRequest, PromptTooLong, SamplingParams
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio
@@ -53,9 +53,34 @@ async def test_others_go_on_beside_a_template():
     assert group.cancel_scope.cancelled_caught
 
 
+async def test_templates_of_callers_keep_no_other_chat_waiting():
+    """
+    Four that never end, two at a time: a chat of the model's own template goes on.
+    """
+    ended = []
+
+    async def chat(index: int) -> None:
+        with pytest.raises(InvalidRequest, match="within 1 s of CPU time"):
+            await engine.complete(CHAT, PARAMS, chat_template=ENDLESS)
+        ended.append(index)
+
+    with anyio.fail_after(30):
+        async with fake_engine(chat_template="x") as engine:
+            async with anyio.create_task_group() as group:
+                for index in range(4):
+                    group.start_soon(chat, index)
+                await wait_all_tasks_blocked()
+                result = await engine.complete(CHAT, PARAMS)
+                n_ended = len(ended)
+
+    assert len(result.token_ids) == 4
+    assert n_ended <= 2
+    assert len(ended) == 4
+
+
 @pytest.mark.parametrize(
     "messages",
-    [CHAT * 20_000, [{"role": "user", "content": "a" * 2**21}]],
+    [CHAT * 8_000, [{"role": "user", "content": "a" * 2**21}]],
     ids=["many", "long"],
 )
 async def test_long_chats_are_for_a_worker(messages):
