@@ -93,6 +93,11 @@ class Attention {
                i3 * tensor->nb[3];
     }
 
+    static const uint16_t * halves_at(const ggml_tensor * tensor, int64_t i1, int64_t i2,
+                                      int64_t i3) {
+        return reinterpret_cast<const uint16_t *>(at(tensor, i1, i2, i3));
+    }
+
     // Tokens first to last, the heads of one key, of one stream.
     static void block(ggml_tensor * node, int first, int last, int key, int stream, float scale,
                       const Orders & orders) {
@@ -128,7 +133,7 @@ class Attention {
 
     static const uint16_t * masks_of(const ggml_tensor * node, int token, int stream) {
         const ggml_tensor * mask = node->src[3];
-        return reinterpret_cast<const uint16_t *>(at(mask, token, 0, stream % mask->ne[3]));
+        return halves_at(mask, token, 0, stream % mask->ne[3]);
     }
 
     // Of this thread, for cells of tokens.
@@ -172,8 +177,8 @@ class Attention {
             attention::Tile tile;
             for (int c = 0; c < attention::kCells; ++c) {
                 const int cell = cells[first + c];
-                tile.k[c]      = at(k, cell, key, stream);
-                tile.v[c]      = at(v, cell, key, stream);
+                tile.k[c]      = halves_at(k, cell, key, stream);
+                tile.v[c]      = halves_at(v, cell, key, stream);
                 tile.mask[c]   = masks[cell];
             }
             tile.used = (1u << std::min(n - first, attention::kCells)) - 1;

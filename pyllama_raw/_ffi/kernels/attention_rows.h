@@ -21,7 +21,7 @@ struct Rows {
 
 // Keys and values of up to 16 cells as half floats, wherever they are.
 struct Tile {
-    const char *k[kCells], *v[kCells];
+    const uint16_t *k[kCells], *v[kCells];
     uint16_t    mask[kCells];  // half floats, added to the scores
     uint32_t    used;          // a bit a cell; the others repeat a cell
 };

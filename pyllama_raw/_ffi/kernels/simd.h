@@ -16,7 +16,6 @@
 #define PLR_CALLED __attribute__((noipa))
 #endif
 #define PLR_KERNEL PLR_AVX512 PLR_CALLED
-#define PLR_KERNEL_AVX2 PLR_AVX2 PLR_CALLED
 
 inline bool has_avx2() {
     __builtin_cpu_init();
