@@ -82,16 +82,15 @@ class GrammarConstraint:
     def __init__(
         self, params: SamplingParams, vocab: Vocab, reading: Reading = at_once
     ) -> None:
-        from pyllama_raw.sampling import gbnf  # most engines never see a grammar
-        from pyllama_raw.sampling.grammar_program import compile_rules
+        from pyllama_raw.sampling.grammar import compile_grammar  # few engines see any
 
         if reading(lambda: vocab.kind) == "none":
             raise BadGrammar("the model has no vocabulary", None)
         self._vocab = vocab
         self._reading = reading
         assert params.grammar is not None
-        rules = gbnf.parse(params.grammar, params.grammar_root)
-        program = compile_rules(rules, self._find_token)
+        root = params.grammar_root
+        program = compile_grammar(params.grammar, root, self._find_token)
         triggers = params.grammar_triggers
         self._grammar = reading(
             partial(

@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.sampling.gbnf import MAX_ITEMS, parse
-from pyllama_raw.sampling.grammar_program import Program, compile_rules
+from pyllama_raw.sampling.grammar import Program, compile_grammar
+from pyllama_raw.sampling.grammar.gbnf import MAX_ITEMS
 
 GOOD = [
     'root ::= "a"',
@@ -63,7 +63,7 @@ BAD = [
 def check(text: str, root: str = "root") -> Program:
     """Read and compile; <think> is a token, and so are ids below 100."""
     tokens = {"think": 7} | {number: number for number in range(100)}
-    return compile_rules(parse(text, root), tokens.get)
+    return compile_grammar(text, root, tokens.get)
 
 
 @pytest.mark.parametrize("text", GOOD)

@@ -1,8 +1,8 @@
 """
 Rules of a grammar as a program that reads bytes: nodes that point to what follows.
 
-pyllama_raw/_ffi/grammar/grammar.h says what the nodes mean. Repetitions are written out, so their
-size is limited. Rules that would call themselves before they read anything are refused.
+_ffi/grammar/grammar.h says what the nodes mean. Repetitions are written out, so their size
+is limited. Rules that would call themselves before they read anything are refused.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.sampling.charset import byte_ranges, complement
-from pyllama_raw.sampling.gbnf import MAX_ITEMS
-from pyllama_raw.sampling.left_recursion import Node, Op, refuse_left_recursion
-from pyllama_raw.sampling.rules import (
+from pyllama_raw.sampling.grammar.charset import byte_ranges, complement
+from pyllama_raw.sampling.grammar.gbnf import MAX_ITEMS
+from pyllama_raw.sampling.grammar.left_recursion import Node, Op, refuse_left_recursion
+from pyllama_raw.sampling.grammar.rules import (
     Chars,
     Group,
     Item,
@@ -40,13 +40,7 @@ class Program:
 
 
 def compile_rules(rules: Rules, find_token: FindToken) -> Program:
-    """
-    Args:
-        find_token: the id of the one token that an id or a name like <think> stands for.
-
-    Raises:
-        BadGrammar: too large, left-recursive, or a name of no token.
-    """
+    """Write *rules* out. Raises BadGrammar: too large, left-recursive, no such token."""
     return _Compiler(find_token).run(rules)
 
 

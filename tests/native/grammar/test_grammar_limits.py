@@ -67,7 +67,7 @@ from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
 from tests.grammars import make_grammar
-from tests.native.test_grammar_limits import HOSTILE
+from tests.native.grammar.test_grammar_limits import HOSTILE
 
 model = Model.load(sys.argv[1], vocab_only=True)
 found = {}

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.sampling.charset import MAX_CHAR
-from pyllama_raw.sampling.rules import (
+from pyllama_raw.sampling.grammar.charset import MAX_CHAR
+from pyllama_raw.sampling.grammar.rules import (
     Chars,
     Group,
     Item,
