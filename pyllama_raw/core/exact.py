@@ -7,7 +7,7 @@ digits. So of every engine:
   (chunk_size), not in what micro-batches leave (without_rest).
 
 Of one that is `deterministic`, whose outputs must not depend on what ran before or beside:
-- A step has streams or one prompt: split memory cuts the first row off a prompt that
+- A lot is streams or one prompt (divided): split memory cuts the first row off a prompt that
   shares a batch with streams.
 - Others may take over prompts, not outputs, which were computed token by token (n_kept).
 - Output that is computed again is computed token by token again (n_chunked).
@@ -16,6 +16,8 @@ Of one that is `deterministic`, whose outputs must not depend on what ran before
 
 from __future__ import annotations
 
+from pyllama_raw.core.lots import Group, Groups
+from pyllama_raw.core.request import Lot
 from pyllama_raw.core.sequence import Sequence
 
 N_FRESH = 2  # tokens of a prompt that are always computed; one has to be sampled from
@@ -63,6 +65,17 @@ def n_kept(sequence: Sequence) -> int:
     """
     n_prompt = sequence.request.n_prompt
     return n_prompt if n_prompt >= N_FRESH else 0
+
+
+def divided(groups: Groups) -> Groups:
+    """Streams apart from prompts, which are computed one at a time."""
+    found = {}
+    for (name, _), (streams, prompts) in groups.items():
+        if streams:
+            found[Lot(f"{name}: streams")] = Group(streams, [])
+        if prompts:
+            found[Lot(f"{name}: one prompt", is_single=True)] = Group([], prompts)
+    return found
 
 
 def n_chunked(n_prompt: int) -> int:

@@ -27,14 +27,14 @@ class PrefillTurns:
         self._last_turn = 0  # the one that went first the last time
 
     def share(
-        self, budget: int, prompts: Items[Sequence], *, mixes: bool = True
+        self, budget: int, prompts: Items[Sequence], *, single: bool = False
     ) -> dict[int, int]:
         """
         Divide *budget* tokens among *prompts*.
 
         Args:
             prompts: sequences with a slot and more than one token behind, by slot.
-            mixes: whether several may share a step.
+            single: whether only one may have tokens.
 
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
@@ -51,7 +51,7 @@ class PrefillTurns:
             taken = given.get(slot, 0)
             ready = n_ready(sequence)
             wanted = ready - taken
-            if given and (budget == 1 < wanted or not (mixes or slot in given)):
+            if given and (budget == 1 < wanted or (single and slot not in given)):
                 break  # better two tokens in the next step than one in this
             share = min(budget, sequence.deficit)
             chunk = chunk_size(taken + share, ready, taken + budget)
@@ -70,10 +70,6 @@ class PrefillTurns:
     def repeat(self) -> None:
         """What was shared last was not computed: whose turn it was goes first again."""
         self._turn = self._last_turn
-
-    def restart(self) -> None:
-        """Begin with the first slot, as if there had been no step."""
-        self._turn = 0
 
     def _ring(self, prompts: Items[Sequence]) -> deque[Sequence]:
         ring = deque(prompts)
@@ -102,7 +98,7 @@ def n_ready(sequence: Sequence) -> int:
     return n_ready
 
 
-def share_rows(n_rows: int, prompts: Items[Sequence], *, mixes: bool = True) -> None:
+def share_rows(n_rows: int, prompts: Items[Sequence], *, single: bool = False) -> None:
     """
     Divide *n_rows* output rows among *prompts*: one for each that is not scored.
 
@@ -111,6 +107,6 @@ def share_rows(n_rows: int, prompts: Items[Sequence], *, mixes: bool = True) -> 
     scoring = [sequence for sequence in prompts if sequence.is_scoring]
     if scoring:
         n_free = n_rows - (len(prompts) - len(scoring))
-        n_each = n_free // len(scoring) if mixes else n_rows
+        n_each = n_rows if single else n_free // len(scoring)
         for sequence in scoring:
             sequence.max_rows = max(n_each, 1)

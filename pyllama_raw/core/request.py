@@ -66,6 +66,16 @@ class CacheTier(StrEnum):
     """A snapshot in a file."""
 
 
+class Lot(NamedTuple):
+    """Who may share a decode: sequences of equal lots."""
+
+    name: str = "tokens"
+    is_single: bool = False  # at most one sequence a decode
+
+
+TOKENS = Lot()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One checked request; tokens are inside the vocabulary and fit a slot."""
@@ -82,6 +92,7 @@ class Request:
     namespace: Namespace = None  # who may share this prompt's cache
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
+    lot: Lot = TOKENS
 
     @property
     def n_prompt(self) -> int:

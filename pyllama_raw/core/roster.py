@@ -6,12 +6,13 @@ enter -> start -> (preempt -> start)* -> finish. `Memory` does what that takes o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import isnan
 
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.memory.memory import Memory
-from pyllama_raw.core.request import Event, FinishReason, Request
+from pyllama_raw.core.request import Event, FinishReason, Lot, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.core.waiting import WaitingQueue
@@ -26,6 +27,7 @@ class Roster:
         self.waiting = WaitingQueue()
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
+        self.lots = Counter[Lot]()  # of these
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
         self.in_flight = False  # a step runs that was planned and not applied
@@ -58,14 +60,27 @@ class Roster:
             self.deadlines.add(request.deadline, request.request_id)
         self.waiting.push(sequence)
         self.alive[request.request_id] = sequence
+        self.lots[request.lot] += 1
 
     def _forget(self, entered: list[Sequence]) -> None:
         """Take back what enter() did; a deadline of nobody alive is skipped."""
         for sequence in entered:
             request_id = sequence.request.request_id
             if self.alive.get(request_id) is sequence:
-                del self.alive[request_id]
+                self._remove(sequence)
         self.waiting.discard(entered)
+
+    def _remove(self, sequence: Sequence) -> None:
+        del self.alive[sequence.request.request_id]
+        lot = sequence.request.lot
+        self.lots[lot] -= 1
+        if not self.lots[lot]:
+            del self.lots[lot]
+
+    @property
+    def could_start(self) -> bool:
+        """Whether somebody waits for a slot, and one is free."""
+        return bool(self.waiting) and self.memory.has_free
 
     def start(self, sequence: Sequence, now: float) -> None:
         """Give a waiting sequence a slot."""
@@ -89,7 +104,7 @@ class Roster:
             self.waiting.remove(sequence)
         else:
             self.memory.leave(sequence, in_flight=self.in_flight)
-        del self.alive[sequence.request.request_id]
+        self._remove(sequence)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
             self.events.append(sequence.finish(end, None, now))

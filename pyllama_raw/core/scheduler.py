@@ -1,17 +1,14 @@
 """
-Continuous batching: who runs, and what the next step computes.
+Continuous batching: who runs, and what comes of a step. `Packer` says what it computes.
 
 Rules, in this order:
-1. Every sequence that can decode advances in each step; prefill takes what is left of
-   the token budget, and always some. Where a batch must not mix the two they take
-   turns, a prompt at a time.
-2. A waiting request starts when a slot is free and the cells it will need are not
+1. A waiting request starts when a slot is free and the cells it will need are not
    promised to others. A blocked head of the queue is overtaken a bounded number of times.
-3. When memory is short, the sequence of the worst rank gives its cells up and is
+2. When memory is short, the sequence of the worst rank gives its cells up and is
    computed again later. Only a sequence that is alone and does not fit is ended.
-4. Every request ends exactly once, with a `Finished` event. If there is work and
+3. Every request ends exactly once, with a `Finished` event. If there is work and
    nothing of it can be computed, all end with `EngineStalled`.
-5. After a failed decode all go on from the tokens that are known; only a request that
+4. After a failed decode all go on from the tokens that are known; only a request that
    fails alone, twice, ends with the error.
 
 The caller passes the time in; nothing here blocks.
@@ -24,7 +21,7 @@ from collections.abc import Sequence as Items
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
-from pyllama_raw.core.exact import N_FRESH, without_rest
+from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.disk_tier import DiskTier
@@ -33,7 +30,7 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshots import SnapshotCost
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
-from pyllama_raw.core.prefill import PrefillTurns, share_rows
+from pyllama_raw.core.packer import Packer
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
@@ -41,21 +38,16 @@ from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import (
     Captured,
-    Decode,
     DecodeStatus,
     Held,
-    Prefill,
-    Score,
     StepPlan,
     StepResult,
-    Work,
 )
 from pyllama_raw.core.suspects import Part, Suspects
 from pyllama_raw.errors import PromptTooLong
 
 NO_COST = SnapshotCost()
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step
-new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
 
 
 class Scheduler:
@@ -85,10 +77,6 @@ class Scheduler:
         """
         self._max_overtakes = max_overtakes
         self._speed = PrefillSpeed()
-        self._budget = StepBudget(
-            token_budget, target_step_s, limits.n_batch, self._speed
-        )
-        self._turns = PrefillTurns(prefill_quantum)
         self._memory = Memory(
             limits,
             cache=cache,
@@ -103,9 +91,9 @@ class Scheduler:
             self._roster, limits, pieces, n_keep if shifts else None
         )
         self._suspects = Suspects()
-        self._prefill_cap: int | None = None  # after a step that found no space
+        budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._speed)
+        self._packer = Packer(self._roster, self._suspects, budget, prefill_quantum)
         self._started = 0.0  # when the last plan was made
-        self._has_decoded = False  # whether the last plan had decodes
 
     # -- requests ---------------------------------------------------------------
 
@@ -199,19 +187,19 @@ class Scheduler:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         self._admit(now)
         self._memory.catch_up()
-        works, steady = self._works(now)
+        _, works, lot, steady = self._packer.pack(now)
         self._started = now
-        plan = StepPlan(self._memory.take_moves(), tuple(works), steady)
+        plan = StepPlan(self._memory.take_moves(), works, lot, steady)
         self._roster.in_flight = bool(plan)
         if not (plan or self._roster.events) and self.has_work:
             self._roster.stall(now)  # no later plan would be another one
         return plan
 
     def _admit(self, now: float) -> None:
-        if not self._could_start():
+        if not self._roster.could_start:
             return
         alone = not self._memory.running
-        if self._prefill_cap is not None and not alone:
+        if self._packer.prefill_cap is not None and not alone:
             return  # libllama lacks space: start nobody until a step has worked
         room = self._memory.n_unpromised
         blocked: Sequence | None = None
@@ -229,105 +217,6 @@ class Scheduler:
             if at_limit or not self._memory.has_free:
                 return
 
-    def _could_start(self) -> bool:
-        """Whether somebody waits for a slot, and one is free."""
-        return bool(self._roster.waiting) and self._memory.has_free
-
-    def _works(self, now: float) -> tuple[list[Work], bool]:
-        """What to compute, and StepPlan.steady."""
-        decodes, prompts, replays = self._ready(now)
-        recovers = bool(self._suspects.all)
-        if recovers:
-            decodes, prompts = self._suspects.narrow(decodes, prompts)
-        has_streams, has_prompts = bool(decodes), bool(prompts)
-        if has_streams and prompts and self.limits.deterministic:
-            decodes, prompts = ([], prompts) if self._has_decoded else (decodes, [])
-        self._has_decoded = bool(decodes)
-        n_decodes = len(decodes)
-        works = _replay(decodes) if replays else _decode(decodes)
-        stays = recovers or replays  # what comes next is not the same again
-        if not prompts:
-            return works, not (has_prompts or stays) and self._all_go_on(decodes)
-        limits = self.limits
-        n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
-        share_rows(n_rows, prompts, mixes=not limits.deterministic)
-        n_behind = sum(s.n_behind for s in prompts)
-        budget = self._prefill_budget(n_decodes, n_behind, has_streams=has_streams)
-        shares = self._turns.share(budget, prompts, mixes=not limits.deterministic)
-        shares = without_rest(shares, n_decodes, limits.n_ubatch)
-        for s in prompts:
-            slot = s.slot or 0
-            n_tokens = shares.get(slot, 0)
-            if n_tokens:
-                works.append(_prefill(s, slot, n_tokens))
-        if stays or any(s.points for s in prompts) or not self._completes(works):
-            return works, False
-        return works, self._all_go_on([*decodes, *prompts])
-
-    def _completes(self, works: list[Work]) -> bool:
-        """Whether all who run have a row in *works*, in the order of the next plan."""
-        slots = [work.slot for work in works]
-        return (
-            len(works) == len(self._memory.running)
-            and slots == sorted(slots)
-            and all(work.samples and type(work) is not Score for work in works)
-            and not self._could_start()
-        )
-
-    def _all_go_on(self, sequences: list[Sequence]) -> bool:
-        """Whether none of *sequences* has its last token, or a full slot, after a step."""
-        n_ctx_slot = self.limits.n_ctx_slot
-        for s in sequences:
-            if s.request.max_tokens - s.n_output < 2 or n_ctx_slot - len(s.tokens) < 2:
-                return False
-        return bool(sequences)
-
-    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], bool]:
-        """
-        Sequences that go on by one token, and prompts; preempts until all that decode fit.
-
-        Also whether one of the former computes output again that is known.
-        """
-        while True:
-            ready = streams, prompts, _ = self._divide()
-            n_cells = len(streams) or min(len(prompts), 1)
-            self._memory.reclaim(n_cells)
-            # Each turn takes one of those who run away, so this comes to an end.
-            if n_cells <= self._memory.n_free_cells or not self._memory.running:
-                return ready
-            self._roster.make_room(now)
-
-    def _divide(self) -> tuple[list[Sequence], list[Sequence], bool]:
-        streams: list[Sequence] = []
-        prompts: list[Sequence] = []
-        replays = False
-        for sequence in self._memory.running:
-            if sequence.leader is None:
-                if sequence.points:
-                    self._memory.reach(sequence)
-                if len(sequence.tokens) - sequence.n_computed == 1:
-                    streams.append(sequence)
-                elif sequence.n_computed < sequence.n_chunked:
-                    prompts.append(sequence)
-                else:
-                    streams.append(sequence)
-                    replays = True
-        return streams, prompts, replays
-
-    def _prefill_budget(
-        self, n_decodes: int, n_behind: int, *, has_streams: bool
-    ) -> int:
-        budget = self._budget.limit(streams=has_streams)
-        left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
-        if self._prefill_cap is not None:
-            left = min(left, self._prefill_cap)
-        self._memory.reclaim(n_decodes + left)
-        return min(
-            left,
-            self.limits.n_batch - n_decodes,
-            self._memory.n_free_cells - n_decodes,
-        )
-
     # -- results ----------------------------------------------------------------
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
@@ -337,7 +226,7 @@ class Scheduler:
         self._memory.settle(result)
         match result.status:
             case DecodeStatus.OK:
-                self._prefill_cap = None
+                self._packer.prefill_cap = None
                 n_tokens = self._outputs.take(plan.works, result.outputs, now)
                 if self._suspects.all:
                     self._suspects.clear(self._roster.alive)
@@ -371,7 +260,7 @@ class Scheduler:
         """libllama found no room: take smaller prefill chunks, then preempt."""
         self._memory.reclaim(self.limits.n_cells)
         n_prefill = sum(len(w.tokens) for w in plan.works if len(w.tokens) > 1)
-        self._prefill_cap = max(n_prefill // 2, 1)
+        self._packer.prefill_cap = max(n_prefill // 2, 1)
         if not n_prefill:
             self._roster.make_room(now)
 
@@ -392,44 +281,7 @@ class Scheduler:
         elif alone:  # the slot may hold something else than is believed
             for sequence, _ in parts:
                 self._memory.rewind(sequence, 0)
-        self._repeat(from_start=is_fatal)
+        self._packer.repeat(from_start=is_fatal)
         culprit = self._suspects.accuse(parts, alone=alone)
         if culprit is not None:
             roster.finish(culprit, result.error, now)
-
-    def _repeat(self, *, from_start: bool) -> None:
-        """Take the failed step, or all, again: equal steps give equal last digits."""
-        if from_start:
-            self._turns.restart()
-            self._has_decoded = False
-        else:
-            self._turns.repeat()
-            self._has_decoded = not self._has_decoded
-
-
-def _decode(streams: list[Sequence]) -> list[Work]:
-    """The last token of each."""
-    return [
-        new(Decode, (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:]))
-        for s in streams
-    ]
-
-
-def _replay(streams: list[Sequence]) -> list[Work]:
-    """The next token of each; nothing is sampled where the one after it is known."""
-    return [
-        _decode([s])[0] if s.n_behind == 1 else _prefill(s, s.slot or 0, 1)
-        for s in streams
-    ]
-
-
-def _prefill(sequence: Sequence, slot: int, n_tokens: int) -> Work:
-    """The next *n_tokens* of what is known."""
-    request_id, tokens = sequence.request.request_id, sequence.tokens
-    start = sequence.n_computed
-    end = start + n_tokens
-    chunk, samples = tokens[start:end], end == len(tokens)
-    if sequence.is_scoring and start == len(sequence.prompt_logprobs):
-        targets = tokens[start + 1 : end + 1]
-        return Score(request_id, slot, start, chunk, samples, targets)
-    return Prefill(request_id, slot, start, chunk, samples)

@@ -15,7 +15,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import TOKENS, Lot, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 
 NONE: Mapping[int, Any] = MappingProxyType({})
@@ -155,6 +155,7 @@ class StepPlan(NamedTuple):
 
     operations: tuple[Operation, ...] = ()
     works: tuple[Work, ...] = ()  # decodes first, each kind by rising slot
+    lot: Lot = TOKENS  # of all works
     # The scheduler expects the next plan to hold just the next token of each work. The
     # executor may begin it early, and must discard that if another plan comes.
     steady: bool = False

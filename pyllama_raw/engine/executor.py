@@ -26,7 +26,6 @@ from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
     Lost,
-    Operation,
     Output,
     RowFailed,
     Sampled,
@@ -167,7 +166,7 @@ class NativeExecutor:
         """Do the memory operations, decode and sample."""
         self._gate.enter(plan.works)
         try:
-            return self._execute(*plan)
+            return self._execute(plan)
         finally:
             self._gate.leave()
 
@@ -175,9 +174,8 @@ class NativeExecutor:
         """Abort a step that nobody wants. Thread: any."""
         self._gate.stop(request_id)
 
-    def _execute(
-        self, operations: tuple[Operation, ...], works: tuple[Work, ...], steady: bool
-    ) -> StepResult:
+    def _execute(self, plan: StepPlan) -> StepResult:
+        operations, works, _, steady = plan
         if not operations and self._continues(works):
             return self._decode(works, steady=steady)
         lost = self._drop()

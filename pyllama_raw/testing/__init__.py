@@ -143,6 +143,7 @@ class FakeExecutor:
         poison: what a decode ends with if it has a work of that request_id.
         failing_rows: (step, request_id) whose sampler fails.
         on_step: called with the step's number and plan before it is computed.
+        n_more: tokens that a work samples beyond the first, where memory has room.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class FakeExecutor:
         poison: Mapping[int, DecodeStatus] | None = None,
         failing_rows: frozenset[tuple[int, int]] = frozenset(),
         on_step: Callable[[int, StepPlan], None] | None = None,
+        n_more: Callable[[Work], int] = lambda _: 0,
     ) -> None:
         self.limits = limits
         self.flag = flag or FakeFlag()
@@ -169,6 +171,7 @@ class FakeExecutor:
         self._poison = dict(poison or {})
         self._failing_rows = failing_rows
         self._on_step = on_step
+        self._n_more = n_more
 
     @property
     def times(self) -> StepTimes:
@@ -266,10 +269,24 @@ class FakeExecutor:
         if (step, work.request_id) in self._failing_rows:
             return RowFailed(SamplingFailed("fake", None, "as told"))
         seen = self.memory.tokens(work.slot)
-        token = self._next_token(seen)
+        n_before = len(seen)
+        for left in range(self._n_more(work), -1, -1):
+            seen.append(self._next_token(seen))
+            if not left or not self._has_room(work.slot):
+                break
+            self.memory.write(work.slot, seen[-1:])
+        tokens = tuple(seen[n_before:])
         if n_top is None:
-            return Sampled((token,))
-        return Sampled((token,), (fake_logprobs(len(seen), token, n_top),))
+            return Sampled(tokens)
+        logprobs = (fake_logprobs(n, t, n_top) for n, t in enumerate(tokens, n_before))
+        return Sampled(tokens, tuple(logprobs))
+
+    def _has_room(self, slot: int) -> bool:
+        """Whether another token of *slot* leaves room for a step of all."""
+        limits, memory = self.limits, self.memory
+        n_free = limits.n_cells - memory.n_used if limits.unified else limits.n_cells
+        is_full = len(memory.slots[slot]) >= limits.n_ctx_slot - 1
+        return n_free > limits.n_batch and not is_full
 
     def _append(self, work: Work) -> None:
         self.memory.write(work.slot, work.tokens)

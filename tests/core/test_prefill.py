@@ -53,7 +53,7 @@ def test_no_prompt_is_divided_into_single_tokens(n_prompts, quantum, budget):
     sequences = [make_sequence(slot, n) for slot, n in enumerate(n_prompts)]
     turns = PrefillTurns(quantum)
     while behind := [s for s in sequences if s.n_behind]:
-        shares = turns.share(budget, behind, mixes=False)
+        shares = turns.share(budget, behind, single=True)
 
         [(slot, n_tokens)] = shares.items()
         assert 2 <= n_tokens <= budget
@@ -77,14 +77,14 @@ def test_no_micro_batch_is_a_single_token_of_a_prompt(sizes, n_decodes, n_ubatch
     assert n_tokens <= n_ubatch or n_tokens % n_ubatch != 1 or max(sizes) <= 3
 
 
-@pytest.mark.parametrize(("mixes", "expected"), [(True, 4), (False, 8)])
-def test_who_is_alone_in_a_step_has_all_rows(mixes, expected):
+@pytest.mark.parametrize(("single", "expected"), [(False, 4), (True, 8)])
+def test_who_is_alone_in_a_step_has_all_rows(single, expected):
     """
     Scored prompts share output rows only where they share a step.
     """
     prompts = [make_sequence(slot, 10, scores_prompt=True) for slot in range(2)]
 
-    share_rows(8, prompts, mixes=mixes)
+    share_rows(8, prompts, single=single)
 
     assert [sequence.max_rows for sequence in prompts] == [expected] * 2
 

@@ -19,7 +19,7 @@ from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.snapshots import SnapshotCost
-from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.request import TOKENS, Delta, Lot, Request
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
@@ -114,6 +114,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.data = None
         self.scored = {}  # log-probabilities each request should have, by id
         self.texts = {}  # tokens each request should have in its slot, by id
+        self.lots = {}  # by id
         self.events = []
         self.plan = None
 
@@ -126,6 +127,7 @@ class SchedulerModel(RuleBasedStateMachine):
         namespace=st.sampled_from([None, None, None, "salt"]),
         points=st.lists(st.integers(0, 30), max_size=2),
         scored=st.sampled_from([False, False, True]),
+        lot=st.sampled_from([TOKENS, TOKENS, Lot("other")]),
     )
     def add(
         self,
@@ -138,6 +140,7 @@ class SchedulerModel(RuleBasedStateMachine):
         namespace,
         points,
         scored,
+        lot=TOKENS,
     ):
         tokens = array("i", [*prefix, *tail] or [10])
         request = Request(
@@ -150,12 +153,14 @@ class SchedulerModel(RuleBasedStateMachine):
             namespace=namespace,
             cache_points=tuple(points),
             scores_prompt=scored,
+            lot=lot,
         )
         try:
             self.scheduler.add(request, self.now)
         except PromptTooLong:
             return
         self.texts[request.request_id] = list(tokens)
+        self.lots[request.request_id] = lot
         self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
 
     @precondition(lambda self: self.texts)
@@ -186,6 +191,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
         slots = [work.slot for work in self.plan.works]
         assert len(set(slots)) == len(slots)
+        assert len({self.lots[work.request_id] for work in self.plan.works}) <= 1
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
             assert self.plan
 
@@ -249,6 +255,18 @@ class SchedulerModel(RuleBasedStateMachine):
             or any(isinstance(e, Release | Trim | Shift) for e in self.pending())
         )
 
+    def output(self, work, token, lost):
+        """One token or several; the slot has room for all but the last."""
+        tokens = [token]
+        n_more = self.data.draw(st.integers(0, 7)) - 5
+        while len(tokens) <= n_more and work.samples and work.slot not in lost:
+            is_full = len(self.memory.slots[work.slot]) >= N_CTX_SLOT - 1
+            if is_full or (self.unified and self.memory.n_used >= N_CELLS):
+                break
+            self.memory.write(work.slot, [token])
+            tokens.append(token)
+        return output(work, *tokens, lost=lost)
+
     def pending(self):
         return self.scheduler._memory._moves
 
@@ -258,7 +276,7 @@ class SchedulerModel(RuleBasedStateMachine):
         works, captured, lost = self.prepare(data)
         self.write(works)
         self.finish_step(
-            outputs=tuple(output(work, token, lost=lost) for work in self.plan.works),
+            outputs=tuple(self.output(w, token, lost) for w in self.plan.works),
             captured=captured,
             not_restored=lost,
         )

@@ -1,0 +1,195 @@
+"""
+What the next step computes.
+
+1. A step has works of one lot; lots take turns.
+2. Every sequence of the lot that can decode goes on by a token; prompts share what is left of
+   the token budget, and always some.
+3. When cells are short, the sequence of the worst rank gives up its own.
+"""
+
+from __future__ import annotations
+
+from pyllama_raw.core import exact
+from pyllama_raw.core.budget import StepBudget
+from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot
+from pyllama_raw.core.memory.slots import slot_of
+from pyllama_raw.core.prefill import PrefillTurns, share_rows
+from pyllama_raw.core.request import TOKENS, Lot
+from pyllama_raw.core.roster import Roster
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.step import Decode, Prefill, Score, StepPlan, Work
+from pyllama_raw.core.suspects import Suspects
+
+new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
+
+
+class Packer:
+    """Chooses works from those who run."""
+
+    def __init__(
+        self, roster: Roster, suspects: Suspects, budget: StepBudget, quantum: int
+    ) -> None:
+        self.prefill_cap: int | None = None  # after a step that found no space
+        self._roster = roster
+        self._memory = roster.memory
+        self._suspects = suspects
+        self._budget = budget
+        self._quantum = quantum
+        self._turns: dict[Lot, PrefillTurns] = {}
+        self._lots = LotTurns()
+
+    def pack(self, now: float) -> StepPlan:
+        """A plan without moves; makes moves where it needs cells."""
+        streams, prompts, replays = self._ready(now)
+        recovers = bool(self._suspects.all)
+        if recovers:
+            streams, prompts = self._suspects.narrow(streams, prompts)
+        if not (streams or prompts):
+            return StepPlan()
+        groups = self._groups(streams, prompts)
+        lot = self._lots.pick(groups)
+        if lot not in self._turns:
+            self._turns = {k: turns for k, turns in self._turns.items() if k in groups}
+            self._turns[lot] = PrefillTurns(self._quantum)
+        decodes, prompts = groups[lot]
+        works = _replay(decodes) if replays else _decode(decodes)
+        if prompts:
+            works += self._prefills(lot, len(decodes), len(streams), prompts)
+        steady = (
+            not (recovers or replays or len(groups) > 1)  # another plan is sure to come
+            and (not prompts or self._completes(works, prompts))
+            and self._all_go_on(decodes)
+            and self._all_go_on(prompts)
+        )
+        return StepPlan((), tuple(works), lot, steady)
+
+    def repeat(self, *, from_start: bool) -> None:
+        """Take the failed step, or all, again: equal steps give equal last digits."""
+        if from_start:
+            self._turns.clear()
+            self._lots.restart()
+        else:
+            self._turns[self._lots.repeat()].repeat()
+
+    # -- who ---------------------------------------------------------------------
+
+    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], bool]:
+        """
+        Sequences that go on by one token, and prompts; preempts until all that decode fit.
+
+        Also whether one of the former computes output again that is known.
+        """
+        while True:
+            ready = streams, prompts, _ = self._divide()
+            n_cells = len(streams) or min(len(prompts), 1)
+            self._memory.reclaim(n_cells)
+            # Each turn takes one of those who run away, so this comes to an end.
+            if n_cells <= self._memory.n_free_cells or not self._memory.running:
+                return ready
+            self._roster.make_room(now)
+
+    def _divide(self) -> tuple[list[Sequence], list[Sequence], bool]:
+        streams: list[Sequence] = []
+        prompts: list[Sequence] = []
+        replays = False
+        for sequence in self._memory.running:
+            if sequence.leader is None:
+                if sequence.points:
+                    self._memory.reach(sequence)
+                if len(sequence.tokens) - sequence.n_computed == 1:
+                    streams.append(sequence)
+                elif sequence.n_computed < sequence.n_chunked:
+                    prompts.append(sequence)
+                else:
+                    streams.append(sequence)
+                    replays = True
+        return streams, prompts, replays
+
+    def _groups(self, streams: list[Sequence], prompts: list[Sequence]) -> Groups:
+        """Who can be computed, by who may share a decode."""
+        groups = {TOKENS: Group(streams, prompts)}
+        if self._roster.lots.keys() != {TOKENS}:
+            groups = by_lot(streams, prompts)
+        if self._memory.limits.deterministic:
+            groups = exact.divided(groups)
+        if len(groups) > 1:
+            n_streams = len(streams)
+            self._memory.reclaim(n_streams + 1)
+            if self._memory.n_free_cells <= n_streams:  # none for prompts
+                groups = {lot: group for lot, group in groups.items() if group.streams}
+        return groups
+
+    # -- how much ----------------------------------------------------------------
+
+    def _prefills(
+        self, lot: Lot, n_decodes: int, n_streams: int, prompts: list[Sequence]
+    ) -> list[Work]:
+        """Chunks of *prompts* beside *n_decodes* of all *n_streams*."""
+        limits = self._memory.limits
+        n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
+        share_rows(n_rows, prompts, single=lot.is_single)
+        budget = self._prefill_budget(n_decodes, n_streams, prompts)
+        shares = self._turns[lot].share(budget, prompts, single=lot.is_single)
+        shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)
+        return [_prefill(s, n) for s in prompts if (n := shares.get(slot_of(s), 0))]
+
+    def _prefill_budget(
+        self, n_decodes: int, n_streams: int, prompts: list[Sequence]
+    ) -> int:
+        budget = self._budget.limit(streams=n_streams > 0)
+        n_behind = sum(sequence.n_behind for sequence in prompts)
+        left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
+        if self.prefill_cap is not None:
+            left = min(left, self.prefill_cap)
+        self._memory.reclaim(n_streams + left)
+        return min(
+            left,
+            self._memory.limits.n_batch - n_decodes,
+            self._memory.n_free_cells - n_streams,
+        )
+
+    # -- what comes next -----------------------------------------------------------
+
+    def _completes(self, works: list[Work], prompts: list[Sequence]) -> bool:
+        """Whether all who run have a row in *works*, in the order of the next plan."""
+        slots = [work.slot for work in works]
+        return (
+            len(works) == len(self._memory.running)
+            and slots == sorted(slots)
+            and all(work.samples and type(work) is not Score for work in works)
+            and not any(sequence.points for sequence in prompts)
+            and not self._roster.could_start
+        )
+
+    def _all_go_on(self, sequences: list[Sequence]) -> bool:
+        """Whether none of *sequences* has its last token, or a full slot, after a step."""
+        n_ctx_slot = self._memory.limits.n_ctx_slot
+        for s in sequences:
+            if s.request.max_tokens - s.n_output < 2 or n_ctx_slot - len(s.tokens) < 2:
+                return False
+        return True
+
+
+def _decode(streams: list[Sequence]) -> list[Work]:
+    """The last token of each."""
+    return [
+        new(Decode, (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:]))
+        for s in streams
+    ]
+
+
+def _replay(streams: list[Sequence]) -> list[Work]:
+    """The next token of each; nothing is sampled where the one after it is known."""
+    return [_decode([s])[0] if s.n_behind == 1 else _prefill(s, 1) for s in streams]
+
+
+def _prefill(sequence: Sequence, n_tokens: int) -> Work:
+    """The next *n_tokens* of what is known."""
+    request_id, slot = sequence.request.request_id, slot_of(sequence)
+    tokens, start = sequence.tokens, sequence.n_computed
+    end = start + n_tokens
+    chunk, samples = tokens[start:end], end == len(tokens)
+    if sequence.is_scoring and start == len(sequence.prompt_logprobs):
+        targets = tokens[start + 1 : end + 1]
+        return Score(request_id, slot, start, chunk, samples, targets)
+    return Prefill(request_id, slot, start, chunk, samples)

@@ -1,0 +1,203 @@
+"""Who may share a decode, and that everybody gets a turn."""
+
+import os
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllama_raw.core.lots import LotTurns
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.request import Finished, Lot, StopToken
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.step import (
+    DecodeStatus,
+    Release,
+    Sampled,
+    StepPlan,
+    StepResult,
+    Trim,
+)
+from pyllama_raw.testing import FakeExecutor, fake_limits
+from tests.core.support import (
+    STOP_TOKEN,
+    Pieces,
+    finished,
+    make_request,
+    make_scheduler,
+    run_until_idle,
+)
+
+N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "300"))
+LOTS = Lot("a"), Lot("b")
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, unique=True), max_size=60))
+def test_a_lot_waits_for_one_turn_of_each_other(steps):
+    """
+    However lots come and go: of k lots that are ready, none waits for more than k - 1.
+    """
+    turns, bounds = LotTurns(), {}
+    for step in steps:
+        ready = [Lot(str(number)) for number in step]
+        bounds = {lot: bounds.get(lot, len(ready) - 1) for lot in ready}
+
+        picked = turns.pick(ready)
+
+        assert min(bounds.values()) >= 0 or bounds[picked] < 0
+        assert all(bound > 0 for lot, bound in bounds.items() if lot != picked)
+        bounds = {lot: n - 1 for lot, n in bounds.items() if lot != picked}
+
+
+def test_a_step_that_failed_is_of_the_same_lot_again():
+    """
+    It takes no turn of others.
+    """
+    turns = LotTurns()
+    picked = [turns.pick(LOTS), turns.repeat(), *(turns.pick(LOTS) for _ in range(3))]
+
+    a, b = LOTS
+    assert picked == [a, a, a, b, a]
+
+
+def test_lots_take_turns():
+    """
+    Two streams that may not share a decode go on in every other step.
+    """
+    scheduler = make_scheduler()
+    for number, lot in enumerate(LOTS):
+        scheduler.add(make_request(number, n_prompt=2, max_tokens=3, lot=lot), 0.0)
+
+    plans, _ = run_until_idle(scheduler)
+
+    assert [plan.lot for plan in plans] == [*LOTS] * 3
+    assert not any(plan.steady for plan in plans[:-1])
+
+
+def test_a_prompt_takes_no_cells_of_streams_in_another_lot():
+    """
+    Cells that the next step of streams needs are theirs; a lot without any has no turn.
+    """
+    scheduler = make_scheduler(n_slots=4, n_ctx_slot=256, n_cells=299, token_budget=1)
+    for number in range(3):
+        request = make_request(number, n_prompt=2, max_tokens=200, lot=LOTS[0])
+        scheduler.add(request, 0.0)
+    scheduler.add(make_request(3, n_prompt=100, max_tokens=1, lot=LOTS[1]), 0.0)
+
+    _, events = run_until_idle(scheduler, max_steps=2000)
+
+    assert {end.error for end in finished(events).values()} == {None}
+
+
+class History:
+    """Requests of two lots come and go on the fake executor; some steps fail."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)  # noqa: S311
+        unified, fails = rng.random() < 0.5, rng.random() < 0.5
+        split_kind = SnapshotKind.STATE if fails else SnapshotKind.EXACT
+        limits = fake_limits(
+            n_slots=3,
+            n_ctx_slot=24,
+            n_batch=8,
+            n_cells=rng.choice([40, 96]) if unified else 72,
+            unified=unified,
+            deterministic=rng.random() < 0.3,
+            kind=SnapshotKind.RANGE if unified else split_kind,
+        )
+        failing = [*DecodeStatus] * fails
+        failures = {n: rng.choice(failing) for n in range(99 * fails) if self.is_rare()}
+        n_more = [0, 0, 2]
+        self.executor = FakeExecutor(
+            limits, failures=failures, n_more=lambda _: rng.choice(n_more)
+        )
+        self.scheduler = Scheduler(
+            limits, Pieces(), token_budget=8, prefill_quantum=rng.choice([2, 8])
+        )
+        self.lots: dict[int, Lot] = {}
+        self.ended: set[int] = set()
+        self.bounds: dict[Lot, int] = {}  # steps that each may still wait
+        self.now = 0.0
+
+    def is_rare(self) -> bool:
+        return self.rng.random() < 0.05
+
+    def play(self) -> None:
+        n_requests = self.rng.randrange(2, 9)
+        while len(self.lots) < n_requests or self.scheduler.has_work:
+            if len(self.lots) < n_requests and self.rng.random() < 0.4:
+                self.add()
+            if self.lots and self.is_rare():
+                self.scheduler.cancel(self.rng.choice([*self.lots]), self.now)
+            self.step()
+            assert self.now < 1000
+        assert self.ended == self.lots.keys()
+
+    def add(self) -> None:
+        rng, number = self.rng, len(self.lots)
+        n_prompt, max_tokens = rng.randrange(1, 16), rng.randrange(1, 9)
+        request = make_request(number, n_prompt, max_tokens, lot=rng.choice(LOTS))
+        self.executor.open(request)
+        self.scheduler.add(request, self.now)
+        self.lots[number] = request.lot
+
+    def step(self) -> None:
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
+        events = self.scheduler.take_events()
+        self.check(plan)
+        if plan:
+            result = self.executor.execute(plan)
+            events += self.scheduler.apply(plan, result, self.now)
+            if result.status is not DecodeStatus.OK:
+                self.bounds.clear()
+        self.scheduler.check_integrity()
+        for event in events:
+            if isinstance(event, Finished):
+                self.executor.close(event.request_id)
+                assert event.request_id not in self.ended
+                self.ended.add(event.request_id)
+
+    def check(self, plan: StepPlan) -> None:
+        """It is of one lot, and no lot that was ready has waited for too long."""
+        [*here] = {self.lots[work.request_id] for work in plan.works}
+        assert len(here) <= 1
+        if not here or self.scheduler._suspects.all:  # who is suspected goes alone
+            self.bounds.clear()
+            return
+        running = [s for s in self.scheduler._memory.running if s.leader is None]
+        limits = self.scheduler.limits
+        n_parts = 1 + limits.deterministic  # of a lot: streams and prompts
+        bound = n_parts * len({s.request.lot for s in running}) - 1
+        has_cells = not limits.unified or limits.n_cells >= 96
+        ready = {s.request.lot for s in running if has_cells or s.n_behind == 1}
+        bounds = {lot: self.bounds.get(lot, bound) for lot in ready}
+        bounds.pop(here[0], None)
+        assert all(n > 0 for n in bounds.values())
+        self.bounds = {lot: n - 1 for lot, n in bounds.items()}
+
+
+@pytest.mark.parametrize("first", range(0, N_HISTORIES, 100))
+def test_no_plan_mixes_lots_and_none_waits_longer_than_the_bound(first):
+    """
+    Whatever comes, leaves or fails, with one or several tokens a row: all end, once.
+    """
+    for seed in range(first, first + 100):
+        History(seed).play()
+
+
+def test_tokens_of_a_row_are_taken_up_to_the_end():
+    """
+    What was sampled after it is not told, and not kept.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0, n_prompt=2, max_tokens=5), 0.0)
+    plan = scheduler.schedule(0.0)
+    tokens = (97, 98, STOP_TOKEN, 99)
+
+    delta, end = scheduler.apply(plan, StepResult(outputs=(Sampled(tokens),)), 0.0)
+
+    assert delta.tokens == (97, 98, STOP_TOKEN)
+    assert (end.n_output, end.detail) == (3, StopToken(STOP_TOKEN))
+    assert scheduler.schedule(0.0).operations == (Trim(0, 4), Release(0))
