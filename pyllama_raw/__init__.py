@@ -32,6 +32,7 @@ from pyllama_raw.errors import (
     Unsupported,
 )
 from pyllama_raw.messages import Message
+from pyllama_raw.model import Model
 from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt
 
@@ -103,6 +104,7 @@ __all__ = [
     "LengthLimit",
     "LibraryNotBuilt",
     "Message",
+    "Model",
     "ModelConfig",
     "ModelLoadFailed",
     "ModelNotFound",

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import (
     Awaitable,
     Callable,
-    Coroutine,
-    Generator,
     Iterable,
     Sequence,
 )
@@ -16,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
 from anyio import to_thread
@@ -38,8 +36,9 @@ from pyllama_raw.errors import (
     QueueFull,
     shown,
 )
-from pyllama_raw.loading import Progress, load
+from pyllama_raw.loading import Opening, Progress, Report, load
 from pyllama_raw.messages import Message
+from pyllama_raw.model import Model, build_on
 from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.workers import in_worker
@@ -52,33 +51,6 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.generation import Generation
     from pyllama_raw.results import EngineState, EngineStats, Result, Score
     from pyllama_raw.sampling.params import SamplingParams
-
-
-E = TypeVar("E", bound="AsyncEngine")
-
-
-class Opening(Generic[E]):
-    """An engine to be opened, by `async with`, which closes it, or by `await`."""
-
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, E]]) -> None:
-        self._make = make
-        self._engine: E | None = None
-
-    def __await__(self) -> Generator[Any, None, E]:
-        return self._make().__await__()
-
-    async def __aenter__(self) -> E:
-        self._engine = await self
-        return self._engine
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._engine is not None:
-            await self._engine.aclose()
 
 
 class AsyncEngine:
@@ -106,7 +78,7 @@ class AsyncEngine:
     @classmethod
     def open(
         cls,
-        model: str | Path | None = None,
+        model: str | Path | Model | None = None,
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
@@ -115,22 +87,25 @@ class AsyncEngine:
         Load *model* in a worker thread: `async with AsyncEngine.open() as engine`.
 
         The end of the block closes it. `engine = await AsyncEngine.open()` leaves that to
-        aclose().
+        aclose(). Engines share the weights of the same file, loaded with the same options.
 
         Args:
-            model: a GGUF file; None: the default model, downloaded if need be.
+            model: a GGUF file, or a Model, which is shared and whose options count; None:
+                the default model, downloaded if need be.
             progress: called in the worker thread with the loaded fraction, 0 to 1.
 
         Raises:
-            ConfigError: an argument is none of these.
+            ConfigError: an argument is none of these, or *config* wants the Model loaded
+                in another way.
+            ClosedError: the Model is closed.
             ModelLoadFailed, ContextFailed, LibraryNotBuilt, Unsupported: it cannot be
                 opened here.
         """
 
         async def make() -> Self:
-            check_opening(model, config, progress)
-            parts, encoder = await load(model, config, progress)
-            return cls(parts, encoder)
+            check_opening(None if isinstance(model, Model) else model, config, progress)
+            made = await load(partial(_build, model, config), progress, _give_up)
+            return cls(*made)
 
         return Opening(make)
 
@@ -421,6 +396,28 @@ class AsyncEngine:
         if n_scored < n_wanted:
             raise DeadlineExceeded(n_scored, n_wanted)
         return Score(tokens, result.prompt_logprobs)
+
+
+def _build(
+    model: str | Path | Model | None, config: EngineConfig | None, report: Report
+) -> tuple[EngineParts, PromptEncoder]:
+    """Thread: a worker."""
+    from pyllama_raw import models
+    from pyllama_raw.engine import opening
+
+    if isinstance(model, Model):
+        parts = build_on(model, config)
+    else:
+        parts = opening.build(models.resolve_model(model), config, report)
+    try:
+        return parts, PromptEncoder.of(parts)
+    except BaseException:
+        parts.release()
+        raise
+
+
+def _give_up(made: tuple[EngineParts, PromptEncoder]) -> None:
+    made[0].release()
 
 
 async def _gather(

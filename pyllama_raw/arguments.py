@@ -219,25 +219,38 @@ def _unknown_option(name: str) -> str:
 
 def check_opening(model: object, config: object, progress: object) -> None:
     """Raise ConfigError unless an engine can be opened with these."""
+    if config is not None:
+        from pyllama_raw.config import EngineConfig
+
+        example = "an EngineConfig, as EngineConfig(context=ContextConfig(n_ctx=4096))"
+        _check_config(config, EngineConfig, example)
+    _check_source(model, progress)
+
+
+def check_loading(model: object, config: object, progress: object) -> None:
+    """Raise ConfigError unless a model can be loaded with these."""
+    if config is not None:
+        from pyllama_raw.config import ModelConfig
+
+        _check_config(
+            config, ModelConfig, "a ModelConfig, as ModelConfig(no_host=True)"
+        )
+    _check_source(model, progress)
+
+
+def _check_source(model: object, progress: object) -> None:
     if not (model is None or _is_path(model)):
         raise ConfigError(
             f"model={shown(model)}: give the path of a GGUF file, hf:OWNER/REPO/FILE, "
             "or None for the default model"
         )
-    if config is not None:
-        _check_config(config)
     if not (progress is None or callable(progress)):
         raise ConfigError(f"progress={shown(progress)}: give a function, or None")
 
 
-def _check_config(config: object) -> None:
-    from pyllama_raw.config import EngineConfig
-
-    if not isinstance(config, EngineConfig):
-        raise ConfigError(
-            f"config={shown(config)}: give an EngineConfig, as "
-            "EngineConfig(context=ContextConfig(n_ctx=4096))"
-        )
+def _check_config(config: object, kind: type, allowed: str) -> None:
+    if not isinstance(config, kind):
+        raise ConfigError(f"config={shown(config)}: give {allowed}")
 
 
 def _is_path(value: Any) -> bool:

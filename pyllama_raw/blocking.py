@@ -30,6 +30,7 @@ from pyllama_raw.api import AsyncEngine
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.loading import Progress
 from pyllama_raw.messages import Message
+from pyllama_raw.model import Model
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class Engine:
     @classmethod
     def open(
         cls,
-        model: str | Path | None = None,
+        model: str | Path | Model | None = None,
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
     ) -> Self:
-        """Load *model*; close() or the end of a `with` block frees it."""
+        """Load *model*, or share a Model; close() or the end of a `with` block frees it."""
 
         async def make() -> AsyncEngine:
             return await AsyncEngine.open(model, config, progress=progress)

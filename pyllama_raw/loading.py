@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Generator
 from threading import Event
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw.prompt import PromptEncoder
-
-if TYPE_CHECKING:
-    from pyllama_raw.config import EngineConfig
-    from pyllama_raw.engine.parts import EngineParts
-
 Progress = Callable[[float], object]
+Report = Callable[[float], bool]
+
+
+class Closing(Protocol):
+    """What is closed when its block ends."""
+
+    async def aclose(self) -> None:
+        """Free what was opened."""
+
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Closing)
+
+
+class Opening(Generic[C]):
+    """What is to be opened, by `async with`, which closes it, or by `await`."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, C]]) -> None:
+        self._make = make
+        self._made: C | None = None
+
+    def __await__(self) -> Generator[Any, None, C]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> C:
+        self._made = await self
+        return self._made
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._made is not None:
+            await self._made.aclose()
 
 
 async def load(
-    model: str | Path | None, config: EngineConfig | None, progress: Progress | None
-) -> tuple[EngineParts, PromptEncoder]:
+    make: Callable[[Report], T],
+    progress: Progress | None,
+    give_up: Callable[[T], object],
+) -> T:
     """
-    Build an engine in a worker thread; cancellation stops the loading itself.
+    What *make* makes in a worker thread; cancellation stops the loading itself.
+
+    Args:
+        make: gets a function for the loaded fraction, which says whether to go on.
+        give_up: frees what was made too late.
 
     Raises:
-        PyllamaError: whatever building failed with.
+        PyllamaError: whatever *make* failed with.
         BaseException: whatever *progress* raised, as it is.
     """
-    loading = _Loading(model, config, progress)
+    loading = _Loading(make, progress)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(loading.stop_if_cancelled)
@@ -38,34 +74,24 @@ async def load(
             group.cancel_scope.cancel()
         await checkpoint()
     except BaseException:
-        loading.give_up()
+        for made in loading.made:
+            give_up(made)
         raise
     return loading.result()
 
 
-class _Loading:
-    def __init__(
-        self,
-        model: str | Path | None,
-        config: EngineConfig | None,
-        progress: Progress | None,
-    ) -> None:
-        self._model = model
-        self._config = config
+class _Loading(Generic[T]):
+    def __init__(self, make: Callable[[Report], T], progress: Progress | None) -> None:
+        self.made: list[T] = []  # one, or none yet
+        self._make = make
         self._progress = progress
         self._stopped = Event()
-        self._parts: EngineParts | None = None
-        self._encoder: PromptEncoder | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """Thread: a worker."""
-        from pyllama_raw.engine.opening import build
-
         try:
-            path = _find(self._model)
-            self._parts = build(path, self._config, self._report)
-            self._encoder = PromptEncoder.of(self._parts)
+            self.made.append(self._make(self._report))
         except BaseException as error:  # noqa: BLE001 - raised by result()
             self._error = error
 
@@ -75,26 +101,13 @@ class _Loading:
         finally:
             self._stopped.set()
 
-    def result(self) -> tuple[EngineParts, PromptEncoder]:
+    def result(self) -> T:
         if self._error is not None:
-            self.give_up()
             raise self._error
-        assert self._parts is not None
-        assert self._encoder is not None
-        return self._parts, self._encoder
-
-    def give_up(self) -> None:
-        if self._parts is not None:
-            self._parts.release()
+        return self.made[0]
 
     def _report(self, fraction: float) -> bool:
         """Whether to go on loading."""
         if self._progress is not None:
             self._progress(fraction)
         return not self._stopped.is_set()
-
-
-def _find(model: str | Path | None) -> Path:
-    from pyllama_raw import models
-
-    return models.resolve_model(model)

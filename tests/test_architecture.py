@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
     "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "markers", "messages",
-    "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
+    "model", "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
     "workers",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
@@ -39,15 +39,16 @@ RULE: dict[str, set[str]] = {
     "prompt": CONNECTION | {"chat", "markers", "messages"},
     "choice": {"core", "errors", "results"},
     "generation": CONNECTION | {"choice", "results"},
-    "loading": CONNECTION | {"models", "prompt"},
+    "loading": set(),
+    "model": CONNECTION | {"arguments", "loading", "models"},
     "arguments": {"config", "errors", "frozen", "options", "sampling"},
     "workers": set(),
     "preparation": CONNECTION
     | {"arguments", "chat", "generation", "messages", "options", "prompt", "workers"},
-    "api": CONNECTION
-    | (API - {"api", "blocking", "choice", "models", "profile", "sync"}),
+    "api": CONNECTION | (API - {"api", "blocking", "choice", "profile", "sync"}),
     "blocking": CONNECTION
-    | {"api", "arguments", "generation", "loading", "messages", "options", "prompt"}
+    | {"api", "arguments", "generation", "loading", "messages", "model", "options"}
+    | {"prompt"}
     | {"results"},
     "sync": {"arguments", "blocking", "config", "errors"}
     | {"messages", "prompt", "results", "sampling"},

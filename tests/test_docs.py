@@ -38,6 +38,10 @@ SHOWN = {
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
     "profile": ["Paris"],
     "score": ["  The cat sat on the mat.", "7042 -0."],
+    "two_engines": [
+        "streams (4096 tokens a slot): ' Paris",
+        "long (8192 tokens a slot)",
+    ],
     "cancel": ["left: cancelled", "too late: deadline True", "cancelled: True"],
 }
 

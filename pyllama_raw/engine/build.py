@@ -33,6 +33,7 @@ from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.probe import expected_kind, measure
+from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native import libllama
@@ -47,19 +48,15 @@ DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cos
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
-def assemble(
-    model: Model, config: EngineConfig, files: tuple[ModelFile, ...]
-) -> EngineParts:
+def assemble(use: ModelUse, config: EngineConfig) -> EngineParts:
     """
-    Make the context of *model*, which is closed with the parts, and what runs on it.
-
-    Args:
-        files: of the model, as they were before it was loaded.
+    Make the context of a model and what runs on it; *use* is closed with the parts.
 
     Raises:
-        ContextFailed: nothing is left behind but *model*.
+        ContextFailed: nothing is left behind but *use*.
         Unsupported: the model does not generate text token by token.
     """
+    model = use.model
     _check_generates(model)
     layout = layout_of(model, config)
     fields = context_fields(
@@ -67,7 +64,7 @@ def assemble(
     )
     flag = AbortFlag()
     facts = {"n_seq_max": layout.n_seq_max, "deterministic": config.deterministic}
-    store = open_store(model, files, config, fields | facts)
+    store = open_store(model, use.files, config, fields | facts)
     writer = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
@@ -94,7 +91,7 @@ def assemble(
         if writer is not None:
             writer.close()
         executor.shutdown()
-        model.close()
+        use.close()
 
     return EngineParts(
         scheduler,

@@ -7,16 +7,14 @@ the engine is imported, so a thread does that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.engine.model_files import model_files
+from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
-from pyllama_raw.native.model import Model
 
 if TYPE_CHECKING:
     from pyllama_raw.config import EngineConfig
@@ -30,16 +28,14 @@ NEXT = (
 
 
 def build(
-    path: Path,
-    config: EngineConfig | None,
-    progress: Callable[[float], bool] | None = None,
+    path: Path, config: EngineConfig | None, report: Report = lambda _: True
 ) -> EngineParts:
     """
     Load the model and make its context; blocks for as long as that takes.
 
     Args:
         config: None are the defaults; the model need not wait for pydantic then.
-        progress: gets the loaded fraction; returning False cancels the load.
+        report: gets the loaded fraction; returning False cancels the load.
 
     Raises:
         ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
@@ -49,19 +45,26 @@ def build(
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        fields = {} if config is None else config.model.model_dump()
-        files = model_files(path)
-        model = Model.load(path, progress=progress, **fields)
-        try:
-            from pyllama_raw.config import EngineConfig
-            from pyllama_raw.engine.build import assemble
-
-            return assemble(model, config or EngineConfig(), files)
-        except BaseException:
-            model.close()
-            raise
+        return build_on(open_model(path, model_options(config), report), config)
     finally:
         importing.join()
+
+
+def build_on(use: ModelUse, config: EngineConfig | None) -> EngineParts:
+    """Like build(), of a model that is loaded; *use* is closed with the parts."""
+    try:
+        from pyllama_raw.config import EngineConfig
+        from pyllama_raw.engine.build import assemble
+
+        return assemble(use, config or EngineConfig())
+    except BaseException:
+        use.close()
+        raise
+
+
+def model_options(config: EngineConfig | None) -> dict[str, Any]:
+    """Options of the model that are not the default."""
+    return {} if config is None else config.model.model_dump(exclude_defaults=True)
 
 
 def _import_all() -> None:

@@ -312,7 +312,7 @@ def test_blocking_calls_refuse_before_a_model_is_loaded(call, monkeypatch):
     def find(model):
         raise AssertionError("a model is looked for")
 
-    monkeypatch.setattr("pyllama_raw.loading._find", find)
+    monkeypatch.setattr("pyllama_raw.models.resolve_model", find)
 
     with pytest.raises(PyllamaError):
         call()

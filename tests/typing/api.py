@@ -14,6 +14,8 @@ from pyllama_raw import (
     FinishReason,
     Generation,
     LengthLimit,
+    Model,
+    ModelConfig,
     PyllamaError,
     Result,
     SamplerUse,
@@ -53,6 +55,16 @@ async def stream() -> None:
         assert_type(generation.result.sampler, SamplerUse | None)
         assert_type((await engine.score("a")).perplexity, float)
         assert_type(engine.stats(), EngineStats)
+
+
+async def shared() -> None:
+    async with Model.open("model.gguf", ModelConfig()) as model:
+        assert_type(model, Model)
+        async with AsyncEngine.open(model) as engine:
+            assert_type(engine, AsyncEngine)
+    with Model.load("model.gguf") as model, Engine.open(model) as blocking:
+        assert_type(blocking, Engine)
+    assert_type(await Model.open(), Model)
 
 
 async def facts() -> None:
