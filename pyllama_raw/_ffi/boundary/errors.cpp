@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "ggml.h"
-#include "guard.h"
+#include "exceptions.h"
 
 const char * plr_last_error(void) {
     return last_error;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-#include "guard.h"
+#include "exceptions.h"
 
 struct plr_progress {
     std::atomic<float> value{0.0f};
@@ -46,8 +46,7 @@ llama_model * plr_model_load(const char * path, const llama_model_params * param
     });
 }
 
-int64_t plr_skip_strings(const uint8_t * data, int64_t size, int64_t at,
-                         uint64_t count) {
+int64_t plr_skip_strings(const uint8_t * data, int64_t size, int64_t at, uint64_t count) {
     constexpr int64_t n_head = sizeof(uint64_t);
     for (uint64_t i = 0; i < count; ++i) {
         uint64_t length;
@@ -64,8 +63,7 @@ int64_t plr_skip_strings(const uint8_t * data, int64_t size, int64_t at,
     return at;
 }
 
-llama_context * plr_context_new(llama_model * model,
-                                const llama_context_params * params) {
+llama_context * plr_context_new(llama_model * model, const llama_context_params * params) {
     remember("");
     return guarded<llama_context *>(
         nullptr, [&] { return llama_init_from_model(model, *params); });

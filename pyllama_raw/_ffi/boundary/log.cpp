@@ -1,6 +1,6 @@
 #include "log.h"
 
-#include "guard.h"
+#include "exceptions.h"
 #include "llama.h"
 #include "log_ring.h"
 #include "mtmd-helper.h"

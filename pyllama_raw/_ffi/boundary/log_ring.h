@@ -1,4 +1,4 @@
-// The log lines nobody has read yet: bounded memory, any thread writes, Python drains.
+// Keeps the log lines that Python has not read yet, in bounded memory. Any thread writes.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 #include "ggml.h"
 
-// Whole records in order of arrival: level byte, text, NUL. Old ones leave in front.
+// A record is a byte for the level, the text, and a NUL. The oldest records make room.
 class LogRing {
   public:
     void write(char level, const char * text) {

@@ -3,21 +3,19 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "guard.h"
+#include "exceptions.h"
 
 int plr_tokenize(const llama_vocab * vocab, const char * text, int32_t text_len,
                  llama_token * tokens, int32_t n_tokens_max, bool add_special,
                  bool parse_special, int32_t * n_tokens) {
     *n_tokens = 0;
-    return guarded<int>(PLR_EXCEPTION, [&] {
+    return attempt([&] {
         *n_tokens = llama_tokenize(vocab, text, text_len, tokens, n_tokens_max, add_special,
                                    parse_special);
-        return 0;
     });
 }
 
-int64_t plr_vocab_pieces(const llama_vocab * vocab, char * pieces, int64_t size,
-                         int64_t * ends) {
+int64_t plr_vocab_pieces(const llama_vocab * vocab, char * pieces, int64_t size, int64_t * ends) {
     return guarded<int64_t>(PLR_EXCEPTION, [&] {
         const int32_t n_tokens = llama_vocab_n_tokens(vocab);
         int64_t end = 0;

@@ -1,4 +1,4 @@
-// Which tokens a grammar allows, and where it is after one.
+// Says which tokens a grammar allows next, and takes the token that was sampled.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace grammar {
 
-// What begins a grammar that waits: the first of these in the output.
+// A grammar with triggers waits until the first of these is in the output.
 struct Triggers {
     std::vector<std::string> texts;
     std::vector<llama_token> tokens;
@@ -20,7 +20,7 @@ struct Triggers {
 
 }  // namespace grammar
 
-// A grammar at some place of one output.
+// A grammar and the place in one output that it has come to.
 struct plr_grammar {
     plr_grammar(const plr_pieces & pieces, std::shared_ptr<const grammar::Program> program,
                 grammar::Triggers triggers)
@@ -47,7 +47,7 @@ struct plr_grammar {
         return pieces.writes(token) && after(token, pieces.texts[token]) != machine.DEAD;
     }
 
-    // Take out what is not allowed.
+    // Sets the logits of tokens that are not allowed to -infinity.
     void apply(llama_token_data_array & view) {
         if (waits) {
             return;
@@ -89,8 +89,9 @@ private:
     grammar::Machine   machine;
     std::shared_ptr<const grammar::Program> program;
     grammar::Triggers  triggers;
-    std::deque<std::pair<llama_token, std::string>> held;  // tokens since which none was found
-    std::string joined;                                    // their text
+    // The last tokens, in which a trigger may begin, and their text.
+    std::deque<std::pair<llama_token, std::string>> held;
+    std::string joined;
     int32_t     state;
     bool        waits;
 
@@ -102,7 +103,8 @@ private:
         return machine.either(next, machine.after_token(state, token));
     }
 
-    // What the grammar names, or all but that; two that are left out allow each other.
+    // Allows tokens that the grammar names. If it names a token that must not come, it allows
+    // all others; if it names two such tokens, at places of their own, it allows both.
     void allow_named(std::vector<bool> & allowed) const {
         constexpr llama_token all = -1, none = -2;
         llama_token but = none;
@@ -118,7 +120,7 @@ private:
         }
     }
 
-    // Walks texts in their order: what has one beginning is looked at once.
+    // Walks through all texts in order, so that a beginning that texts share is read once.
     void allow_texts(std::vector<bool> & allowed) {
         constexpr size_t     none = SIZE_MAX;
         size_t               dead = none;  // bytes after which the last text was refused
@@ -178,7 +180,7 @@ private:
         }
     }
 
-    // The text from *start* on is the grammar's.
+    // The text of the grammar begins at *start* of what was held.
     void replay(size_t start) {
         size_t begin = 0;
         for (const auto & [token, text] : held) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "boundary/guard.h"
+#include "boundary/exceptions.h"
 #include "allowed.h"
 
 plr_pieces * plr_pieces_new(const llama_vocab * vocab) {
@@ -33,10 +33,9 @@ void plr_grammar_free(plr_grammar * grammar) {
 }
 
 int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
+    return attempt([&] {
         grammar->begin_row();
         const std::vector<bool> mask = grammar->mask();
         std::copy(mask.begin(), mask.end(), allowed);
-        return 0;
     });
 }

@@ -1,5 +1,5 @@
 /*
- * A grammar as a program. Texts are read byte by byte; rules call each other and return.
+ * A grammar is a program of nodes. It reads texts byte by byte; rules call each other and return.
  *   op                 arg                                next
  *   PLR_OP_RETURN                                                       end of a rule
  *   PLR_OP_SPLIT       a node                             another node
@@ -22,7 +22,7 @@
 #define PLR_OP_TOKEN 4
 #define PLR_OP_NOT_TOKEN 5
 
-/* Places of a grammar that are looked at for one token; a row that needs more fails. */
+/* Most places of a grammar that are looked at for one token; a row that needs more fails. */
 #define PLR_GRAMMAR_MAX_WORK 250000
 
 typedef struct plr_node {
@@ -31,12 +31,12 @@ typedef struct plr_node {
     int32_t next;
 } plr_node;
 
-/* What the tokens of a vocabulary write: a copy, freed after its grammars. */
+/* A copy of what the tokens of a vocabulary write; freed after its grammars. */
 typedef struct plr_pieces plr_pieces;
 plr_pieces * plr_pieces_new(const struct llama_vocab * vocab);
 void         plr_pieces_free(plr_pieces * pieces);
 
-/* What begins a grammar that waits for it: one of these in the output. None: it begins. */
+/* A grammar waits until one of these is in the output; if there are none, it begins at once. */
 typedef struct plr_triggers {
     const char * const * texts;
     size_t               n_texts;

@@ -1,8 +1,9 @@
-// Where a text may be in a grammar: all places at once, each with the rules to return to.
+// Follows a text through a grammar: all places where the text may be, each with the rules to
+// return to.
 //
-// Places that are the same are one, and what follows a byte is looked for once and kept. So
-// an ambiguous grammar costs what its places are, not what the ways to them are; where they
-// are too many even so, it throws.
+// Equal places are one place, and what follows a byte is looked for once and kept. So the cost
+// of an ambiguous grammar is the number of its places, not the number of ways to them. The
+// machine throws if there are too many places.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 
 namespace grammar {
 
-// A node and a stack of nodes to return to. END: the text is complete.
+// A node, and a stack of nodes to return to. At the node END the text is complete.
 using Place = uint64_t;
 constexpr int32_t END = INT32_MAX;
 
@@ -28,7 +29,7 @@ constexpr Place   place(int32_t node, int32_t stack) { return Place(node) << 32 
 constexpr int32_t node_of(Place p) { return static_cast<int32_t>(p >> 32); }
 constexpr int32_t stack_of(Place p) { return static_cast<int32_t>(p & UINT32_MAX); }
 
-using Places = std::vector<Place>;  // rising
+using Places = std::vector<Place>;  // in rising order
 
 struct HashPlaces {
     size_t operator()(const Places & places) const {
@@ -62,7 +63,7 @@ public:
         }
         const Places & places = *states[state].places;
         begin_closure();
-        count(places.size() / 64);  // about as long as one that is reached
+        count(places.size() / 64);  // takes about as long as one place that is reached
         for (const Place p : places) {
             const plr_node * node = at(p);
             if (node != nullptr && node->op == PLR_OP_BYTES && program->sets[node->arg][byte]) {
@@ -74,7 +75,7 @@ public:
         return next;
     }
 
-    // After *token* where the grammar names tokens.
+    // After *token*, at places where the grammar names tokens.
     int32_t after_token(int32_t state, llama_token token) {
         begin_closure();
         for (const Place p : *states[state].places) {
@@ -115,7 +116,7 @@ public:
                (node.op == PLR_OP_NOT_TOKEN && node.arg != token);
     }
 
-    // Start to count work anew, and forget all but *state* if that is much. Returns it.
+    // Begins to count work anew. If much is kept, forgets all but *state*; returns its number.
     int32_t begin_row(int32_t state) {
         work = 0;
         if (size() <= max_size) {
@@ -128,7 +129,7 @@ public:
         return same;
     }
 
-    // Take over a state of another machine of the same program.
+    // Takes over a state of another machine of the same program.
     int32_t adopt(const Machine & other, int32_t state) {
         std::unordered_map<int32_t, int32_t> stacks = {{0, 0}};  // theirs to ours
         Places places;
@@ -188,7 +189,7 @@ private:
     }
 
     void begin_closure() {
-        seen  = {};  // clear() would go through all that it ever held
+        seen  = {};  // clear() would walk through all buckets that it ever had
         found = {};
     }
 
@@ -201,7 +202,7 @@ private:
         }
     }
 
-    // Find the places that are reached from *node* without reading anything.
+    // Finds the places that are reached from *node* without reading anything.
     void close(int32_t node, int32_t stack) {
         todo.assign(1, place(node, stack));
         while (!todo.empty()) {

@@ -1,4 +1,4 @@
-// What the tokens of a vocabulary write, in an order that grammars can walk through.
+// What the tokens of a vocabulary write, in the order in which grammars walk through it.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,12 @@
 
 #include "llama.h"
 
-// What tokens write, sorted, so that those with one beginning stand together.
 struct plr_pieces {
     std::vector<std::string> texts;   // by token; control tokens by their names
     std::vector<bool>        is_end;  // by token; ends of generation
     std::vector<llama_token> ends;
     std::vector<llama_token> sorted;  // of those that write something
-    std::vector<size_t>      shared;  // bytes sorted[i] begins with as sorted[i - 1] does
+    std::vector<size_t>      shared;  // bytes that sorted[i] and sorted[i - 1] begin with
 
     explicit plr_pieces(const llama_vocab * vocab) {
         const int32_t n_tokens = llama_vocab_n_tokens(vocab);

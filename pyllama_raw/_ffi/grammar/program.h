@@ -1,4 +1,4 @@
-// The rules of a grammar, as nodes that point to what follows: see plr_node in grammar.h.
+// A checked copy of the nodes and sets of a grammar (grammar.h).
 #pragma once
 
 #include <bitset>
@@ -18,7 +18,7 @@ struct Program {
     int32_t                       start;
 };
 
-// Checked: whatever the numbers are, a machine stays within its arrays.
+// Throws if a number would lead a machine out of its arrays.
 inline std::shared_ptr<const Program> make_program(const plr_node * nodes, size_t n_nodes,
                                                    const uint32_t * sets, size_t n_sets,
                                                    int32_t start) {

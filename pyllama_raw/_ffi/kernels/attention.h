@@ -1,8 +1,9 @@
 // Flash attention that reads only the cells that a token sees.
 //
-// With one pool of cells, those of a sequence lie among those of all others: streams that
-// decode side by side take cells in turn. libllama's looks at every cell for every row; this
-// one lists those of each token first, in the order of their positions.
+// If all slots share one pool of cells, the cells of a sequence lie among the cells of all other
+// sequences, because streams that decode side by side take cells in turn. The kernel of libllama
+// looks at every cell for every row. This one first lists the cells that a token sees, in the
+// order of their positions.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +16,15 @@
 
 class Attention {
   public:
-    // Of each token of a graph the cells by position, where they do not ascend; else null.
-    // Empty: all ascend.
+    // For each token of a graph its cells by position; null if these ascend. Empty if the cells
+    // of all tokens ascend.
     using Orders = std::vector<const std::vector<int32_t> *>;
 
-    // What this CPU can compute it with; null: it cannot.
+    // The best unit that this CPU can run; null if it can run none.
     static const attention::Unit * unit() {
-        static const attention::Unit * const best =
-            has_avx512() ? &attention::avx512::kUnit : has_avx2() ? &attention::avx2::kUnit : nullptr;
+        static const attention::Unit * const best = has_avx512() ? &attention::avx512::kUnit
+                                                    : has_avx2() ? &attention::avx2::kUnit
+                                                                 : nullptr;
         return best;
     }
 
@@ -43,27 +45,28 @@ class Attention {
 
     static float scale(const ggml_tensor * node) { return parameter(node, 0); }
 
-    // Every thread of libllama calls this for every operation.
+    // Every thread of libllama calls this for every operation, and takes one part at a time.
     static void compute(ggml_tensor * node, int, int n_threads, void * data) {
         const Orders &      orders    = *static_cast<const Orders *>(data);
         const ggml_tensor * q         = node->src[0];
         const int           n_tokens  = int(q->ne[1]), n_keys = int(node->src[1]->ne[2]);
         const int           n_streams = int(q->ne[3]);
         const int           n_most    = attention::kMaxRows / heads_per_key(node);
-        // Large blocks share the reading of cells; some blocks for each thread share the work.
+        // The tokens of a block share the reading of cells, so blocks are large; there are
+        // several for each thread, so that all threads have work until the end.
         const int n_wanted = 4 * n_threads;
         const int n_each =
             std::clamp(n_tokens * n_keys * n_streams / n_wanted, 1, std::min(n_most, n_tokens));
         const int n_blocks = (n_tokens + n_each - 1) / n_each;
         NodeState & state  = NodeState::of(node);
         for (;;) {
-            const int piece = state.take();
-            if (piece >= n_blocks * n_keys * n_streams) {
+            const int part = state.take();
+            if (part >= n_blocks * n_keys * n_streams) {
                 return;
             }
-            const int first = piece % n_blocks * n_each;
-            block(node, first, std::min(first + n_each, n_tokens), piece / n_blocks % n_keys,
-                  piece / n_blocks / n_keys, state.scale, orders);
+            const int first = part % n_blocks * n_each;
+            block(node, first, std::min(first + n_each, n_tokens), part / n_blocks % n_keys,
+                  part / n_blocks / n_keys, state.scale, orders);
         }
     }
 
@@ -98,7 +101,7 @@ class Attention {
         return reinterpret_cast<const uint16_t *>(at(tensor, i1, i2, i3));
     }
 
-    // Tokens first to last, the heads of one key, of one stream.
+    // Computes tokens *first* to *last* of one stream, for the heads that share one key head.
     static void block(ggml_tensor * node, int first, int last, int key, int stream, float scale,
                       const Orders & orders) {
         const ggml_tensor *q = node->src[0], *k = node->src[1];
@@ -136,15 +139,15 @@ class Attention {
         return halves_at(mask, token, 0, stream % mask->ne[3]);
     }
 
-    // Of this thread, for cells of tokens.
+    // Memory of this thread for lists of cells.
     static int32_t * room(int64_t n) {
         thread_local std::vector<int32_t> cells;
         cells.resize(std::max(cells.size(), size_t(n)));
         return cells.data();
     }
 
-    // The cells that a token sees, then 16 more to read; returns how many. In *order*, unless
-    // that is not what the mask shows.
+    // Writes the cells that a token sees, and 16 more that may be read; returns how many it
+    // sees. They are in *order*, unless the mask shows other cells than *order* has.
     static int list(int32_t * to, const ggml_tensor * node, int token, int stream,
                     const std::vector<int32_t> * order) {
         constexpr uint16_t kHidden = 0xfc00;  // -infinity
@@ -167,7 +170,7 @@ class Attention {
         return n;
     }
 
-    // Let the heads of one token, rows from i * n_heads, look at *n* cells.
+    // Computes *n* cells for the heads of one token, which are the rows from i * n_heads on.
     static void look(const ggml_tensor * node, attention::Rows & rows, int i, int token,
                      int key, int stream, const int32_t * cells, int n) {
         const ggml_tensor *k = node->src[1], *v = node->src[2];

@@ -14,7 +14,7 @@ using Vector = __m256;
 
 constexpr int kVector = 8;
 
-// Sums that are kept in registers, of which there are 16, for H heads.
+// How many vectors of each head are summed at once, so that all sums stay in 16 registers.
 constexpr int vectors_once(int n_heads) { return n_heads > 2 ? 2 : 4; }
 
 PLR_TARGET inline Vector all(float x) { return _mm256_set1_ps(x); }
@@ -32,7 +32,7 @@ PLR_TARGET inline Vector floats(const uint16_t * halves) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(halves)));
 }
 
-// For exponential(): what is less than 1e-37 counts as that.
+// For exponential(), whose results below 1e-37 become that.
 PLR_TARGET inline Vector bounded(Vector x) {
     return _mm256_max_ps(_mm256_set1_ps(-85.0f), x);  // in this order NaN stays
 }
@@ -45,7 +45,7 @@ PLR_TARGET inline Vector times_two_to(Vector x, Vector n) {
     return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
 }
 
-PLR_TARGET inline float largest(const Vector (&of)[2], uint32_t) {  // unused ones repeat a cell
+PLR_TARGET inline float largest(const Vector (&of)[2], uint32_t) {  // unused cells repeat another
     const __m256 x    = _mm256_max_ps(of[0], of[1]);
     __m128       most = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     most              = _mm_max_ps(most, _mm_movehl_ps(most, most));
@@ -59,14 +59,14 @@ PLR_TARGET inline float total(const float (&of)[kCells]) {
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
 }
 
-// Zero in each lane whose cell is not used.
+// *x* with 0 in place of each cell that is not used.
 PLR_TARGET inline Vector only(uint32_t used, Vector x) {
     const __m256i bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i have = _mm256_and_si256(_mm256_set1_epi32(int(used)), bits);
     return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(have, bits)), x);
 }
 
-// Of eight vectors, that is cells, the sum of each, a cell a lane.
+// Eight vectors, one for each cell; sums() has the sum of each.
 struct PartialSums {
     Vector cells[kVector];
 

@@ -14,7 +14,7 @@ using Vector = __m512;
 
 constexpr int kVector = 16;
 
-// Sums that are kept in registers, of which there are 32, for each head.
+// How many vectors of each head are summed at once, so that all sums stay in 32 registers.
 constexpr int vectors_once(int) { return 4; }
 
 PLR_TARGET inline Vector all(float x) { return _mm512_set1_ps(x); }
@@ -32,7 +32,7 @@ PLR_TARGET inline Vector floats(const uint16_t * halves) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(halves)));
 }
 
-// For exponential().
+// For exponential(); nothing is too small for times_two_to().
 PLR_TARGET inline Vector bounded(Vector x) { return x; }
 PLR_TARGET inline Vector rounded(Vector x) { return _mm512_roundscale_ps(x, 0); }
 PLR_TARGET inline Vector times_two_to(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }
@@ -43,14 +43,14 @@ PLR_TARGET inline float largest(const Vector (&of)[1], uint32_t used) {
 PLR_TARGET inline float total(const float (&of)[kCells]) {
     return _mm512_reduce_add_ps(load(of));
 }
-// Zero in each lane whose cell is not used.
+// *x* with 0 in place of each cell that is not used.
 PLR_TARGET inline Vector only(uint32_t used, Vector x) {
     return _mm512_maskz_mov_ps(__mmask16(used), x);
 }
 
-// Of 16 vectors, that is cells, the sum of each, a cell a lane.
+// 16 vectors, one for each cell; sums() has the sum of each.
 struct PartialSums {
-    Vector fours[4];  // of each four lanes the sums, of four cells in turn
+    Vector fours[4];  // sums of four elements each, of four cells in turn
 
     PLR_TARGET inline void take(int group, const Vector (&of)[4]) {
         const __m512  low    = _mm512_add_ps(_mm512_unpacklo_ps(of[0], of[1]),

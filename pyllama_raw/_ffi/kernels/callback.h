@@ -1,8 +1,8 @@
 // The evaluation callback that makes nodes of a graph ours.
 //
 // libllama shows every node of a graph to its evaluation callback before it computes the
-// graph. There we make custom operations of those that we take (table.h), so the threads of
-// libllama run them in their turn.
+// graph. The callback makes custom operations of the nodes that our kernels take (table.h), and
+// the threads of libllama run them in their turn.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "llama.h"
 #include "table.h"
 
-// What this thread decodes, and the cells that it fills.
+// The batch that this thread decodes, and the cells that the batch fills.
 struct Decoding {
     const llama_batch * batch;
     int32_t             n_shown = 0;  // tokens in the graphs so far
@@ -27,13 +27,13 @@ struct Decoding {
 
 class Kernels {
   public:
-    // Where we cannot compute attention we compute nothing: products need more of the CPU.
+    // Products need more of the CPU than attention, so one row decides for all.
     static bool usable() { return kernels::is_usable(kernels::attention_row()); }
 
     int64_t n_taken[kernels::N_ROWS] = {};  // operations of all graphs, by row of the table
     Cells   cells;
 
-    // *follows*: one pool of cells and one cache, whose cells are listed by position.
+    // With *follows* there is one pool of cells in one cache, and they are listed by position.
     void attach(llama_context_params * params, bool follows) {
         follows_                  = follows;
         params->cb_eval           = on_node;
@@ -55,7 +55,7 @@ class Kernels {
             self.take(node, kernels::attention_row(), self.attention_node_,
                       Attention::scale(node));
         }
-        return false;  // we do not want to see its result
+        return false;  // the result of the node is not wanted
     }
 
     void take(ggml_tensor * node, int row, const CustomNode & custom, float scale) {
@@ -63,14 +63,15 @@ class Kernels {
         ++n_taken[row];
     }
 
-    // Of a graph that is computed again.
+    // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
         if (q4_1_node_.is_of(node) || q8_0_node_.is_of(node) || attention_node_.is_of(node)) {
             NodeState::of(node).reset();
         }
     }
 
-    // *node* stores keys or values; the first tensor that one stored to stands for all.
+    // *node* stores keys or values. All layers store to the same cells, so the first tensor
+    // that is stored to stands for all.
     void follow(const ggml_tensor * node) {
         stored_ = stored_ ? stored_ : node->view_src;
         if (node->view_src != stored_) {
@@ -82,7 +83,7 @@ class Kernels {
         const auto          n_tokens = int32_t(places->ne[0]);
         if (decoding == nullptr || decoding->n_shown + n_tokens > decoding->batch->n_tokens ||
             places->type != GGML_TYPE_I64) {
-            cells.clear();  // tokens of nobody we know
+            cells.clear();  // the tokens are of an unknown batch
             return;
         }
         const llama_batch & batch = *decoding->batch;

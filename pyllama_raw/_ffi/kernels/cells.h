@@ -1,11 +1,12 @@
-// Which cell holds each position of each slot, in one pool of cells for all slots.
+// Knows which cell holds each position of each slot, in one pool of cells for all slots.
 //
-// A slot's cells ascend with position until others below them are freed: libllama fills the
-// lowest free cell first. Sums over cells in the order of positions do not depend on that.
+// libllama fills the lowest free cell first. So the cells of a slot ascend with position until
+// lower cells of other slots are freed. Sums in the order of positions do not depend on where
+// cells lie.
 //
-// The cells of computed tokens are read from the graph that fills them. Those of a restored
-// state are the lowest free ones, in the order of the state. A reader must compare with the
-// mask, and use the order of cells where a list is not what the mask shows.
+// The cells of computed tokens are read from the graph that fills them. The cells of a restored
+// state are the lowest free ones, in the order of the state. A reader must compare a list with
+// the mask, and use the order of cells if the mask shows others.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,8 @@
 
 class Cells {
   public:
-    // By position; -1 where there is none. Null: the cells ascend, or are not known.
+    // The cells of a slot by position, -1 where there is none; null if they ascend or are
+    // unknown.
     const std::vector<int32_t> * disordered(int32_t slot) const {
         const bool is_known = slot >= 0 && size_t(slot) < slots_.size();
         return is_known && !slots_[slot].ascends ? &slots_[slot].cells : nullptr;
@@ -34,7 +36,7 @@ class Cells {
         to.cells.push_back(cell);
     }
 
-    // [p0, p1); a negative end is the last one.
+    // Ranges are [p0, p1); a negative p1 is the end.
     void remove(int32_t slot, int32_t p0, int32_t p1) {
         Slot & from = at(slot);
         bound(from, p0, p1);
@@ -124,8 +126,9 @@ class Cells {
         return std::is_sorted(cells.begin(), cells.end());
     }
 
-    // Of the cells of a state of one pool: magic, slot, number of pools, of cells; then of each
-    // position, number of slots, slot. Empty: it is something else.
+    // The positions of the cells in a state of one pool; empty if it is another state. It
+    // begins with magic, slot, number of pools and number of cells; then each cell has its
+    // position, its number of slots and the slot.
     static std::vector<int32_t> positions(const uint8_t * state, size_t size) {
         const auto word = [state](size_t i) {
             int32_t value;
@@ -149,7 +152,7 @@ class Cells {
         return found;
     }
 
-    static constexpr int32_t kMostPos = 1 << 24;  // what is more is no position
+    static constexpr int32_t kMostPos = 1 << 24;  // larger numbers are no positions
 
     std::vector<Slot> slots_;  // by slot
 };

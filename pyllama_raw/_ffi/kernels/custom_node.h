@@ -1,4 +1,4 @@
-// Nodes of a graph that are custom operations of ours.
+// Makes custom operations of nodes of a graph, and keeps their state.
 #pragma once
 
 #include <sched.h>
@@ -10,12 +10,12 @@
 #include "ggml.h"
 #include "simd.h"
 
-// What an operation of ours keeps in its node: at the end of op_params, which ggml leaves
-// alone, so it lives as long as the node.
+// The state of an operation while threads compute it. It stands at the end of op_params, which
+// ggml does not use, so it lives as long as the node.
 struct NodeState {
-    float   scale;    // of attention, kept from the operation that was there
+    float   scale;    // of attention, from the operation that was replaced
     int32_t n_ready;  // threads that have passed wait_for_all()
-    int32_t n_taken;  // pieces of work
+    int32_t n_taken;  // parts that threads have taken
 
     static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 3 * sizeof(int32_t);
 
@@ -24,10 +24,10 @@ struct NodeState {
                                               kOffset);
     }
 
-    // Before a graph is computed, also if it was before.
+    // Before each time that a graph is computed.
     void reset() { n_ready = n_taken = 0; }
 
-    // Wait until all threads of libllama are here, as its own do between two operations.
+    // Waits until all threads of libllama are here, as they wait between two operations.
     void wait_for_all(int n_threads) {
         __atomic_add_fetch(&n_ready, 1, __ATOMIC_ACQ_REL);
         for (int i = 0; __atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) < n_threads; ++i) {
@@ -35,11 +35,11 @@ struct NodeState {
         }
     }
 
-    // The next piece of work, from 0; each goes to one thread.
+    // The next part of the work, from 0 on; each goes to one thread.
     int32_t take() { return __atomic_fetch_add(&n_taken, 1, __ATOMIC_RELAXED); }
 };
 
-// A custom operation, as ggml writes it: a pattern for nodes that become one.
+// One custom operation, as ggml writes it into the nodes that it replaces.
 class CustomNode {
   public:
     CustomNode(ggml_custom_op_t compute, void * data) {

@@ -1,6 +1,6 @@
 #include "kernels.h"
 
-#include "boundary/guard.h"
+#include "boundary/exceptions.h"
 #include "callback.h"
 
 struct plr_kernels : Kernels {};
@@ -37,38 +37,23 @@ int64_t plr_kernels_taken(const plr_kernels * kernels, int32_t index) {
 }
 
 int plr_cells_rm(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        kernels->cells.remove(slot, p0, p1);
-        return 0;
-    });
+    return attempt([&] { kernels->cells.remove(slot, p0, p1); });
 }
 
-int plr_cells_cp(plr_kernels * kernels, int32_t src, int32_t dst, int32_t p0,
-                 int32_t p1) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        kernels->cells.copy(src, dst, p0, p1);
-        return 0;
-    });
+int plr_cells_cp(plr_kernels * kernels, int32_t src, int32_t dst, int32_t p0, int32_t p1) {
+    return attempt([&] { kernels->cells.copy(src, dst, p0, p1); });
 }
 
-int plr_cells_add(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1,
-                  int32_t delta) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        kernels->cells.move(slot, p0, p1, delta);
-        return 0;
-    });
+int plr_cells_add(plr_kernels * kernels, int32_t slot, int32_t p0, int32_t p1, int32_t delta) {
+    return attempt([&] { kernels->cells.move(slot, p0, p1, delta); });
 }
 
 void plr_cells_clear(plr_kernels * kernels) {
     kernels->cells.clear();
 }
 
-int plr_cells_restore(plr_kernels * kernels, int32_t slot, const uint8_t * state,
-                      size_t size) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        kernels->cells.restore(slot, state, size);
-        return 0;
-    });
+int plr_cells_restore(plr_kernels * kernels, int32_t slot, const uint8_t * state, size_t size) {
+    return attempt([&] { kernels->cells.restore(slot, state, size); });
 }
 
 int plr_kernels_decode(llama_context * ctx, const llama_batch & batch) {
@@ -81,7 +66,7 @@ int plr_kernels_decode(llama_context * ctx, const llama_batch & batch) {
     });
     Decoding::current() = nullptr;
     for (int32_t i = 0; code != 0 && decoding.cells != nullptr && i < batch.n_tokens; ++i) {
-        const llama_seq_id slot = batch.seq_id[i][0];  // what was not computed is gone
+        const llama_seq_id slot = batch.seq_id[i][0];  // libllama forgets what it has not computed
         const llama_pos    last = llama_memory_seq_pos_max(llama_get_memory(ctx), slot);
         decoding.cells->remove(slot, last + 1, -1);
     }

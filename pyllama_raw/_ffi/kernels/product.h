@@ -1,5 +1,5 @@
-// Products with weights of one type (weights.h) by a kernel of our own (product_tile.h) instead
-// of libllama's.
+// Products with weights of one type (weight_blocks.h): which nodes are taken, and how threads
+// share a product that product_tile.h computes.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@
 template <class W>
 class Product {
   public:
-    // Whether the CPU can, and libllama's kernel gives the same bits, compared once: another
-    // build may add in another order.
+    // Whether the CPU has the instructions, and our kernel gives the bits of libllama's. They
+    // are compared once, because another build may add in another order.
     static bool is_usable() {
         static const bool value =
             has_avx512() && ggml_get_type_traits_cpu != nullptr && gives_same_bits();
         return value;
     }
 
-    // Whether we compute *node*; makes room for its columns.
+    // Whether this kernel computes *node*; makes room for its columns.
     bool takes(const ggml_tensor * node) {
         if (node->op != GGML_OP_MUL_MAT || node->src[0]->type != W::kType) {
             return false;
@@ -34,13 +34,13 @@ class Product {
         const ggml_tensor * rows    = node->src[0];
         const ggml_tensor * columns = node->src[1];
         return is_plain(*rows) && node->op_params[1] == GGML_HINT_NONE && ggml_n_dims(rows) <= 2 &&
-               ggml_n_dims(columns) <= 2 && columns->ne[1] > 1 &&  // one is as fast there
+               ggml_n_dims(columns) <= 2 && columns->ne[1] > 1 &&  // libllama is as fast with one
                rows->ne[0] <= product::kMaxBlocks * product::kBlock &&
                columns->type == GGML_TYPE_F32 && columns->nb[0] == sizeof(float) &&
                reserve(node);
     }
 
-    // Every thread of libllama calls this for every product, *ith* of *n_threads*.
+    // Every thread of libllama calls this for every product, as number *ith* of *n_threads*.
     static void compute(ggml_tensor * node, int ith, int n_threads, void * data) {
         const auto &        self     = *static_cast<const Product *>(data);
         const int           n_rows   = int(node->ne[0]);
@@ -62,7 +62,7 @@ class Product {
   private:
     using Columns = product::Columns<W>;
 
-    // Not in a buffer that keeps rows in an order of its own: AMX, repacked weights.
+    // Buffers of AMX and of repacked weights keep rows in another order.
     static bool is_plain(const ggml_tensor & rows) {
         return rows.buffer != nullptr && ggml_backend_buffer_is_host(rows.buffer);
     }
@@ -74,7 +74,7 @@ class Product {
         void operator()(char * data) const { std::free(data); }
     };
 
-    // Room for the columns; false if there is none, then libllama computes.
+    // False if there is no memory for the columns; then libllama computes.
     bool reserve(const ggml_tensor * node) {
         const int    n_blocks = int(node->src[0]->ne[0] / product::kBlock);
         const size_t n_bytes  = node->ne[1] * Columns::bytes(n_blocks);

@@ -1,24 +1,25 @@
-// Dot products of rows of weights with quantised columns, eight rows by up to four columns
-// at once.
+// Dot products of rows of weights with quantised columns: eight rows by up to four columns at
+// once.
 //
-// libllama takes one row and one column of Q4_1 at a time and unpacks the row again for each,
-// four rows by four columns of Q8_0 in vectors of half the width. Here a row is unpacked once
-// for many columns, sums stay in registers, and two rows share a vector, but every sum adds
-// the same numbers in the same order as ggml_vec_dot_..._q8_... with AVX2: the same bits.
+// libllama takes one row and one column of Q4_1 at a time, and unpacks the row again for each
+// column; of Q8_0 it takes four rows by four columns, in vectors of half the width. Here a row
+// is unpacked once for many columns, sums stay in registers, and two rows share a vector. Every
+// sum adds the same numbers in the same order as ggml_vec_dot_..._q8_... with AVX2, so the bits
+// are the same.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "weights.h"
+#include "weight_blocks.h"
 
 namespace product {
 
 constexpr int kRows = 8, kMaxColumns = 4, kMaxBlocks = 256;
 constexpr int kPairs = kRows / 2, kLine = 64;
 
-// Eight rows, a byte a weight: weight = d * (q - kZero) + m. Of two rows that follow each
-// other, four bytes of one and four of the other take turns, so that both fit into one vector.
+// Eight rows with a byte for each weight: weight = d * (q - kZero) + m. Two rows that follow
+// each other stand in one vector: four bytes of the first, four of the second, and so on.
 struct Rows {
     alignas(64) uint8_t q[kMaxBlocks][kPairs][2 * kBlock];
     struct Scales {
@@ -27,9 +28,9 @@ struct Rows {
     } scales[kMaxBlocks];
 };
 
-// One column after another in memory: of each block d, then s, then q, of which every four
-// bytes are there twice: once for each row of a pair; then, if kZero is not 0, what it takes
-// from the product of each four bytes, as 32-bit integers.
+// Columns, one after another in memory. A column has d of each block, then s of each block, then
+// q of each block, in which every four bytes stand twice, once for each row of a pair. If kZero
+// is not 0, what it takes from the product of each four bytes follows q, as 32-bit integers.
 template <class W>
 struct Columns {
     char * data;
@@ -50,7 +51,8 @@ struct Columns {
     }
 };
 
-// Four bytes of *a* and four of *b* in turn, in the order in which it takes two instructions.
+// Four bytes of *a* and four of *b* in turn. The order of these is the one that takes only two
+// instructions.
 PLR_AVX512 inline __m512i in_turn(__m256i a, __m256i b) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_unpacklo_epi32(a, b)),
                               _mm256_unpackhi_epi32(a, b), 1);
@@ -78,8 +80,8 @@ PLR_KERNEL inline void pack(const Columns<W> & to, int column, int first, int n,
     }
 }
 
-// Rows that are not there repeat the first. *ahead*: load into the cache what the next call
-// will read, if rows follow each other.
+// Rows that do not exist repeat the first. With *ahead* the rows that the next call will read are
+// loaded into the cache.
 template <class W>
 PLR_KERNEL inline void unpack(Rows & to, const char * from, size_t stride, int n_rows,
                               int n_blocks, bool ahead) {
@@ -110,14 +112,14 @@ PLR_KERNEL inline void unpack(Rows & to, const char * from, size_t stride, int n
     }
 }
 
-PLR_AVX512 inline float sum_of_lanes(__m256 x) {
+PLR_AVX512 inline float sum_of_elements(__m256 x) {
     __m128 sum = _mm_add_ps(_mm256_extractf128_ps(x, 1), _mm256_castps256_ps128(x));
     sum        = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
     sum        = _mm_add_ss(sum, _mm_movehdup_ps(sum));
     return _mm_cvtss_f32(sum);
 }
 
-// The first row's lanes in the low half, the second's in the high one, each in order.
+// The elements of the first row in the low half and those of the second in the high half.
 PLR_AVX512 inline __m512 one_by_one(__m512 pair) {
     return _mm512_permutexvar_ps(
         _mm512_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14, 1, 3, 9, 11, 5, 7, 13, 15), pair);
@@ -129,7 +131,7 @@ template <class W, int C>
 PLR_KERNEL inline void tile(const Rows & rows, const Columns<W> & columns, int first,
                             float * out, size_t stride, int n_rows) {
     __m512 acc[C][kPairs];
-    __m256 sums[C];  // of m * s, a row a lane
+    __m256 sums[C];  // of m * s, by row
     const float *  d[C];
     const float *  s[C];
     const int8_t * q[C];
@@ -151,7 +153,7 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns<W> & columns, int f
         for (int p = 0; p < kPairs; ++p) {
             weights[p] = _mm512_load_si512(rows.q[i][p]);
         }
-        // By way of memory: broadcasting loads cost nothing, shuffles would.
+        // Through memory, because loads that broadcast cost nothing and shuffles do.
         alignas(32) float scale[C][kRows];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
@@ -191,9 +193,9 @@ PLR_KERNEL inline void tile(const Rows & rows, const Columns<W> & columns, int f
         _mm256_store_ps(sum, sums[c]);
 #pragma GCC unroll 8
         for (int p = 0; p < kPairs; ++p) {
-            const __m512 lanes = one_by_one(acc[c][p]);
-            const float  even  = sum_of_lanes(_mm512_castps512_ps256(lanes));
-            const float  odd   = sum_of_lanes(_mm512_extractf32x8_ps(lanes, 1));
+            const __m512 pair = one_by_one(acc[c][p]);
+            const float  even  = sum_of_elements(_mm512_castps512_ps256(pair));
+            const float  odd   = sum_of_elements(_mm512_extractf32x8_ps(pair, 1));
             sum[2 * p]     = W::kHasMinimum ? even + sum[2 * p] : even;
             sum[2 * p + 1] = W::kHasMinimum ? odd + sum[2 * p + 1] : odd;
         }

@@ -1,5 +1,5 @@
-// Functions that may use AVX-512, or AVX2 with FMA and F16C, in a library that has to run
-// without.
+// Marks functions that use AVX-512, or AVX2 with FMA and F16C, in a library that also runs on
+// CPUs without.
 #pragma once
 
 #include <immintrin.h>
@@ -8,8 +8,8 @@
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define PLR_AVX2 __attribute__((target("avx2,fma,f16c")))
 
-// To be called by others. GCC 12 drops calls of such functions: it takes what they store
-// through vectors for unused.
+// For functions that unmarked functions call: GCC 12 drops such calls, because it believes that
+// nobody uses what is stored through vectors.
 #ifdef __clang__
 #define PLR_CALLED
 #else

@@ -20,14 +20,14 @@ struct Row {
     bool (*is_usable)();
 };
 
-constexpr Row kTable[N_ROWS] = {  // of a kind the first that is usable computes
+constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"attention", kAvx512, has_avx512},
     {"attention", "AVX2, FMA and F16C", has_avx2},
     {"q4_1", kAvx512, Product<product::Q4_1>::is_usable},
     {"q8_0", kAvx512, Product<product::Q8_0>::is_usable},
 };
 
-// Only where all devices are CPUs: no other device knows an operation of ours.
+// No other device knows a custom operation.
 inline bool has_only_cpus() {
     for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
         if (ggml_backend_dev_type(ggml_backend_dev_get(i)) != GGML_BACKEND_DEVICE_TYPE_CPU) {

@@ -1,10 +1,10 @@
-// libllama shows every node of a graph to the evaluation callback of the context. A watch
-// stands in front of the callback that is already there, which is that of our kernels.
+// libllama shows every node of a graph to the evaluation callback of the context. A watch calls
+// the callback that was there before, which is that of our kernels, and sees what it changes.
 #include "watch.h"
 
 #include <cstring>
 
-#include "boundary/guard.h"
+#include "boundary/exceptions.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 
@@ -38,7 +38,7 @@ struct plr_watch {
                                               GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
     }
 
-    // Weights lie in the order of who computes with them.
+    // The buffer tells who computes, because each has its own order of weights.
     static uint32_t by_buffer(const ggml_tensor & rows) {
         const char * name = ggml_backend_buft_name(ggml_backend_buffer_get_type(rows.buffer));
         if (std::strcmp(name, "AMX") == 0) {

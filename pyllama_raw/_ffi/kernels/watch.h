@@ -1,6 +1,6 @@
 /*
- * Whose kernels compute the products and attentions of a context. Attached behind
- * plr_kernels_attach(); one for each context, freed after it. Bits of PLR_BY_.
+ * Notes whose kernels compute the products and attentions of a context, in bits of PLR_BY_. It
+ * is attached after plr_kernels_attach(), to one context, and freed after the context.
  */
 #pragma once
 

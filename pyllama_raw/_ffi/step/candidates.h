@@ -1,4 +1,4 @@
-// From a row of logits to candidates: all of them, the likeliest, or only the best one.
+// Reads a row of logits: all candidates, the likeliest ones, or only the best one.
 #pragma once
 
 #include <algorithm>
@@ -12,25 +12,25 @@
 
 namespace row_sampling {
 
-// The largest of *n* logits; NaN is never larger. Lanes let the compiler use vectors.
+// The largest of *n* logits; NaN is never larger. The compiler makes vectors of the columns.
 inline float largest(const float * logits, int32_t n) {
-    constexpr int32_t n_lanes = 32;
-    float lanes[n_lanes];
-    std::fill_n(lanes, n_lanes, -INFINITY);
+    constexpr int32_t n_columns = 32;
+    float most[n_columns];
+    std::fill_n(most, n_columns, -INFINITY);
     int32_t i = 0;
-    for (; i + n_lanes <= n; i += n_lanes) {
-        for (int32_t lane = 0; lane < n_lanes; ++lane) {
-            const float x = logits[i + lane];
-            lanes[lane]   = x > lanes[lane] ? x : lanes[lane];
+    for (; i + n_columns <= n; i += n_columns) {
+        for (int32_t column = 0; column < n_columns; ++column) {
+            const float x = logits[i + column];
+            most[column]  = x > most[column] ? x : most[column];
         }
     }
     for (; i < n; ++i) {
-        lanes[0] = logits[i] > lanes[0] ? logits[i] : lanes[0];
+        most[0] = logits[i] > most[0] ? logits[i] : most[0];
     }
-    return *std::max_element(lanes, lanes + n_lanes);
+    return *std::max_element(most, most + n_columns);
 }
 
-// The first of the largest. Memory is read once; only the best block is looked at again.
+// The first token with the largest logit. All memory is read once, the best block twice.
 inline llama_token argmax(const float * logits, int32_t n_vocab) {
     constexpr int32_t n_block = 1024;
     float   best  = -INFINITY;
@@ -48,15 +48,15 @@ inline llama_token argmax(const float * logits, int32_t n_vocab) {
     return static_cast<llama_token>(std::find(logits + start, logits + n_vocab, best) - logits);
 }
 
-// One array a thread: gone with the next call.
+// Each thread has one array; the next call overwrites it.
 inline llama_token_data * places(int32_t n) {
     thread_local std::vector<llama_token_data> storage;
     storage.resize(std::max<size_t>(storage.size(), n));
     return storage.data();
 }
 
-// Tokens that may be sampled, by rising id; gaps are closed: some samplers compute NaN
-// from -infinity.
+// All tokens that may be sampled, by rising id. Forbidden ones are left out, because some
+// samplers compute NaN from -infinity.
 inline llama_token_data_array candidates(const float * logits, int32_t n_vocab) {
     llama_token_data * found = places(n_vocab);
     size_t n_left = 0;
@@ -78,7 +78,8 @@ inline void keep_first(llama_token_data_array & view, int32_t n_first) {
     view.sorted = true;
 }
 
-// A logit that at least *n* reach: the n-th of the largest of groups of a row.
+// A logit that at least *n* tokens reach: the row is cut into groups, and this is the n-th
+// largest of their largest logits.
 inline float nth_at_least(const float * logits, int32_t n_vocab, int32_t n) {
     constexpr int32_t n_groups = 1024;  // id modulo n_groups, so that vectors can be used
     float groups[n_groups];
@@ -94,7 +95,7 @@ inline float nth_at_least(const float * logits, int32_t n_vocab, int32_t n) {
     return groups[n - 1];
 }
 
-// As candidates() and keep_first(), without an array of the whole vocabulary.
+// What keep_first() leaves of candidates(), without an array of the whole vocabulary.
 inline llama_token_data_array first_candidates(const float * logits, int32_t n_vocab,
                                                int32_t n_first) {
     constexpr int32_t n_block = 64;

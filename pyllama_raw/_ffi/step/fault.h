@@ -1,6 +1,5 @@
-// Lets a decode fail on purpose, so that tests see what follows.
-//
-// A decode costs one comparison more for it.
+// Makes a decode fail on purpose, so that tests see what follows. It costs each decode one
+// comparison.
 #pragma once
 
 #include <cstdint>

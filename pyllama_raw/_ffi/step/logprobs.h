@@ -11,7 +11,7 @@
 
 namespace logprobs {
 
-// The largest of what it is shown, best first; of equals the one that came first.
+// Keeps the largest logits of those that it is shown, best first, and of equals the first.
 class Top {
   public:
     Top(llama_token * ids, float * values, int32_t n_max)
@@ -80,7 +80,7 @@ inline void read_row(const float * logits, int32_t n_vocab, llama_token token,
     read(static_cast<size_t>(n_vocab), at, token, out);
 }
 
-// An empty view: *token* was certain.
+// If the view is empty, *token* was certain.
 inline void read_view(const llama_token_data_array & view, llama_token token,
                       plr_logprobs & out) {
     const Item certain = {token, 0.0f};

@@ -1,4 +1,4 @@
-// The output rows of a batch: a token for each, from what the decode left of it.
+// Samples a token for each output row of a batch, and makes the next batch of these tokens.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "boundary/guard.h"
+#include "boundary/exceptions.h"
 #include "llama.h"
 #include "row_sampling.h"
 #include "runner.h"
-#include "team.h"
+#include "parallel.h"
 
 namespace output_rows {
 
@@ -49,17 +49,17 @@ inline llama_token sample_row(const Row & row, plr_sampler * sampler, int32_t n_
                : row_sampling::sample_row(sampler, row.logits, n_vocab);
 }
 
-// Whether a row is sampled before threads could be called: of what a lane has left, or by
-// looking for the largest logit.
+// Whether sampling the row takes less time than waking threads: a lane has left a few
+// candidates, or the sampler only looks for the largest logit.
 inline bool is_quick(const Row & row, const plr_sampler * sampler) {
     return row.n_left > 0 ||
            (sampler != nullptr && sampler->chain == nullptr && sampler->grammar == nullptr);
 }
 
-// Only this thread asks the context, then all threads of libllama sample. A row that fails
-// has no token; remembered is the message of one.
+// This thread alone asks the context for the rows. Then all threads of libllama sample. A row
+// that fails has no token; the message of one such row is kept.
 inline void sample_all(const Job & job) {
-    thread_local Team             team;
+    thread_local Parallel         parallel;
     thread_local std::vector<Row> rows;
     const int32_t n_vocab = n_vocab_of(job.ctx);
     std::mutex    mutex;
@@ -72,7 +72,7 @@ inline void sample_all(const Job & job) {
     }
     const bool  alone = n_quick == job.n_rows && job.n_rows <= 32;
     Row * const found = rows.data();  // thread_local: by its name each thread has its own
-    team.each(job.n_rows, alone ? 1 : llama_n_threads(job.ctx), [&, found](int32_t i) {
+    parallel.each(job.n_rows, alone ? 1 : llama_n_threads(job.ctx), [&, found](int32_t i) {
         job.tokens[i] = LLAMA_TOKEN_NULL;
         if (found[i].logits == nullptr) {
             return;
@@ -89,7 +89,7 @@ inline void sample_all(const Job & job) {
     }
 }
 
-// Make the next batch of this one: what was sampled, each a place after its row.
+// Turn the batch into the next one: the sampled tokens, each one position after its row.
 inline void advance(const Job & job) {
     llama_batch & batch = *job.batch;
     for (int32_t i = 0; i < job.n_rows; ++i) {

@@ -1,4 +1,5 @@
-// From a row of logits to a token: what is forbidden, the chain or the largest, the grammar.
+// Samples a token from one row of logits: biases and forbidden tokens, then the chain or the
+// largest logit, then the grammar.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace row_sampling {
 
-// Change the row as its sampler says: biases first, then ids that must not be sampled.
+// Adds the biases of the sampler to the row, then sets forbidden tokens to -infinity.
 inline void shape(const plr_sampler & sampler, float * logits, int32_t n_vocab) {
     for (int32_t i = 0; i < sampler.n_bias; ++i) {
         const llama_logit_bias bias = sampler.bias[i];
@@ -51,8 +52,8 @@ inline void drop_forbidden(llama_token_data_array & view) {
     view.size = n_left;
 }
 
-// As llama_sampler_sample, which would end the process if the chain selects nothing.
-// What the draw was from is left in *view*; nothing where there was no draw.
+// Does what llama_sampler_sample does, but throws where that ends the process: if the chain
+// selects nothing. *view* keeps the candidates of the draw; it is empty if there was no draw.
 inline llama_token draw(llama_sampler * chain, llama_token_data_array & view) {
     if (view.size == 0) {
         throw std::runtime_error("no token is allowed here");
@@ -70,7 +71,8 @@ inline llama_token draw(llama_sampler * chain, llama_token_data_array & view) {
     return view.data[view.selected].id;
 }
 
-// A grammar looks at all tokens only if it refuses the one that was drawn without it.
+// First draws without the grammar. Only if the grammar refuses that token it is asked about all
+// tokens, and the row is sampled again.
 inline llama_token sample(const plr_sampler & sampler, const float * logits,
                           int32_t n_vocab, llama_token_data_array & view) {
     llama_token token;
@@ -110,7 +112,7 @@ inline void accept(plr_sampler & sampler, llama_token token) {
     sampler.n_min -= sampler.n_min > 0;
 }
 
-// From a row of logits, which is changed.
+// The row is changed.
 inline llama_token sample_row(plr_sampler * sampler, float * logits, int32_t n_vocab) {
     check_open(sampler);
     thread_local std::vector<float> raw;
@@ -131,7 +133,7 @@ inline llama_token sample_row(plr_sampler * sampler, float * logits, int32_t n_v
     return token;
 }
 
-// Refuse what would need logits that the lane has not left.
+// Throws if the sampler needs logits that the lane has not left.
 inline void check_lane(const plr_sampler & sampler, int32_t n_left, int32_t n_vocab) {
     const bool reads_row = sampler.logprobs != nullptr && !sampler.logprobs->of_sampler;
     if (sampler.n_first < 1 || sampler.grammar != nullptr || sampler.mask != nullptr ||
@@ -145,7 +147,7 @@ inline void check_lane(const plr_sampler & sampler, int32_t n_left, int32_t n_vo
     }
 }
 
-// From the likeliest tokens of a row, in any order.
+// The same from what a lane has left: the likeliest tokens of a row, in any order.
 inline llama_token sample_lane(plr_sampler * sampler, const float * logits,
                                const llama_token * ids, int32_t n_left, int32_t n_vocab) {
     check_open(sampler);
@@ -155,8 +157,9 @@ inline llama_token sample_lane(plr_sampler * sampler, const float * logits,
     };
     llama_token_data_array view = {places(n_left), 0, -1, false};
     for (int32_t i = 0; i < n_left; ++i) {
-        const bool forbidden = has(sampler->suppress, sampler->n_suppress, ids[i]) ||
-                               (sampler->n_min > 0 && has(sampler->ending, sampler->n_ending, ids[i]));
+        const bool forbidden =
+            has(sampler->suppress, sampler->n_suppress, ids[i]) ||
+            (sampler->n_min > 0 && has(sampler->ending, sampler->n_ending, ids[i]));
         if (logits[i] > -INFINITY && !forbidden) {  // and not NaN
             view.data[view.size++] = llama_token_data{ids[i], logits[i], 0.0f};
         }

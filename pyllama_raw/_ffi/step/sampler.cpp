@@ -1,16 +1,12 @@
 #include "sampler.h"
 
-#include "boundary/guard.h"
+#include "boundary/exceptions.h"
 #include "row_sampling.h"
 #include "top_p.h"
 
-int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab,
-               llama_token * token) {
+int plr_sample(plr_sampler * sampler, float * logits, int32_t n_vocab, llama_token * token) {
     *token = LLAMA_TOKEN_NULL;
-    return guarded<int>(PLR_EXCEPTION, [&] {
-        *token = row_sampling::sample_row(sampler, logits, n_vocab);
-        return 0;
-    });
+    return attempt([&] { *token = row_sampling::sample_row(sampler, logits, n_vocab); });
 }
 
 llama_sampler * plr_init_dry(const llama_vocab * vocab, float multiplier, float base,
@@ -31,12 +27,10 @@ llama_sampler * plr_sampler_clone(const llama_sampler * sampler) {
     return guarded<llama_sampler *>(nullptr, [&] { return llama_sampler_clone(sampler); });
 }
 
-int plr_sampler_accept_many(llama_sampler * sampler, const llama_token * tokens,
-                            int32_t n_tokens) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
+int plr_sampler_accept_many(llama_sampler * sampler, const llama_token * tokens, int32_t n_tokens) {
+    return attempt([&] {
         for (int32_t i = 0; i < n_tokens; ++i) {
             llama_sampler_accept(sampler, tokens[i]);
         }
-        return 0;
     });
 }

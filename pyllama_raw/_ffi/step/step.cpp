@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "boundary/guard.h"
+#include "boundary/exceptions.h"
 #include "fault.h"
 #include "kernels/kernels.h"
 #include "logprobs.h"
@@ -13,7 +13,7 @@
 int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * rows,
               const llama_token * tokens, int32_t n_top, float * chosen,
               llama_token * ids, float * values) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
+    return attempt([&] {
         const int32_t n_vocab = output_rows::n_vocab_of(ctx);
         for (int32_t i = 0; i < n_rows; ++i) {
             const float * logits = llama_get_logits_ith(ctx, rows[i]);
@@ -25,17 +25,14 @@ int plr_score(llama_context * ctx, int32_t n_rows, const int32_t * rows,
             chosen[i] = out.value;
             std::fill(out.ids + out.n_found, out.ids + n_top, LLAMA_TOKEN_NULL);
         }
-        return 0;
     });
 }
 
-int plr_set_lanes(llama_context * ctx, int32_t n_lanes,
-                  llama_sampler * const * chains) {
-    return guarded<int>(PLR_EXCEPTION, [&] {
+int plr_set_lanes(llama_context * ctx, int32_t n_lanes, llama_sampler * const * chains) {
+    return attempt([&] {
         for (int32_t i = 0; i < n_lanes; ++i) {
             llama_set_sampler(ctx, i, chains[i]);  // false: not on this device, rows stay whole
         }
-        return 0;
     });
 }
 

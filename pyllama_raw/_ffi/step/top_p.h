@@ -1,8 +1,10 @@
-// The likeliest candidates that make up p, as llama_sampler_init_top_p, but sooner.
+// Top-p: keeps the likeliest candidates that make up p, as llama_sampler_init_top_p does, but
+// faster.
 //
-// libllama sorts 256 candidates or all, by buckets of a fixed range of logits that many
-// models leave. Here the likely ones are sorted, then some less likely, until they make up p.
-// Probabilities are summed in libllama's order, so that the last digits are the same.
+// libllama sorts either 256 candidates or all of them, by buckets for a fixed range of logits;
+// the logits of many models lie outside. Here the likely candidates are sorted first, then some
+// less likely ones, until they make up p. Probabilities are summed in the order of libllama, so
+// the last digits are the same.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +20,7 @@ struct Settings {
     size_t min_keep;
 };
 
-// exp(logit - largest) of each candidate to its place for a probability; returns their sum.
+// Writes exp(logit - largest) into the probability of each candidate; returns the sum.
 inline float exponentials(llama_token_data_array & view) {
     float largest = view.data[0].logit;
     for (size_t i = 1; i < view.size; ++i) {
@@ -32,7 +34,7 @@ inline float exponentials(llama_token_data_array & view) {
     return sum;
 }
 
-// The candidates that are not sorted yet, and how likely the next must be at least.
+// The candidates that are not sorted yet. The next ones to be sorted reach *floor*.
 struct Unsorted {
     llama_token_data * begin;
     llama_token_data * end;
@@ -79,13 +81,16 @@ inline const Settings & settings_of(const llama_sampler * sampler) {
 }
 
 inline llama_sampler_i * interface() {
-    static llama_sampler_i found = {};
-    found.name  = [](const llama_sampler *) { return "top-p"; };
-    found.apply = [](llama_sampler * sampler, llama_token_data_array * view) {
-        keep(*view, settings_of(sampler));
-    };
-    found.clone = [](const llama_sampler * sampler) { return make(settings_of(sampler)); };
-    found.free  = [](llama_sampler * sampler) { delete static_cast<Settings *>(sampler->ctx); };
+    static llama_sampler_i found = [] {
+        llama_sampler_i made = {};
+        made.name  = [](const llama_sampler *) { return "top-p"; };
+        made.apply = [](llama_sampler * sampler, llama_token_data_array * view) {
+            keep(*view, settings_of(sampler));
+        };
+        made.clone = [](const llama_sampler * sampler) { return make(settings_of(sampler)); };
+        made.free = [](llama_sampler * sampler) { delete static_cast<Settings *>(sampler->ctx); };
+        return made;
+    }();
     return &found;
 }
 

@@ -1,7 +1,8 @@
-// Independent pieces of work, done in the threads of libllama.
+// Runs a function for many indices at once, in the threads of libllama.
 //
-// They are the work of a graph with a single operation. Threads of our own would share CPUs
-// with those of libllama, which spin for a while after every graph.
+// The function becomes the only operation of a graph, and libllama computes the graph. Threads
+// of our own would compete for CPUs with the threads of libllama, because these spin for a
+// while after every graph.
 #pragma once
 
 #include <atomic>
@@ -13,9 +14,9 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 
-class Team {
+class Parallel {
   public:
-    Team() {
+    Parallel() {
         const size_t n_bytes = 4 * ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false);
         ctx_ = ggml_init({n_bytes, nullptr, false});
         if (ctx_ == nullptr) {
@@ -27,11 +28,11 @@ class Team {
                                                          1, take_all, GGML_N_TASKS_MAX, this));
     }
 
-    ~Team() { ggml_free(ctx_); }
+    ~Parallel() { ggml_free(ctx_); }
 
-    Team(const Team &) = delete;
+    Parallel(const Parallel &) = delete;
 
-    // work(i) for each i below *n*, in any order. It must not throw.
+    // Calls work(i) for each i below *n*, in any order. It must not throw.
     template <typename Work>
     void each(int32_t n, int32_t n_threads, const Work & work) {
         if (n < 2 || n_threads < 2 || !keeps_threads()) {
@@ -49,7 +50,7 @@ class Team {
     }
 
   private:
-    // Without OpenMP every graph starts threads of its own, which takes longer than a row.
+    // Without OpenMP every graph starts new threads, which takes longer than sampling a row.
     static bool keeps_threads() {
         static const bool has_openmp = has_feature("OPENMP");
         return has_openmp;
@@ -67,7 +68,7 @@ class Team {
     }
 
     static void take_all(ggml_tensor *, int, int, void * data) {
-        auto & self = *static_cast<Team *>(data);
+        auto & self = *static_cast<Parallel *>(data);
         for (int32_t i = self.n_taken_++; i < self.n_; i = self.n_taken_++) {
             self.work_(self.data_, i);
         }

@@ -1,4 +1,5 @@
-// Types of weights whose products we compute: their blocks, and how one becomes 32 bytes.
+// The blocks of the types of weights that product.h multiplies, and how a block becomes 32
+// bytes.
 //
 // Blocks are as in ggml-common.h; d, m and s are half floats.
 #pragma once
@@ -16,7 +17,7 @@ constexpr int kBlock = 32;  // weights
 struct Q4_1 {
     static constexpr ggml_type kType = GGML_TYPE_Q4_1, kColumnType = GGML_TYPE_Q8_1;
     static constexpr bool      kHasMinimum = true;
-    static constexpr int       kZero       = 0;  // the byte of weight m
+    static constexpr int       kZero       = 0;  // the byte that stands for the weight m
 
     struct Block {
         uint16_t d, m;
@@ -55,7 +56,7 @@ struct Q8_0 {
     };
     using ColumnBlock = Block;
 
-    // Without sign, as a factor of the product has to be.
+    // Without sign, because one factor of the product has none.
     PLR_AVX512 static inline __m256i bytes(const Block & block) {
         const __m256i q = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(block.q));
         return _mm256_xor_si256(q, _mm256_set1_epi8(char(kZero)));

@@ -1,4 +1,5 @@
-// No exception leaves a plr_ call: it becomes a code, and a message of its thread.
+// No exception leaves a plr_ function: it becomes a return value, and a message that
+// plr_last_error() gives to the same thread.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +19,7 @@ struct Guard {
     ~Guard() { --n_guards; }
 };
 
-// Run *body*; what it throws becomes *failure* and a message.
+// The result of *body*; *failure* if it throws.
 template <typename Result, typename Body>
 Result guarded(Result failure, Body && body) noexcept {
     try {
@@ -30,4 +31,13 @@ Result guarded(Result failure, Body && body) noexcept {
         remember("unknown C++ exception");
     }
     return failure;
+}
+
+// 0; PLR_EXCEPTION if *body* throws.
+template <typename Body>
+int attempt(Body && body) noexcept {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        body();
+        return 0;
+    });
 }
