@@ -3,7 +3,7 @@ Compare our C declarations with the headers of a llama.cpp, or write the type st
 
     python -m scripts.sync_cdef                      the headers of the built extension
     python -m scripts.sync_cdef --include DIR ...    other headers: before raising the pin
-    python -m scripts.sync_cdef --write-stub         after changing a cdef or the shim
+    python -m scripts.sync_cdef --write-stub         scripts/bootstrap does it
 
 Exits with 1 if anything is missing, gone or changed. The whole of llama.h, mtmd.h,
 mtmd-helper.h and gguf.h is declared, deprecated functions left out; of the other headers
@@ -118,7 +118,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write-stub", action="store_true")
     args = parser.parse_args(argv)
     if args.write_stub:
-        STUB.write_text(current_stub(), "utf-8")
+        everything = merge(iter((declared(), parse(SHIM))))
+        STUB.write_text(stub(everything), "utf-8")
         return 0
     built = built_include()
     if not args.include and built is None:
@@ -129,11 +130,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     print("\n".join(lines) or "the declarations match the headers")
     return 1 if lines else 0
-
-
-def current_stub() -> str:
-    """The text that `_llama.pyi` should have."""
-    return stub(merge(iter((declared(), parse(SHIM)))))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-The C declarations: the same as the headers, and the stub the same as the declarations.
+The C declarations are the same as the headers.
 """
 
 import runpy
@@ -12,10 +12,8 @@ from scripts.c_declarations import parse
 from scripts.sync_cdef import (
     COMPLETE,
     PARTIAL,
-    STUB,
     built_include,
     compare,
-    current_stub,
     declared,
     headers,
     main,
@@ -221,10 +219,3 @@ def test_shim_header_is_declared_whole():
     assert seen == shim
     assert "plr_step" in shim.functions
     assert "PLR_EXCEPTION" in shim.constants
-
-
-def test_stub_is_current():
-    """
-    The type stub says what the declarations say; `--write-stub` renews it.
-    """
-    assert STUB.read_text("utf-8") == current_stub()
