@@ -13,9 +13,10 @@ from time import thread_time
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.request import Event, Request
+from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Computed, Sampled, StepPlan, StepResult
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits
@@ -61,22 +62,26 @@ def answer(plan: StepPlan) -> StepResult:
     )
 
 
-def step(scheduler: Scheduler) -> list[Event]:
-    """One step; nothing is computed."""
-    plan = scheduler.schedule(0.0)
-    return scheduler.apply(plan, answer(plan), 0.0)
+class Answering(FakeExecutor):
+    """Computes nothing."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return answer(plan)
 
 
 def running_scheduler(n_running: int, n_waiting: int = 0) -> Scheduler:
     """*n_running* sequences decode in as many slots, *n_waiting* more wait."""
     scheduler = make_scheduler(n_running)
     scheduler.add_all([request(i) for i in range(n_running + n_waiting)], 0.0)
+    driver = Driver(
+        scheduler, Answering(scheduler.limits), lambda: 0.0, lambda *_: None
+    )
     for _ in range(N_WARMUP):
-        step(scheduler)
+        driver.step()
     return scheduler
 
 
-class TimedExecutor(FakeExecutor):
+class TimedExecutor(Answering):
     """
     Notes the CPU time of its thread when a step ends and when the next one begins.
 

@@ -37,6 +37,7 @@ from pyllama_raw.core.step import (
     Work,
     Write,
 )
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
@@ -103,6 +104,7 @@ class Player:
 
     def __init__(self, parts: Any, routers: Routers | None = None) -> None:
         self.parts = parts
+        self._driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
         self._routers = routers
         self._scores: dict[int, tuple[Work, Scores]] = {}  # by id of the work
         self.slots: dict[int, list[Work]] = {}
@@ -154,38 +156,47 @@ class Player:
         request_id = next(self._ids)
         prompt = array("i", tokens)
         request = Request(request_id, prompt, max_tokens, sampling=GREEDY, **fields)
-        self.parts.executor.open(request)
-        self.parts.scheduler.add(request, 0.0)
+        self._driver.add([request], 0.0)
         self._alive[request_id] = Played(prompt)
         return request_id
 
     def cancel(self, request_id: int) -> None:
-        self.parts.scheduler.cancel(request_id, 0.0)
+        self._driver.cancel(request_id)
 
     def played(self, request_id: int) -> Played:
         return self._alive[request_id]
 
     def step(self) -> bool:
         """One step; False if there was nothing to do."""
-        scheduler = self.parts.scheduler
-        plan = scheduler.schedule(0.0)
-        events = scheduler.take_events()
-        if plan:
-            self.n_steps += 1
-            # A step begun ahead would replace the logits.
-            result = self.parts.executor.execute(plan._replace(steady=False))
-            self._follow(plan, result)
-            self._end_writes()
-            events += scheduler.apply(plan, result, 0.0)
+        worked = self._driver.step()
+        self.parts.scheduler.check_integrity()
+        return worked
+
+    def open(self, request: Request) -> None:
+        self.parts.executor.open(request)
+
+    def close(self, request_id: int) -> Any:
+        return self.parts.executor.close(request_id)
+
+    def stop(self, request_id: int | None = None) -> None:
+        """Nobody stops a player."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """As the executor of its driver: follows what is done."""
+        self.n_steps += 1
+        # A step begun ahead would replace the logits.
+        result = self.parts.executor.execute(plan._replace(steady=False))
+        self._follow(plan, result)
+        self._end_writes()
+        return result
+
+    def _take(self, events: list[Any], _: bool) -> None:
         for event in events:
             played = self._alive[event.request_id]
             if isinstance(event, Finished):
                 played.end = event
-                self.parts.executor.close(event.request_id)
             else:
                 played.tokens += event.tokens
-        scheduler.check_integrity()
-        return bool(plan)
 
     def _follow(self, plan: StepPlan, result: StepResult) -> None:
         captures = {}

@@ -8,10 +8,8 @@ or with one `Refused`. All of it belongs to the engine thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from pyllama_raw.core.request import Event, Finished, Request
-from pyllama_raw.core.step import Executor
 from pyllama_raw.engine.stream import Refused, Stream
 from pyllama_raw.engine.wakeup import wake
 from pyllama_raw.errors import PyllamaError
@@ -28,11 +26,9 @@ class Delivery:
 
     def __init__(
         self,
-        executor: Executor,
         ended: Callable[[int], None],
         lost: Callable[[object], None],
     ) -> None:
-        self._executor = executor
         self._ended = ended
         self._streams: dict[int, Stream] = {}  # by request_id
         self._lost = lost
@@ -62,13 +58,11 @@ class Delivery:
             stream = streams[event.request_id]
             if type(event) is Finished:
                 del streams[event.request_id]
-                used = self._executor.close(event.request_id)
                 self._ended(event.request_id)
-                stream.events.append(replace(event, sampler=used))
-            else:
+            elif not stream.eager:
                 stream.events.append(event)
-                if not stream.eager:
-                    continue
+                continue
+            stream.events.append(event)
             ready = woken.get(stream.loop)
             if ready is None:
                 woken[stream.loop] = [stream]

@@ -1,5 +1,5 @@
 """
-The engine thread: take commands, plan a step, run it, hand out its events.
+The engine thread: take commands, drive a step, hand out its events.
 
 Rules:
 1. This thread alone touches the scheduler and the executor. Others post commands.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,11 +24,12 @@ from threading import Thread, current_thread
 from typing import TypeVar
 
 from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.request import Event, Finished, FinishReason, Request
+from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.core.step import Captured, Executor, StepPlan
+from pyllama_raw.core.step import Captured, Executor
 from pyllama_raw.engine.delivery import Delivery, refuse
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.mailbox import (
     Call,
     Cancel,
@@ -69,27 +70,30 @@ class EngineThread:
             release: frees what the executor stands on; called once, by the thread, when
                 no step can follow.
         """
-        self.clock = clock
+        self._driver = Driver(scheduler, executor, clock, self._deliver)
         self.stats: SchedulerStats = scheduler.stats()  # exact when a request has ended
         self._told = 0.0  # when stats was taken
-        self._scheduler = scheduler
-        self._executor = executor
         self._release = release
         self._files = files
         if files is not None:
             files.report = self._note_written
         n_slots = scheduler.limits.n_slots
-        self._mailbox = Mailbox(n_slots, admission or Admission(n_slots))
+        self._mailbox = Mailbox(n_slots, admission or Admission(n_slots), clock)
         self._refuses = False  # new requests, because close() was called
         self._close: Close | None = None  # the last one that was obeyed
         self._ended = False
         self._cause: BaseException | None = None
         self._pid = os.getpid()
-        self._delivery = Delivery(executor, self._mailbox.leave, self._lose)
+        self._delivery = Delivery(self._mailbox.leave, self._lose)
         self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
 
     # -- any thread -------------------------------------------------------------
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds, as deadlines count them."""
+        return self._driver.clock
 
     @property
     def alive(self) -> bool:
@@ -140,7 +144,7 @@ class EngineThread:
     def cancel(self, request_id: int) -> None:
         """End a request within the running step; safe to call twice or too late."""
         if self._is_running:
-            self._executor.stop(request_id)
+            self._driver.executor.stop(request_id)
             self._post(Cancel(request_id))
 
     def forget(self, request_id: int) -> None:
@@ -166,7 +170,7 @@ class EngineThread:
             return
         self._refuses = True
         if not drains:
-            self._executor.stop()
+            self._driver.executor.stop()
         self._post(Close(drains))
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -235,14 +239,16 @@ class EngineThread:
                 self._obey(commands[0])
                 commands.popleft()
             if not self._is_done:
-                timeout_s = 0.0 if self._step() else self._idle_s()
+                timeout_s = 0.0 if self._driver.step() else self._idle_s()
         self._end_all()
         self._write_idle()
 
     @property
     def _is_done(self) -> bool:
         close = self._close
-        return close is not None and not (close.drains and self._scheduler.has_work)
+        return close is not None and not (
+            close.drains and self._driver.scheduler.has_work
+        )
 
     def _obey(self, command: Command) -> None:
         """Do what *command* says; whatever it raises is about nothing else."""
@@ -255,7 +261,7 @@ class EngineThread:
                 case Call():
                     _answer(command)
                 case Written(write_id, written):
-                    self._scheduler.end_write(write_id, written)
+                    self._driver.scheduler.end_write(write_id, written)
                 case Close():
                     self._close = command
         except BaseException:  # noqa: BLE001 - it is told in the log
@@ -265,30 +271,22 @@ class EngineThread:
         requests, stream = command.requests, command.stream
         try:
             self._delivery.open(requests, stream)
-            for request in requests:
-                self._executor.open(request)
-            self._scheduler.add_all(requests, command.submitted)
+            self._driver.add(requests, command.submitted)
         except BaseException as error:  # noqa: BLE001 - the reader is told
-            self._withdraw(requests)
+            for request in requests:
+                self._withdraw(request.request_id)
             refuse(stream, _told(error, "the request could not be taken"))
 
-    def _withdraw(self, requests: Iterable[Request]) -> None:
-        """Free what was made for *requests*, which were not taken."""
-        for request in requests:
-            request_id = request.request_id
-            self._delivery.disown([request_id])
-            if self._scheduler.cancel(request_id, self.clock()):
-                continue  # its last event frees the rest
+    def _withdraw(self, request_id: int) -> None:
+        """Free what was made for a request that was not taken."""
+        self._delivery.disown([request_id])
+        if not self._driver.withdraw(request_id):
             self._delivery.forget(request_id)
             self._mailbox.leave(request_id)
-            try:
-                self._executor.close(request_id)
-            except BaseException:  # noqa: BLE001 - it is told in the log
-                _log.exception("request %d left something behind", request_id)
 
     def _cancel(self, request_id: int) -> None:
         try:
-            self._scheduler.cancel(request_id, self.clock())
+            self._driver.cancel(request_id)
         except BaseException as error:
             stream = self._delivery.stream_of(request_id)
             if stream is not None:
@@ -296,50 +294,32 @@ class EngineThread:
                 refuse(stream, _told(error, "the request could not be cancelled"))
             raise
 
-    def _step(self) -> bool:
-        """Plan and run one step; False if there is nothing to do."""
-        scheduler = self._scheduler
-        plan = scheduler.schedule(self.clock())
-        events = scheduler.take_events()
-        if events:
-            self._deliver(events)
-        if plan:
-            self._execute(plan)
-        return bool(plan or events)
-
-    def _execute(self, plan: StepPlan) -> None:
-        """Run *plan* and deliver what it gives."""
-        result = self._executor.execute(plan)
-        self._deliver(self._scheduler.apply(plan, result, self.clock()))
-
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event], ended: bool) -> None:
         """Publish statistics before anyone can read that a request has ended."""
         now = self.clock()
-        if now - self._told >= STATS_S or any(type(e) is Finished for e in events):
-            self.stats, self._told = self._scheduler.stats(), now
+        if ended or now - self._told >= STATS_S:
+            self.stats, self._told = self._driver.scheduler.stats(), now
         self._delivery.deliver(events)
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""
         for request_id in self._delivery.ids_on(loop):
-            self._scheduler.cancel(request_id, self.clock())
+            self._driver.cancel(request_id)
 
     def _idle_s(self) -> float | None:
-        deadline = self._scheduler.next_deadline
+        deadline = self._driver.scheduler.next_deadline
         return None if deadline is None else max(deadline - self.clock(), 1e-3)
 
     def _end_all(self) -> None:
         for request_id in self._delivery.request_ids:
-            self._scheduler.cancel(request_id, self.clock(), FinishReason.CLOSED)
-        self.stats = self._scheduler.stats()
-        self._deliver(self._scheduler.take_events())
+            self._driver.cancel(request_id, FinishReason.CLOSED)
+        self.stats = self._driver.scheduler.stats()
+        self._driver.tell_rest()
 
     def _write_idle(self) -> None:
         """Keep in files what slots hold, one after the other: nobody waits any more."""
         if self._files is not None:
-            for plan in self._scheduler.last_plans():
-                result = self._executor.execute(plan)
-                self._scheduler.apply(plan, result, self.clock())
+            for _ in self._driver.last_steps():
                 self._files.drain()
 
 

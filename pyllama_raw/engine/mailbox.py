@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -75,11 +74,15 @@ class Mailbox:
     Args:
         n_enough: a burst of that many commands is not waited for any longer.
         admission: not touched by anybody else.
+        clock: says when a burst has been waited for long enough.
     """
 
-    def __init__(self, n_enough: int, admission: Admission) -> None:
+    def __init__(
+        self, n_enough: int, admission: Admission, clock: Callable[[], float]
+    ) -> None:
         self._n_enough = n_enough
         self._admission = admission
+        self._clock = clock
         self._entering = Lock()
         self._queue: SimpleQueue[Command] = SimpleQueue()
         self._taken: deque[Command] = deque()
@@ -137,8 +140,8 @@ class Mailbox:
                 yield self._queue.get_nowait()
 
     def _burst(self) -> Iterator[Command]:
-        end = time.monotonic() + BURST_S
-        while time.monotonic() < end:
+        end = self._clock() + BURST_S
+        while self._clock() < end:
             try:
                 yield self._queue.get(timeout=LINGER_S)
             except Empty:

@@ -18,6 +18,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
+from pyllama_raw.engine.driver import Driver
 
 STOP_TOKEN = 2
 
@@ -87,24 +88,51 @@ def score(index: int, tokens: Iterable[int]) -> tuple[TokenLogprobs, ...]:
     return tuple(TokenLogprobs(t, -float(i), ()) for i, t in enumerate(tokens, index))
 
 
+class Answering:
+    """An executor that computes nothing; checks the scheduler's laws on the way."""
+
+    def __init__(
+        self, scheduler: Scheduler, execute: Callable[[StepPlan], StepResult] = answer
+    ) -> None:
+        self.plans: list[StepPlan] = []  # those with works
+        self.now = 0.0  # between a plan and its result half a second passes
+        self._scheduler = scheduler
+        self._execute = execute
+
+    def clock(self) -> float:
+        return self.now
+
+    def open(self, request: Request) -> None: ...
+
+    def close(self, request_id: int) -> None: ...
+
+    def stop(self, request_id: int | None = None) -> None: ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._scheduler.check_integrity()
+        self.now += 0.5
+        if not plan.works:
+            return StepResult()
+        self.plans.append(plan)
+        return self._execute(plan)
+
+
 def run_until_idle(
     scheduler: Scheduler,
     execute: Callable[[StepPlan], StepResult] = answer,
     max_steps: int = 1000,
 ) -> tuple[list[StepPlan], list[Event]]:
     """Step until nothing is left; returns the plans with works and all events."""
-    plans, events = [], []
+    events: list[Event] = []
+    executor = Answering(scheduler, execute)
+    driver = Driver(
+        scheduler, executor, executor.clock, lambda new, _: events.extend(new)
+    )
     for now in range(max_steps):
-        plan = scheduler.schedule(float(now))
-        events += scheduler.take_events()
+        executor.now = float(now)
+        if not driver.step():
+            return executor.plans, events
         scheduler.check_integrity()
-        if not plan:
-            return plans, events
-        result = execute(plan) if plan.works else StepResult()
-        events += scheduler.apply(plan, result, now + 0.5)
-        scheduler.check_integrity()
-        if plan.works:
-            plans.append(plan)
     raise AssertionError("not idle")
 
 

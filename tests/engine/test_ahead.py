@@ -7,8 +7,9 @@ import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.config import ContextConfig, SchedulerConfig
-from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.step import StepPlan
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.engine.parts import StepTimes
 from tests.engine.test_executor import make_prompt
@@ -45,35 +46,33 @@ def play(
         deterministic=deterministic,
     )
     parts = build(tiny_model(name), config)
-    scheduler, executor = parts.scheduler, parts.executor
     rng, visits = Random(seed), Random(seed)  # noqa: S311
     tokens, n_added = {}, 0
+
+    def take(events: list[Event], _: bool) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                assert event.error is None
+            else:
+                tokens[event.request_id] += event.tokens
+
+    execute = parts.executor.execute
+    parts.executor.execute = lambda plan: execute(changed(plan))
+    driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, take)
     try:
-        while n_added < N_ADDED or scheduler.has_work:
-            comes = visits.random() < 0.15 or not scheduler.has_work
+        while n_added < N_ADDED or driver.scheduler.has_work:
+            comes = visits.random() < 0.15 or not driver.scheduler.has_work
             if n_added < N_ADDED and comes:
                 prompt = make_prompt(rng.randrange(3), rng.randrange(1, 50))
                 n_tokens = rng.randrange(1, 40)
-                request = Request(n_added, prompt, n_tokens, sampling=SAMPLED)
-                executor.open(request)
-                scheduler.add(request, 0.0)
                 tokens[n_added] = []
+                driver.add([Request(n_added, prompt, n_tokens, sampling=SAMPLED)], 0.0)
                 n_added += 1
             if visits.random() < 0.05:
-                scheduler.cancel(rng.randrange(n_added), 0.0)
-            plan = scheduler.schedule(0.0)
-            events = scheduler.take_events()
-            if plan:
-                result = executor.execute(changed(plan))
-                events += scheduler.apply(plan, result, 0.0)
-            for event in events:
-                if isinstance(event, Finished):
-                    assert event.error is None
-                    executor.close(event.request_id)
-                else:
-                    tokens[event.request_id] += event.tokens
-            scheduler.check_integrity()
-        return tokens, executor.times
+                driver.cancel(rng.randrange(n_added))
+            driver.step()
+            driver.scheduler.check_integrity()
+        return tokens, parts.executor.times
     finally:
         parts.release()
 

@@ -60,7 +60,7 @@ class Burst:
 
     @property
     def scheduler(self):
-        return self.thread._scheduler
+        return self.thread._driver.scheduler
 
     def submit(self, *request_ids, max_tokens=3):
         stream = PlainStream(self.loop)

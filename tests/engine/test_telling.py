@@ -92,10 +92,10 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
 
     late = PlainStream(loop)
     thread._delivery.open([make_request(1)], late)
-    real, thread._executor.execute = thread._executor.execute, execute
+    real, thread._driver.executor.execute = thread._driver.executor.execute, execute
 
     def install():
-        thread._scheduler = Operations(thread._scheduler)
+        thread._driver.scheduler = Operations(thread._driver.scheduler)
 
     thread.call(install).result(HANG_S)
     thread.call(lambda: None).result(HANG_S)

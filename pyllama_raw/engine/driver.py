@@ -1,0 +1,98 @@
+"""
+An engine without its thread: a scheduler, an executor, and the loop around the two.
+
+The engine thread owns one; tests, benchmarks and simulators drive it themselves. The clock
+may be any that does not go back: it is read before a step is planned and after it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from logging import getLogger
+
+from pyllama_raw.core.request import Event, Finished, FinishReason, Request
+from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.step import Executor, StepPlan
+
+_log = getLogger(__name__)
+
+
+class Driver:
+    """
+    Runs requests, a step at a time, in the thread of its caller.
+
+    Args:
+        tell: called with new events, before a step with those that do not wait for it;
+            and whether one of them is the last of its request.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float],
+        tell: Callable[[list[Event], bool], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self._tell = tell
+
+    def add(self, requests: Iterable[Request], submitted: float) -> None:
+        """Take on *requests*. If that raises anything, withdraw() all of them."""
+        requests = tuple(requests)
+        for request in requests:
+            self.executor.open(request)
+        self.scheduler.add_all(requests, submitted)
+
+    def withdraw(self, request_id: int) -> bool:
+        """Free what add() made; True: that is done by the last event, which comes."""
+        if self.cancel(request_id):
+            return True
+        try:
+            self.executor.close(request_id)
+        except BaseException:  # noqa: BLE001 - it is told in the log
+            _log.exception("request %d left something behind", request_id)
+        return False
+
+    def cancel(
+        self, request_id: int, reason: FinishReason = FinishReason.CANCELLED
+    ) -> bool:
+        """End a request before the next step; False if it has ended already."""
+        return self.scheduler.cancel(request_id, self.clock(), reason)
+
+    def step(self) -> bool:
+        """Plan a step, run it, tell what came of it; False if there was nothing to do."""
+        plan = self.scheduler.schedule(self.clock())
+        told = self.tell_rest()
+        if plan:
+            self._run(plan)
+        return bool(plan) or told
+
+    def tell_rest(self) -> bool:
+        """Tell what does not wait for a step; False if there is nothing."""
+        events = self.scheduler.take_events()
+        if events:
+            self._report(events)
+        return bool(events)
+
+    def last_steps(self) -> Iterator[None]:
+        """Write idle slots to files when no request is left, one step for each item."""
+        for plan in self.scheduler.last_plans():
+            self._run(plan)
+            yield
+
+    def _run(self, plan: StepPlan) -> None:
+        result = self.executor.execute(plan)
+        self._report(self.scheduler.apply(plan, result, self.clock()))
+
+    def _report(self, events: list[Event]) -> None:
+        """Close who has ended, then tell."""
+        ended = [i for i, event in enumerate(events) if type(event) is Finished]
+        for index in ended:
+            end = events[index]
+            assert isinstance(end, Finished)
+            used = self.executor.close(end.request_id)
+            events[index] = replace(end, sampler=used)
+        self._tell(events, bool(ended))
