@@ -160,14 +160,19 @@ class _Process:
         folder = str(Path(__file__).resolve().parents[1])
         given = json.dumps([[str(entry) for entry in sys.path], folder])
         # Isolated: no user's folder or environment variable adds modules. In a session
-        # of its own, because an interrupt from the terminal is not for it.
-        self._popen = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, given],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        # of its own, because an interrupt from the terminal is not for it. Nor is one
+        # that comes before it has that session; the process ignores it later.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._popen = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, given],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def set_up(self, setup: dict[str, Any]) -> None:
         answer = self.ask(setup)

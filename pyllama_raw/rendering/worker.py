@@ -41,6 +41,7 @@ def main() -> None:
 
 def _limit() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for limit, size in (
         (resource.RLIMIT_AS, MAX_MEMORY_BYTES),

@@ -168,6 +168,21 @@ def test_a_crash_ends_one_chat(start):
     assert templates.render(CHAT) == ("a", "m")
 
 
+def test_an_interrupt_at_the_start_is_not_for_it(start, monkeypatch):
+    """
+    Ctrl-C reaches a process that has no session of its own yet; it starts all the same.
+    """
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.send_signal(signal.SIGINT)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Interrupted)
+
+    assert start("{{ messages[0].content }}").render(CHAT) == ("a", "m")
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits by Linux's pidfd")
 def test_a_process_ends_with_its_parent():
     """
