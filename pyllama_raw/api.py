@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import (
-    Awaitable,
-    Callable,
     Iterable,
     Sequence,
 )
@@ -33,10 +31,10 @@ from pyllama_raw.errors import (
     ClosedError,
     DeadlineExceeded,
     InvalidRequest,
-    QueueFull,
     shown,
 )
 from pyllama_raw.loading import Opening, Progress, Report, load
+from pyllama_raw.many import complete_all
 from pyllama_raw.messages import Message
 from pyllama_raw.model import Model, build_on
 from pyllama_raw.options import ChatOptions, RequestOptions
@@ -362,7 +360,7 @@ class AsyncEngine:
         complete = partial(self.complete, params=checked_params(params), **checked)
         admission = self._parts.admission
         n_tasks = min(2 * admission.n_slots, admission.max_requests)
-        return await _gather(complete, checked_prompts(prompts), n_tasks)
+        return await complete_all(complete, checked_prompts(prompts), n_tasks)
 
     async def score(
         self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
@@ -418,66 +416,6 @@ def _build(
 
 def _give_up(made: tuple[EngineParts, PromptEncoder]) -> None:
     made[0].release()
-
-
-async def _gather(
-    complete: Callable[[Prompt], Awaitable[Result]],
-    prompts: Iterable[Prompt],
-    n_tasks: int,
-) -> list[Result]:
-    """Complete *prompts* in order, *n_tasks* at a time; raises the first error bare."""
-    numbered = enumerate(prompts)
-    results: dict[int, Result] = {}
-    errors: list[Exception] = []
-    complete = _Patient(complete)
-
-    async def work() -> None:
-        try:
-            for index, prompt in numbered:
-                results[index] = await complete(prompt)
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-            group.cancel_scope.cancel()
-
-    if isinstance(prompts, list | tuple):
-        n_tasks = min(n_tasks, len(prompts))
-    async with anyio.create_task_group() as group:
-        for _ in range(n_tasks):
-            group.start_soon(work)
-    if errors:
-        raise errors[0]
-    return [results[index] for index in sorted(results)]
-
-
-class _Patient:
-    """Completes prompts; one that finds the queue full waits for another one to end."""
-
-    def __init__(self, complete: Callable[[Prompt], Awaitable[Result]]) -> None:
-        self._complete = complete
-        self._n_trying = 0
-        self._ended = anyio.Event()  # set when one of them ends, then replaced
-
-    async def __call__(self, prompt: Prompt) -> Result:
-        while True:
-            result = await self._try(prompt)
-            if result is not None:
-                return result
-            await self._ended.wait()
-
-    async def _try(self, prompt: Prompt) -> Result | None:
-        """None if the queue was full while others of these were under way."""
-        self._n_trying += 1
-        try:
-            result = await self._complete(prompt)
-        except QueueFull:
-            if self._n_trying == 1:
-                raise  # nothing that we could wait for
-            return None
-        finally:
-            self._n_trying -= 1
-        self._ended.set()
-        self._ended = anyio.Event()
-        return result
 
 
 def _check_whole(results: tuple[Result, ...]) -> None:

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
-    "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "markers", "messages",
+    "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "many", "markers", "messages",
     "model", "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
     "workers",
 }  # fmt: skip
@@ -42,6 +42,7 @@ RULE: dict[str, set[str]] = {
     "loading": set(),
     "model": CONNECTION | {"arguments", "loading", "models"},
     "arguments": {"config", "errors", "frozen", "options", "sampling"},
+    "many": {"errors", "prompt", "results"},
     "workers": set(),
     "preparation": CONNECTION
     | {"arguments", "chat", "generation", "messages", "options", "prompt", "workers"},
