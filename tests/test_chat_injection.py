@@ -12,7 +12,7 @@ from pyllama_raw.prompt import PromptEncoder
 from pyllama_raw.rendering.template import CompiledTemplate
 from tests.markers import MarkerVocab, texts
 
-N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "150"))
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "75"))
 
 # What templates do with a text; X is replaced by another of these.
 OPERATIONS = (

@@ -7,6 +7,7 @@ eviction is read from the cache, and then checked against when entries were used
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -31,6 +32,7 @@ from tests.core.cache_support import toks
 
 MAX_BYTES = 400
 MAX_ENTRIES = 6
+N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "15"))
 RANGE, STATE, EXACT = SnapshotKind
 
 namespaces = st.sampled_from(["a", "b"])
@@ -381,6 +383,6 @@ def test_cache_agrees_with_a_list(kind):
     """
     machine = type(f"{kind.name}Machine", (CacheMachine,), {"kind": kind})
     case = machine.TestCase
-    case.settings = settings(max_examples=40, stateful_step_count=90)
+    case.settings = settings(max_examples=N_EXAMPLES, stateful_step_count=90)
 
     case("runTest").runTest()

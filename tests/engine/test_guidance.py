@@ -51,7 +51,7 @@ def params(seed: int = 0, **constraint) -> SamplingParams:
 
 async def test_finished_outputs_are_valid(engine):
     """
-    Twelve schemas, all at once: what ends by itself is JSON that its schema allows.
+    Eight schemas, all at once: what ends by itself is JSON that its schema allows.
     """
     results = {}
 
@@ -60,11 +60,11 @@ async def test_finished_outputs_are_valid(engine):
         results[name] = await engine.complete(prompt, params(7, json_schema=schema))
 
     async with anyio.create_task_group() as group:
-        for name, schema in SCHEMAS[:12]:
+        for name, schema in SCHEMAS[:8]:
             group.start_soon(run, name, schema)
 
     ended = {n: r for n, r in results.items() if r.finish_reason is FinishReason.STOP}
-    assert len(ended) >= 8
+    assert len(ended) >= 5
     for name, result in ended.items():
         jsonschema.validate(json.loads(result.text), dict(SCHEMAS)[name])
 
@@ -88,10 +88,10 @@ async def test_patterns_are_followed(engine, temperature):
 
 async def test_an_invalid_schema_disturbs_no_other(engine):
     """
-    One of eight is refused before it is queued; the others are what they are alone.
+    One of four is refused before it is queued; the others are what they are alone.
     """
     schema = dict(SCHEMAS)["a colour"]
-    prompts = [f"Colour number {i}: " for i in range(7)]
+    prompts = [f"Colour number {i}: " for i in range(3)]
     alone = [await engine.complete(p, params(3, json_schema=schema)) for p in prompts]
     together = {}
 

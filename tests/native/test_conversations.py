@@ -31,11 +31,11 @@ def make_tokens(seed: int, n_tokens: int) -> array:
 @pytest.mark.parametrize("name", NAMES)
 def test_chats_say_what_they_say_without_a_cache(name, layout):
     """
-    12 random chats with branches and cancelled turns, five at a time over three slots
+    8 random chats with branches and cancelled turns, five at a time over three slots
     with too little memory: the tokens of runs alone without a cache, and the logits of
     the same chunks in an empty context.
     """
-    report = converse(tiny_model(name), 12, 7, TOLERANCE, **LAYOUTS[layout])
+    report = converse(tiny_model(name), 8, 7, TOLERANCE, **LAYOUTS[layout])
 
     assert report.n_wrong == 0
     assert report.worst_same_chunks <= TOLERANCE
