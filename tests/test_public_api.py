@@ -5,6 +5,7 @@ import importlib.metadata
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_every_public_name_exists():
 
     assert len(set(names)) == len(names)
     assert all(hasattr(pyllama_raw, name) for name in names)
+
+
+def test_every_public_name_is_what_checkers_take_it_for():
+    """
+    A name that is imported later comes from the module that the imports for types name.
+    """
+    tree = ast.parse(Path(pyllama_raw.__file__).read_text())
+    (typing,) = (node for node in tree.body if isinstance(node, ast.If))
+    later = {alias.name: node.module for node in typing.body for alias in node.names}
+
+    found = {name: getattr(pyllama_raw, name) for name in later}
+
+    assert found == {
+        name: getattr(import_module(module), name) for name, module in later.items()
+    }
 
 
 def test_the_version_is_that_of_the_installation():

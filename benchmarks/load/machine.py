@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from pyllama_raw.bench.machine import busy_s
+from pyllama_raw.bench.host import busy_s
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,11 +21,11 @@ class OthersCpu:
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._busy_s, self._own_s = busy_s(), _own_s()
+        self._busy_s, self._own_s = busy_s() or 0.0, _own_s()
 
     def n_cpus(self) -> float:
         """CPUs that others kept busy on average; children must have ended."""
-        others_s = busy_s() - self._busy_s - (_own_s() - self._own_s)
+        others_s = (busy_s() or 0.0) - self._busy_s - (_own_s() - self._own_s)
         return max(others_s, 0.0) / max(time.monotonic() - self._started, 1e-3)
 
 

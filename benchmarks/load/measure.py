@@ -22,9 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pyllama_raw.bench.figures import median_ratio, percentile
-from pyllama_raw.bench.machine import MAX_OTHERS, machine
+from pyllama_raw.bench.figures import median_ratio
+from pyllama_raw.bench.host import MAX_OTHERS
+from pyllama_raw.bench.machine import machine
 from pyllama_raw.bench.table import table
+from pyllama_raw.results import percentile
 
 from .machine import OthersCpu
 

@@ -15,8 +15,8 @@ from typing import Self
 import anyio
 
 from pyllama_raw.bench.call import Call, CallFailed, Prompt, Record, Target, attempt
-from pyllama_raw.bench.figures import percentile
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.results import percentile
 
 
 @dataclass(frozen=True, slots=True)

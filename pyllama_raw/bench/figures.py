@@ -1,8 +1,8 @@
 """
-From times to figures.
+Figures of one run: latencies, peaks, and the limits of goodput.
 
 A percentile is a value that occurred: the smallest one that so many per cent do not
-exceed. Of nothing every figure is None, never 0.
+exceed. Without values a figure is None, never 0.
 """
 
 from __future__ import annotations
@@ -14,19 +14,12 @@ from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.results import percentile
 
 if TYPE_CHECKING:
     from pyllama_raw.bench.call import Record
 
 PERCENTILES = (90, 99)
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1]
 
 
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Above a table: what was measured, with what, where, and by which command."""
+"""The lines above a table: what was measured, with what, where, by which command."""
 
 from __future__ import annotations
 

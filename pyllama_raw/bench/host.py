@@ -1,4 +1,8 @@
-"""What else runs on this machine, by the standard library alone: `tune` has no extra."""
+"""
+How busy other processes keep this machine.
+
+The standard library suffices, because `tune` needs no extra.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """
-Lines of HTTP/1.1 answers as they come, for little CPU time.
+An HTTP/1.1 client that takes little CPU time and hands out lines as they come.
 
-What a client takes for each event, a server on the same machine lacks. Clients for all
-purposes wake a task for every part of an answer, which costs more than everything else
-that is done with it; here the parser, httptools, calls back. For that there are no
-redirects and no compressed bodies. Each request has a connection of its own, since servers
-drop idle ones.
+A client takes its CPU time from a server on the same machine. General clients wake a task
+for every part of an answer, which costs more than all that is done with the part; here
+the parser, httptools, calls back. This client knows no redirects and no compressed bodies.
+Each request has a connection of its own, because servers drop idle ones.
 """
 
 from __future__ import annotations

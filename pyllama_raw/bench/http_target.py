@@ -1,9 +1,9 @@
 """
-Servers, by streaming HTTP: OpenAI's completions, and llama-server's own protocol.
+Servers over streaming HTTP: OpenAI's completions, and llama-server's own protocol.
 
-What comes is noted with its time, and read when the answer is whole: beside libllama,
-which leaves nothing of other programs in the caches, to read events one by one takes a
-server on the same machine a multiple of that CPU time.
+A line of an answer is noted with its time and read when the answer is whole. libllama
+leaves nothing of other programs in the caches, so reading each event at once would take
+several times as much CPU time from a server on the same machine.
 """
 
 from __future__ import annotations

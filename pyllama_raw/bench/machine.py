@@ -1,4 +1,4 @@
-"""The machine under the figures: what it is, what else runs on it, what a process uses."""
+"""The machine that figures are taken on, and what a process uses of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from pyllama_raw import __version__
-from pyllama_raw.bench.host import MAX_OTHERS, cpu_name
+from pyllama_raw.bench.host import busy_s, cpu_name
 from pyllama_raw.errors import LibraryNotBuilt
 
 PACKAGE = Path(__file__).resolve().parent
-__all__ = ["MAX_OTHERS", "Use", "busy_s", "machine", "watching"]
-
 LOOK_S = 0.1  # between two looks at the memory of a process
 
 
@@ -32,7 +30,7 @@ class Use:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
-    others_cpus: float = 0.0  # CPUs kept busy by others than it and this process
+    others_cpus: float | None = None  # kept busy by others than it and this process
 
 
 @contextmanager
@@ -53,26 +51,28 @@ def watching(pid: int | None) -> Iterator[Use]:
     if watched is not None:
         use.peak_rss_bytes = _rss_bytes(watched)
     thread = threading.Thread(target=look, name="bench-watch", daemon=True)
-    before = _times(watched)
+    before, was_busy_s = _times(watched), busy_s()
     thread.start()
     try:
         yield use
     finally:
-        use.wall_s, use.cpu_s, busy_s, own_s = (
+        use.wall_s, use.cpu_s, own_s = (
             b - a for a, b in zip(before, _times(watched), strict=True)
         )
+        now_busy_s = busy_s()
         done.set()
         thread.join()
-        beside_s = 0.0 if pid == os.getpid() else own_s
-        others_s = max(busy_s - use.cpu_s - beside_s, 0.0)
-        use.others_cpus = others_s / max(use.wall_s, 1e-3)
+        if was_busy_s is not None and now_busy_s is not None:
+            beside_s = 0.0 if pid == os.getpid() else own_s
+            others_s = now_busy_s - was_busy_s - use.cpu_s - beside_s
+            use.others_cpus = max(others_s, 0.0) / max(use.wall_s, 1e-3)
 
 
-def _times(watched: psutil.Process | None) -> tuple[float, float, float, float]:
-    """Wall, CPU time of the watched, of the machine, of this process."""
+def _times(watched: psutil.Process | None) -> tuple[float, float, float]:
+    """Wall, CPU time of the watched, of this process."""
     own_s = _cpu_s(psutil.Process())
     watched_s = 0.0 if watched is None else _cpu_s(watched)
-    return time.monotonic(), watched_s, busy_s(), own_s
+    return time.monotonic(), watched_s, own_s
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:
@@ -99,14 +99,6 @@ def _cpu_s(process: psutil.Process) -> float:
             times = member.cpu_times()
             total += times.user + times.system
     return total
-
-
-def busy_s() -> float:
-    """CPU time of the whole machine that was not idle."""
-    times = psutil.cpu_times()
-    idle_s = times.idle + getattr(times, "iowait", 0.0)
-    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return float(sum(times) - idle_s - guests_s)  # guests are in user and nice, too
 
 
 def machine() -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,15 @@ STYLE: Any = {
 }
 BUSY = "others used the CPUs"
 MAX_DOTS = 20_000  # of a scatter plot
+BY_RATE = {
+    "median_ttft_ms": "TTFT, median (ms)",
+    "p99_ttft_ms": "TTFT, p99 (ms)",
+    "median_tpot_ms": "TPOT, median (ms)",
+}
+BY_CLIENTS = {
+    "output_throughput": "output tokens a second",
+    "p99_ttft_ms": "TTFT, p99 (ms)",
+}
 
 Draw = Callable[[Sequence[Result]], Figure | None]
 
@@ -32,8 +41,8 @@ Draw = Callable[[Sequence[Result]], Figure | None]
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
     """The plots that *results* have values for, by file name."""
     draws: dict[str, Draw] = {
-        "latency-by-rate": latency_by_rate,
-        "throughput-by-clients": throughput_by_clients,
+        "latency-by-rate": _over("request_rate", "calls a second", BY_RATE),
+        "throughput-by-clients": _over("max_concurrency", "clients", BY_CLIENTS),
         "itl-timeline": itl_timeline,
         "latency-cdf": latency_cdf,
     }
@@ -58,32 +67,20 @@ def _save(figure: Figure, path: Path, **options: Any) -> None:
     part.replace(path)
 
 
-def latency_by_rate(results: Sequence[Result]) -> Figure | None:
-    """Open loop: TTFT and TPOT over calls a second."""
-    sent = [r for r in results if isinstance(r["request_rate"], int | float)]
-    if not sent:
-        return None
-    figure, axes = _canvas(3)
-    _against(axes[0], sent, "request_rate", "median_ttft_ms", "TTFT, median (ms)")
-    _against(axes[1], sent, "request_rate", "p99_ttft_ms", "TTFT, p99 (ms)")
-    _against(axes[2], sent, "request_rate", "median_tpot_ms", "TPOT, median (ms)")
-    for ax in axes:
-        ax.set_xlabel("calls a second")
-    return _with_legend(figure)
+def _over(x_key: str, x_label: str, labels: dict[str, str]) -> Draw:
+    """What draws each key of *labels* over *x_key*, side by side."""
 
+    def draw(results: Sequence[Result]) -> Figure | None:
+        sent = [run for run in results if isinstance(run[x_key], int | float)]
+        if not sent:
+            return None
+        figure, axes = _canvas(len(labels), width=10.8 / len(labels))
+        for ax, (y_key, label) in zip(axes, labels.items(), strict=True):
+            _against(ax, sent, x_key, y_key, label)
+            ax.set_xlabel(x_label)
+        return _with_legend(figure)
 
-def throughput_by_clients(results: Sequence[Result]) -> Figure | None:
-    """Closed loop: tokens a second, and what a call waits, over clients."""
-    sent = [r for r in results if r["max_concurrency"] is not None]
-    if not sent:
-        return None
-    figure, axes = _canvas(2, width=5.4)
-    key, label = "output_throughput", "output tokens a second"
-    _against(axes[0], sent, "max_concurrency", key, label)
-    _against(axes[1], sent, "max_concurrency", "p99_ttft_ms", "TTFT, p99 (ms)")
-    for ax in axes:
-        ax.set_xlabel("clients")
-    return _with_legend(figure)
+    return draw
 
 
 def _against(
@@ -92,7 +89,7 @@ def _against(
     """A line for each target: medians of rounds, from the smallest to the largest."""
     known = [result for result in results if result[y_key] is not None]
     values = sorted({result[x_key] for result in known})
-    names = short_names(result["target"] for result in results)
+    names = _names(results)
     for index, (target, name) in enumerate(names.items()):
         points: dict[int, list[Result]] = {}
         for result in known:
@@ -114,36 +111,32 @@ def _line(ax: Axes, points: dict[float, list[Result]], y_key: str, name: str) ->
     below = [y - min(values) for y, values in zip(ys, ranges, strict=True)]
     above = [max(values) - y for y, values in zip(ys, ranges, strict=True)]
     ax.errorbar(xs, ys, yerr=[below, above], marker="o", ms=4, capsize=3, label=name)
-    busy = [
-        (x, run[y_key]) for x in xs for run in points[x] if most_busy([run]) is not None
-    ]
+    busy = [(x, run[y_key]) for x in xs for run in points[x] if most_busy([run])]
     if busy:
-        busy_xs, busy_ys = zip(*busy, strict=True)
-        ax.scatter(busy_xs, busy_ys, marker="x", color="#a00", zorder=3, label=BUSY)
+        ax.scatter(
+            *zip(*busy, strict=True), marker="x", color="#a00", zorder=3, label=BUSY
+        )
 
 
 def itl_timeline(results: Sequence[Result]) -> Figure | None:
     """Every gap at the moment it ended, in one round: stalls stand out."""
-    last = [(target, result) for target, result in _last_point(results)]
+    last = _last_point(results)
     figure, axes = _canvas(1, n_rows=len(last), width=10.8, height=1.9)
-    names = short_names(target for target, _ in last)
     n_dots = 0
-    colours = {target: f"C{i}" for i, target in enumerate(_targets(results))}
-    for ax, (target, result) in zip(axes, last, strict=True):
+    colours = {name: f"C{i}" for i, name in enumerate(_names(results).values())}
+    for ax, (name, (result, *_)) in zip(axes, last.items(), strict=True):
         times, gaps = [], []
         for start, ttft, itl in zip(
             result["start_times"], result["ttfts"], result["itls"], strict=True
         ):
             if itl:
-                first, *ends = accumulate([start + ttft, *itl])
-                del first
-                times += ends
+                times += list(accumulate([start + ttft, *itl]))[1:]
                 gaps += [gap * 1e3 for gap in itl]
         ax.scatter(
-            times[:MAX_DOTS], gaps[:MAX_DOTS], s=4, alpha=0.6, color=colours[target]
+            times[:MAX_DOTS], gaps[:MAX_DOTS], s=4, alpha=0.6, color=colours[name]
         )
         busy = f" ({BUSY})" if most_busy([result]) is not None else ""
-        ax.set_title(f"{names[target]}{busy}", loc="left", fontsize="medium")
+        ax.set_title(f"{name}{busy}", loc="left", fontsize="medium")
         ax.set_ylabel("gap (ms)")
         ax.set_yscale("log")
         n_dots += len(gaps)
@@ -160,11 +153,8 @@ def itl_timeline(results: Sequence[Result]) -> Figure | None:
 def latency_cdf(results: Sequence[Result]) -> Figure | None:
     """Share of calls (of gaps) that took at most so long, all rounds of one point."""
     figure, axes = _canvas(3)
-    names = short_names(_targets(results))
     n_values = 0
-    for (point, target), runs in groups(results).items():
-        if point != _points(results)[-1]:
-            continue
+    for name, runs in _last_point(results).items():
         calls = [value for run in runs for value in run["ttfts"]]
         whole = [value for run in runs for value in run["latencies"]]
         gaps = [gap for run in runs for itl in run["itls"] for gap in itl or ()]
@@ -172,7 +162,7 @@ def latency_cdf(results: Sequence[Result]) -> Figure | None:
             known = sorted(value * 1e3 for value in values if value is not None)
             n_values += len(known)
             shares = [i / len(known) for i in range(len(known) + 1)]
-            ax.step([*known[:1], *known], shares, where="post", label=names[target])
+            ax.step([*known[:1], *known], shares, where="post", label=name)
     for ax, label in zip(axes, ("TTFT", "ITL", "E2EL"), strict=True):
         ax.set_xlabel(f"{label} (ms)")
         ax.set_ylim(0, 1)
@@ -183,19 +173,15 @@ def latency_cdf(results: Sequence[Result]) -> Figure | None:
     return _with_legend(figure) if n_values else None
 
 
-def _last_point(results: Sequence[Result]) -> Iterable[tuple[str, Result]]:
-    """The first round of each target at the last point."""
-    for (point, target), runs in groups(results).items():
-        if point == _points(results)[-1]:
-            yield target, runs[0]
+def _last_point(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The rounds of each target, by its short name, at the last point."""
+    names, found = _names(results), groups(results)
+    last = list(dict.fromkeys(point for point, _ in found))[-1]
+    return {names[target]: runs for (p, target), runs in found.items() if p == last}
 
 
-def _points(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(point for point, _ in groups(results)))
-
-
-def _targets(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(result["target"] for result in results))
+def _names(results: Sequence[Result]) -> dict[str, str]:
+    return short_names(result["target"] for result in results)
 
 
 def _canvas(

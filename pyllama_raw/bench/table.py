@@ -20,13 +20,6 @@ from pyllama_raw.bench.result import Result
 from pyllama_raw.errors import ConfigError
 
 # Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
-MAIN = {
-    "tok/s": "output_throughput",
-    "TTFT p50": "median_ttft_ms",
-    "TTFT p99": "p99_ttft_ms",
-    "ITL p99": "p99_itl_ms",
-    "ITL max": "max_itl_ms",
-}
 WIDE = {
     "tok/s": "output_throughput",
     "all tok/s": "total_token_throughput",
@@ -44,6 +37,7 @@ WIDE = {
     "CPU s": "cpu_s",
     "others CPUs": "others_cpus",
 }
+MAIN = ("tok/s", "TTFT p50", "TTFT p99", "ITL p99", "ITL max")
 FACTORS = {"peak_rss_bytes": 2.0**-20}  # to the unit of the heading
 LOADS = ("clients", "calls/s", "sent")
 RATIO = "output_throughput"
@@ -102,7 +96,8 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
     lines: list[Row] = []
     for (point, target), runs in found.items():
         line: dict[str, object] = {"target": names[target], **_load(runs[0], point)}
-        for heading, key in (WIDE if wide else MAIN).items():
+        for heading in WIDE if wide else MAIN:
+            key = WIDE[heading]
             value = middle(runs, key)
             if value is not None:
                 line[heading] = value * FACTORS.get(key, 1.0)
@@ -163,10 +158,8 @@ def failures(results: Sequence[Result]) -> list[str]:
         reasons = Counter(
             error for run in runs for error in run.get("errors", ()) if error
         )
-        n_failed, n_calls = (
-            reasons.total(),
-            sum(len(run.get("errors", ())) for run in runs),
-        )
+        n_failed = reasons.total()
+        n_calls = sum(len(run.get("errors", ())) for run in runs)
         for reason, count in reasons.most_common(MAX_REASONS):
             lines.append(f"{where}: {count} of {n_calls}: {reason}")
             n_failed -= count

@@ -1,7 +1,9 @@
 """
-Seeded text. What is drawn depends on the seed alone, so each round can have new text that
-no cache has seen, and all targets get the same. Seeds become text first: Random(-1) would
-draw what Random(1) draws.
+Seeded text.
+
+Text depends on the seed alone. Each round can therefore have new text that no cache has
+seen, and all targets get the same. A seed becomes text first, because Random(-1) would draw
+what Random(1) draws.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
 """
-Workloads by name. Each is a function of its shape and its seed: the calls and nothing
-else. The loop that sends them, and when, is chosen apart; a workload only says what is
-usual for it.
+Workloads by name.
+
+A workload makes calls from a shape and a seed. How the calls are sent, and when, is chosen
+apart; a workload only says what is usual for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
 from pyllama_raw.bench.call import Call
-from pyllama_raw.bench.shape import Shape, Sizes
+from pyllama_raw.bench.shape import Shape
 from pyllama_raw.bench.writer import Writer
 
 SHAREGPT_SIGMA = 1.0  # of the logarithm of lengths
 SHAREGPT_MOST = 1024  # tokens, of prompts and of outputs
 
 
-Build = Callable[[Sizes, Writer, Random], list[Call]]
+Build = Callable[[Shape, Writer, Random], list[Call]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +30,13 @@ class Workload:
     name: str
     about: str
     shape: Shape
-    build: Build
+    calls: Build  # in the order they are sent
     clients: int | None = 8  # closed loop; None: open
     rate: float = 1.0  # open loop: calls a second
     burstiness: float = 1.0  # open loop
 
-    def calls(self, shape: Shape, writer: Writer, rng: Random) -> list[Call]:
-        """The calls of *shape*, in the order they are sent."""
-        return self.build(Sizes(shape), writer, rng)
 
-
-def offline(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def offline(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Prompts of one length."""
     return [
         Call(writer.prompt(rng, shape.prompt_tokens), shape.output_tokens)
@@ -47,24 +44,24 @@ def offline(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
     ]
 
 
-def shared_prefix(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def shared_prefix(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Ends of their own behind one prefix."""
     return _behind(_prefixes(1, shape, writer, rng), shape, writer, rng)
 
 
-def prefix_groups(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def prefix_groups(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Prefixes that are used equally often, in random order."""
     calls = _behind(_prefixes(shape.groups, shape, writer, rng), shape, writer, rng)
     rng.shuffle(calls)
     return calls
 
 
-def _prefixes(count: int, shape: Sizes, writer: Writer, rng: Random) -> list[list[int]]:
+def _prefixes(count: int, shape: Shape, writer: Writer, rng: Random) -> list[list[int]]:
     return [writer.tokens(rng, shape.prefix_tokens) for _ in range(count)]
 
 
 def _behind(
-    prefixes: list[list[int]], shape: Sizes, writer: Writer, rng: Random
+    prefixes: list[list[int]], shape: Shape, writer: Writer, rng: Random
 ) -> list[Call]:
     calls = []
     for index in range(shape.requests):
@@ -74,7 +71,7 @@ def _behind(
     return calls
 
 
-def multi_turn(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def multi_turn(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Chats whose turns come in random order, each after the one before it."""
     order = [chat for chat in range(shape.requests) for _ in range(shape.turns)]
     rng.shuffle(order)
@@ -92,7 +89,7 @@ def multi_turn(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
     return calls
 
 
-def sharegpt(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def sharegpt(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Log-normal lengths, prompts and outputs independent of each other."""
 
     def length(middle: int) -> int:
@@ -107,7 +104,7 @@ def sharegpt(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
     ]
 
 
-def interference(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def interference(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Short prompts, and a long one after every so many."""
     calls = []
     for index in range(shape.requests):
@@ -119,7 +116,7 @@ def interference(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
     return calls
 
 
-def cancel_storm(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
+def cancel_storm(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Prompts of one length; some clients leave in the first half of their output."""
     calls = []
     for call in offline(shape, writer, rng):
@@ -131,12 +128,9 @@ def cancel_storm(shape: Sizes, writer: Writer, rng: Random) -> list[Call]:
     return calls
 
 
-def _named(workloads: Iterable[Workload]) -> dict[str, Workload]:
-    return {workload.name: workload for workload in workloads}
-
-
-WORKLOADS = _named(
-    (
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
         Workload(
             "offline",
             "prompts of one length, all wanted as soon as possible",
@@ -213,4 +207,4 @@ WORKLOADS = _named(
             cancel_storm,
         ),
     )
-)
+}

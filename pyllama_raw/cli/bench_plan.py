@@ -23,7 +23,7 @@ def bench_config(options: Namespace) -> EngineConfig:
     if options.workload == "memory-pressure" and options.n_ctx is None:
         shape = WORKLOADS[options.workload].shape.changed(given(options, SHAPE))
         n_slots = options.n_slots or EngineConfig().scheduler.n_slots
-        n_tokens = (shape.prompt_tokens or 0) + (shape.output_tokens or 0)
+        n_tokens = shape.prompt_tokens + shape.output_tokens
         options.n_ctx = max(n_slots * n_tokens // 2, n_tokens + 1)
     return engine_config(options)
 

@@ -1,4 +1,4 @@
-"""Flags of the engine, and what they make; one not given leaves config.py's default."""
+"""Flags of the engine, and the configuration that they make."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
-Help of flags that stand for an option: the description of the option, and its default.
+Help of a flag that stands for an option: the description of the option, and its default.
 
-A description may end with what None means, as "None: all."; a flag shows that as its
-default. Nobody has to turn a switch off, so one that is off shows none.
+A description may end with the meaning of None, as "None: all."; a flag shows that as its
+default. A switch that is off shows no default, because nobody has to turn it off.
 """
 
 from __future__ import annotations

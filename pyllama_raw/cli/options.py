@@ -1,4 +1,4 @@
-"""Flags of the commands; a flag that is not given leaves the default of config.py."""
+"""Flags of the commands; without a flag the default of config.py holds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count, positive
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
 from pyllama_raw.config import SchedulerConfig
+from pyllama_raw.native.quantize import FILE_TYPES
 
 CHAT_CTX = 8192  # cells; a model that knows less uses less
 CHAT_TOKENS = 1024  # of an answer
 MODEL_HELP = (
     "a GGUF file, or hf:OWNER/REPO/FILE; without it a small model is fetched once"
-)
-FILE_TYPES = (
-    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "f16"),
-    "bf16",
 )
 
 

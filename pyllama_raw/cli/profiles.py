@@ -1,4 +1,4 @@
-"""What a person should know of a profile that is used: where it does not fit."""
+"""Where a profile does not fit the model or the machine that it is used with."""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from math import ceil
 from typing import Any
 
 from pyllama_raw.cli.views import Outcome
-from pyllama_raw.results import EngineStats
+from pyllama_raw.results import EngineStats, percentile
 
 
 def summarize(
@@ -53,12 +52,6 @@ def _host_s_per_step(wall_s: float, stats: EngineStats) -> float | None:
 
 
 def _spread(values: Iterable[float]) -> dict[str, float | None]:
-    """Nearest-rank percentiles: the smallest value that p percent do not exceed."""
-    ordered = sorted(values)
+    known = list(values)
     ranks = {"p50": 50, "p99": 99, "max": 100}
-    if not ordered:
-        return dict.fromkeys(ranks)
-    return {
-        name: ordered[ceil(len(ordered) * percent / 100) - 1]
-        for name, percent in ranks.items()
-    }
+    return {name: percentile(known, p) if known else None for name, p in ranks.items()}

@@ -90,7 +90,7 @@ class Batch:
         return self.n_rows == self.n_tokens
 
     def keep_rows(self) -> None:
-        """After a step that has left the next token of each row in place of all."""
+        """The step has replaced the batch by the next token of each row: count those."""
         if not self.is_rows_only:
             n_rows = self.n_tokens = self.n_outputs = self.n_rows
             self.rows[:n_rows] = array("i", range(n_rows))

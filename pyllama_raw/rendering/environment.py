@@ -1,9 +1,9 @@
 """
 The Jinja that templates are written for, printing Text that knows its origin.
 
-The settings are those of the Transformers library, in Jinja's sandbox. Constants of the
-template become Text when it is compiled. What puts text together keeps the origins: here
-where Jinja would lose them, else in Text.
+The settings are those of the Transformers library, in Jinja's sandbox. Constants of a
+template become Text when it is compiled. Operations that put text together keep the
+origins: here where Jinja would lose them, otherwise in Text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """
-What a template's process and ours tell each other: JSON behind its length.
+Messages between our process and that of a template: JSON after its length.
 
-The process runs a stranger's program, so nothing is read here that could do more than
-make values.
+The other process runs a stranger's program. JSON is read because it can only make values.
 """
 
 from __future__ import annotations

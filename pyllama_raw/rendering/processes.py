@@ -1,9 +1,9 @@
 """
 The processes that run one chat template, started when they are needed and kept.
 
-A process is a new Python, never a fork: forks of a process with threads can hang. It
-gets our search path, reads neither the environment nor `__main__`, and imports Jinja and
-this package's folder only.
+A process is a new Python and never a fork, because a fork of a process with threads can
+hang. It gets our search path, reads neither the environment nor `__main__`, and imports
+only Jinja and this package's folder.
 """
 
 from __future__ import annotations

@@ -9,10 +9,25 @@ follow makes a plain `str`, which counts as DOUBT: nothing becomes TEMPLATE by o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, SupportsIndex
 
 MESSAGE, TEMPLATE, DOUBT = b"m", b"t", b"d"
+
+
+def _respelled(method: Callable[[str], str]) -> Callable[[Text], Text]:
+    """*method* of str, which writes letters otherwise, with origins."""
+
+    def respelled(self: Text) -> Text:
+        # No letter becomes nothing, so texts of one length match letter by letter.
+        text = method(self)
+        return (
+            Text(text, self._origin)
+            if len(text) == len(self)
+            else derived(text, (self,))
+        )
+
+    return respelled
 
 
 class Text(str):
@@ -80,14 +95,12 @@ class Text(str):
         return self._located(str.splitlines(self, keepends), 0)
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._located(list(str.partition(self, sep)), 0)
-        return first, middle, last
+        return tuple(self._located(str.partition(self, sep), 0))  # type: ignore[return-value]
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._located(list(str.rpartition(self, sep)), 0)
-        return first, middle, last
+        return tuple(self._located(str.rpartition(self, sep), 0))  # type: ignore[return-value]
 
-    def _located(self, parts: list[str], gap: int) -> list[str]:
+    def _located(self, parts: Iterable[str], gap: int) -> list[str]:
         """*parts* with their origins: in order, with *gap* or white space between."""
         found: list[str] = []
         at = 0
@@ -116,29 +129,12 @@ class Text(str):
 
     # -- other letters ----------------------------------------------------------
 
-    def lower(self) -> Text:
-        return self._respelled(str.lower(self))
-
-    def upper(self) -> Text:
-        return self._respelled(str.upper(self))
-
-    def title(self) -> Text:
-        return self._respelled(str.title(self))
-
-    def capitalize(self) -> Text:
-        return self._respelled(str.capitalize(self))
-
-    def swapcase(self) -> Text:
-        return self._respelled(str.swapcase(self))
-
-    def casefold(self) -> Text:
-        return self._respelled(str.casefold(self))
-
-    def _respelled(self, text: str) -> Text:
-        """No letter becomes nothing, so texts of one length match letter by letter."""
-        if len(text) == len(self):
-            return Text(text, self._origin)
-        return derived(text, (self,))
+    lower = _respelled(str.lower)
+    upper = _respelled(str.upper)
+    title = _respelled(str.title)
+    capitalize = _respelled(str.capitalize)
+    swapcase = _respelled(str.swapcase)
+    casefold = _respelled(str.casefold)
 
 
 def of(value: str) -> Text:

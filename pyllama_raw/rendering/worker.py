@@ -1,9 +1,10 @@
 """
 A process that compiles one chat template and renders messages with it.
 
-The system ends it when a template computes for too long, and refuses it memory: a single
-operation in C can take hours or all of the machine, and no check in Python would run
-meanwhile. It ends when whoever asks it is gone, because its input then ends.
+The system ends the process when a template computes for too long, and limits its memory,
+because a single operation in C can take hours or all of the machine, and no check in Python
+would run meanwhile. The process also ends with the one that asks it, because its input then
+ends.
 """
 
 from __future__ import annotations

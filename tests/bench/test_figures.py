@@ -10,11 +10,11 @@ from pyllama_raw.bench.figures import (
     Limits,
     peak_concurrency,
     peak_tok_per_s,
-    percentile,
     summary_ms,
 )
 from pyllama_raw.bench.result import result_of
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.results import percentile
 from tests.bench.support import make_record, make_run
 
 
