@@ -7,9 +7,7 @@ ours is an `assert`. The constructor builds the message; numbers are attributes.
 Cancellation is no error: it is a `FinishReason`.
 
 Errors travel: pickle and copy keep the message and every attribute. The cause stays behind,
-because it may be anything.
-
-Four attributes of each class tell a service what to do:
+because it may be anything. Four attributes of each class tell a service what to do:
 
 - `code` is a word for logs and clients. It never changes.
 - `is_retryable`: the same call may succeed later on the same engine.
@@ -20,19 +18,7 @@ Four attributes of each class tell a service what to do:
   The deadline of a stream is no error but `FinishReason.DEADLINE`: 504 if no token came
   before it.
 
-| classes                                    | at fault   | HTTP | retryable | counts |
-|--------------------------------------------|------------|------|-----------|--------|
-| RequestError and its classes but three     | the client | 400  | no        | no     |
-| PromptTooLong                              | the client | 413  | no        | no     |
-| QueueFull                                  | the load   | 503  | yes       | no     |
-| DeadlineExceeded                           | the load   | 504  | yes       | no     |
-| ClosedError                                | nobody     | 503  | no        | no     |
-| ConfigError, ModelNotFound                 | the owner  | 500  | no        | no     |
-| LibraryNotBuilt, NativeError, its classes  | the machine| 500  | no        | yes    |
-| but DecodeAborted, DecodeFailed, SnapshotFailed | the machine | 500 | yes    | yes    |
-| EngineFault                                | we         | 500  | yes       | yes    |
-| EngineStalled                              | the limits | 503  | yes       | yes    |
-| EngineStopped                              | the machine| 503  | no        | yes    |
+docs/errors.md lists the classes with these attributes; a test compares it.
 """
 
 from __future__ import annotations

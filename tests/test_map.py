@@ -38,13 +38,18 @@ def first_sentence(path: Path) -> str:
 
 def lines_of(folder: Path, names: list[Path]) -> Iterator[str]:
     """A heading, then the files; a .cpp without a sentence stands beside its header."""
-    yield f"\n### `{folder.relative_to(ROOT)}`\n"
+    yield f"\n### {folder.relative_to(ROOT)}\n"
     for path in sorted(names):
-        shown, code = f"`{path.name}`", path.with_suffix(".cpp")
+        shown, code = _link(path), path.with_suffix(".cpp")
         if path.suffix == ".h" and code in names and not first_sentence(code):
-            shown += f", `{code.name}`"
+            shown += f", {_link(code)}"
         if words := first_sentence(path):
             yield f"- {shown}: {words}"
+
+
+def _link(path: Path) -> str:
+    name = path.name.replace("__", r"\_\_")
+    return f"[{name}]({path.relative_to(ROOT)})"
 
 
 def written_map() -> str:
