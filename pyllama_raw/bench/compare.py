@@ -135,7 +135,7 @@ def judge(
     """Rule 2; what has one value in all rounds of both needs no rounds."""
     if len({*a, *b}) == 1:
         return "equal"
-    if _least_chance(len(a), len(b)) > MAX_CHANCE:
+    if 2 / comb(len(a) + len(b), len(a)) > MAX_CHANCE:  # that of complete separation
         return "too few rounds"
     difference = median(b) - median(a)
     if chance > MAX_CHANCE or abs(difference) <= threshold * abs(median(a)):
@@ -165,11 +165,6 @@ def _ways(n: int, m: int) -> list[int]:
         for u in range(i, n * m + 1):
             ways[u] += ways[u - i]
     return ways
-
-
-def _least_chance(n: int, m: int) -> float:
-    """What complete separation would be given."""
-    return 2 / comb(n + m, n)
 
 
 def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pyllama_raw.bench import trace_files
-from pyllama_raw.bench.call import Call
 from pyllama_raw.bench.rounds import MakeCalls, Point
 from pyllama_raw.bench.words import generator
-from pyllama_raw.bench.workloads import WORKLOADS, Workload
+from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.bench.writer import Writer
 from pyllama_raw.cli.bench_options import SHAPE
 from pyllama_raw.cli.engine_options import engine_config, given
@@ -55,35 +53,13 @@ def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
     """What makes the calls of a seed."""
     sizes = given(options, SHAPE)
     if options.workload == "trace":
-        return _trace_calls(options, writer, sizes)
+        if options.trace is None or set(sizes) - {"requests"}:
+            raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
+        arrivals = trace_files.read(options.trace, sizes.get("requests"))
+        scales = {"speed": options.speed, "length_scale": options.length_scale}
+        return partial(trace_files.calls_of, arrivals, writer, **scales)
     if options.trace is not None:
         raise ConfigError("--trace is for the workload trace")
     workload = WORKLOADS[options.workload]
-    return partial(_workload_calls, workload, sizes, writer)
-
-
-def _workload_calls(
-    workload: Workload, sizes: Mapping[str, int], writer: Writer, seed: object
-) -> list[Call]:
-    return workload.calls(workload.shape.changed(sizes), writer, generator(seed))
-
-
-def _trace_calls(
-    options: Namespace, writer: Writer, sizes: Mapping[str, int]
-) -> MakeCalls:
-    if options.trace is None or set(sizes) - {"requests"}:
-        raise ConfigError("a trace needs --trace FILE; of sizes it has --requests")
-    arrivals = trace_files.read(options.trace, sizes.get("requests"))
-    return partial(_replayed, arrivals, writer, options.speed, options.length_scale)
-
-
-def _replayed(
-    arrivals: Sequence[trace_files.Arrival],
-    writer: Writer,
-    speed: float,
-    length_scale: float,
-    seed: object,
-) -> list[Call]:
-    return trace_files.calls_of(
-        arrivals, writer, seed, speed=speed, length_scale=length_scale
-    )
+    shape = workload.shape.changed(sizes)
+    return lambda seed: workload.calls(shape, writer, generator(seed))

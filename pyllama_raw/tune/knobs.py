@@ -36,10 +36,10 @@ def knobs(n_cpus: int, n_threads: int) -> tuple[Knob, ...]:
         n_threads: the default.
     """
     asked = (n_cpus, n_cpus - 1, n_cpus // 2, n_cpus // 4)
-    threads = [n for n in asked if n > 0 and n != n_threads]
+    threads = dict.fromkeys(n for n in asked if n > 0 and n != n_threads)
     wide = {"n_threads_batch": n_cpus}  # prompts gain from threads that streams do not
     return (
-        _knob("threads", "context", *({"n_threads": n} for n in _unique(threads))),
+        _knob("threads", "context", *({"n_threads": n} for n in threads)),
         _knob("threads for prompts", "context", wide),
         # Left as in the file, for our kernels, or in libllama's order, as for AMX.
         _knob("weights", "model", {"use_extra_bufts": False}),
@@ -54,10 +54,6 @@ def knobs(n_cpus: int, n_threads: int) -> tuple[Knob, ...]:
 
 def _knob(name: str, part: str, *choices: dict[str, Any]) -> Knob:
     return Knob(name, ({}, *({part: fields} for fields in choices)))
-
-
-def _unique(values: Sequence[int]) -> list[int]:
-    return list(dict.fromkeys(values))
 
 
 def settings_of(table: Sequence[Knob], point: Point) -> Settings | None:
