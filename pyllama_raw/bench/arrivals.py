@@ -8,46 +8,26 @@ runs with the same rate last equally long.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 
 from pyllama_raw.bench.call import Call
-from pyllama_raw.errors import ConfigError
 
 
 def arrivals(rng: Random, n: int, rate: float, burstiness: float = 1.0) -> list[float]:
     """
     Args:
-        rate: calls a second; infinite: all at once.
-        burstiness: the shape of the gamma distribution of gaps.
+        rate: calls a second, above 0.
+        burstiness: the shape of the gamma distribution of gaps, above 0.
 
     Returns:
         Seconds after the start, in order.
-
-    Raises:
-        ConfigError: a number is not above 0.
     """
-    check(rate, burstiness)
-    if math.isinf(rate):
-        return [0.0] * n
-    times, now = [], 0.0
-    for _ in range(n):
-        now += rng.gammavariate(burstiness, 1.0)
-        times.append(now)
-    return [time * (n / rate) / now for time in times] if now > 0 else [0.0] * n
-
-
-def check(rate: float, burstiness: float) -> None:
-    """
-    Raises:
-        ConfigError: a number is not above 0.
-    """
-    if not rate > 0:
-        raise ConfigError(f"rate={rate}: give calls a second above 0")
-    if not 0 < burstiness < math.inf:
-        raise ConfigError(f"burstiness={burstiness}: give a number above 0")
+    times = list(accumulate(rng.gammavariate(burstiness, 1.0) for _ in range(n)))
+    last = times[-1]
+    return [time * (n / rate) / last for time in times] if last > 0 else [0.0] * n
 
 
 def timed(calls: Sequence[Call], times: Sequence[float]) -> list[Call]:

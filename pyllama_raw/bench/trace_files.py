@@ -52,16 +52,16 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
     Raises:
         ConfigError: names the line that is not understood.
     """
-    rows = _csv_rows(path) if path.suffix == ".csv" else _json_rows(path)
     found: list[Arrival] = []
     first: float | None = None
     parse = None
-    for number, row in rows:
+    for number, row in _rows(path):
         if limit is not None and len(found) == limit:
             break
         try:
-            parse = parse or _parser_for(row)
-            arrival = parse(row)
+            fields = json.loads(row) if isinstance(row, str) else row
+            parse = parse or _parser_for(fields)
+            arrival = parse(fields)
             _check_turn(arrival, len(found))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: {error!r}") from error
@@ -126,22 +126,13 @@ def _scaled(count: int, scale: float) -> int:
     return max(round(count * scale), 1)
 
 
-def _json_rows(path: Path) -> Iterable[tuple[int, Row]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ConfigError(f"{path}, line {number}: {error}") from error
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{path}, line {number}: not an object")
-                yield number, row
-
-
-def _csv_rows(path: Path) -> Iterable[tuple[int, Row]]:
+def _rows(path: Path) -> Iterable[tuple[int, str | Row]]:
+    """Rows of a table, or lines of JSON, with their number in the file."""
     with path.open(encoding="utf-8", newline="") as lines:
-        yield from enumerate(csv.DictReader(lines), 2)
+        if path.suffix == ".csv":
+            yield from enumerate(csv.DictReader(lines), 2)
+        else:
+            yield from ((n, line) for n, line in enumerate(lines, 1) if line.strip())
 
 
 def _parser_for(row: Row) -> Callable[[Row], Arrival]:

@@ -30,8 +30,7 @@ class Writer:
 
     def prompt(self, rng: Random, n_tokens: int) -> Prompt:
         """A prompt of exactly *n_tokens*; as text it may come out a few longer."""
-        tokens = self.tokens(rng, n_tokens)
-        return self.text_of(tokens) if self._as_text else tokens
+        return self.joined([self.tokens(rng, n_tokens)])
 
     def tokens(self, rng: Random, n_tokens: int) -> list[int]:
         """Exactly *n_tokens* ids."""

@@ -124,7 +124,7 @@ def test_a_trace_can_be_cut(tmp_path):
     ("text", "message"),
     [
         ("", "no requests"),
-        ("[1]", "line 1: not an object"),
+        ("[1]", "line 1: ValueError"),
         ("{", "line 1"),
         ('{"x": 1}', "no known format"),
         ('{"prompt": "a", "max_tokens": 1, "top_k": 1}', "unknown keys"),
