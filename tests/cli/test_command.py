@@ -16,7 +16,6 @@ from pyllama_raw.cli import command, generate, main
 from pyllama_raw.cli.views import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
-from pyllama_raw.testing.memory import FakeMemory
 from tests.cli.support import FakeTty
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -24,6 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def executor() -> FakeExecutor:
+    """What each engine's own one is like."""
     return FakeExecutor(fake_limits())
 
 
@@ -34,8 +34,8 @@ def opened(monkeypatch: pytest.MonkeyPatch, executor: FakeExecutor) -> list[obje
 
     def open_fake(model: object, config: object) -> AsyncEngine:
         calls.extend((model, config))
-        executor.memory = FakeMemory(executor.limits)  # a new engine's slots are empty
-        return fake_engine(executor)
+        own = FakeExecutor(executor.limits, executor.flag, on_step=executor._on_step)
+        return fake_engine(own)
 
     monkeypatch.setattr(AsyncEngine, "open", open_fake)
     monkeypatch.setattr(generate, "resolve_model", lambda spec: spec or "default")
