@@ -133,14 +133,9 @@ __all__ = [
 
 # Where to look for the names that are imported later: the first that has one is right.
 _LATER = (
-    *(
-        "config",
-        "sampling.params",
-        "results",
-        "core.request",
-        "core.memory.cache_stats",
-    ),
-    *("generation", "engine.info", "profile", "blocking", "sync"),
+    *("config", "sampling.params", "results", "core.request"),
+    *("core.memory.cache_stats", "generation", "engine.info", "profile"),
+    *("blocking", "sync"),
 )
 
 
