@@ -59,9 +59,9 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
         if limit is not None and len(found) == limit:
             break
         try:
-            fields = json.loads(row) if isinstance(row, str) else row
-            parse = parse or _parser_for(fields)
-            arrival = parse(fields)
+            values = json.loads(row) if isinstance(row, str) else row
+            parse = parse or _parser_for(values)
+            arrival = parse(values)
             _check_turn(arrival, len(found))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: {error!r}") from error
