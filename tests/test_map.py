@@ -18,7 +18,7 @@ HEADING = "## Map\n"
 
 def files() -> list[Path]:
     """Those of ours; `lib` holds a built libllama and its headers."""
-    kinds = (".py", ".pyi", ".h", ".cpp")
+    kinds = (".py", ".h", ".cpp")
     found = [path for path in PACKAGE.rglob("*") if path.suffix in kinds]
     return [path for path in found if PACKAGE / "_ffi" / "lib" not in path.parents]
 
