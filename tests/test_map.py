@@ -29,9 +29,9 @@ def first_sentence(path: Path) -> str:
     if path.suffix == ".py":
         words = ast.get_docstring(ast.parse(text)) or ""
     else:
-        comment = re.match(r"/\*(.*?)\*/|((?:(?://|#) .*\n)+)", text, re.DOTALL)
+        comment = re.match(r"/\*(.*?)\*/|((?:// .*\n)+)", text, re.DOTALL)
         words = (comment[1] or comment[2]) if comment else ""
-        words = re.sub(r"^ ?(?:\*|//|#)(?: |$)", "", words, flags=re.MULTILINE)
+        words = re.sub(r"^ ?(?:\*|//)(?: |$)", "", words, flags=re.MULTILINE)
     paragraph = " ".join(words.strip().split("\n\n")[0].split())
     return re.split(r"(?<=[.!?]) ", paragraph)[0].rstrip(".")
 
