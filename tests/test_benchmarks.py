@@ -165,6 +165,7 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
         ("over_http.py", ["--requests", "4"]),
         ("pauses.py", ["--heap", "10"]),
         ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
+        ("two_engines.py", ["--requests", "4"]),
     ],
 )
 def test_script_runs(script, arguments, tmp_path):

@@ -61,7 +61,7 @@ def open_engine(
 
 @asynccontextmanager
 async def engine_target(options: Namespace, **config: Any) -> AsyncIterator[Target]:
-    """Ours, open only while it is measured: idle engines slow the one that works."""
+    """Ours, open only while it is measured, like its peers."""
     async with open_engine(options, **config) as engine:
         yield EngineTarget(engine)
 
