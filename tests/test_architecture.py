@@ -1,6 +1,7 @@
 """Imports point downwards, and only the bottom sees C."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +154,42 @@ def test_rule_has_no_cycle():
             del left[part]
 
     assert left == {}
+
+
+# Folders of the C++ shim and those whose headers they may include.
+CPP_RULE = {
+    "boundary": set(),
+    "memory": set(),
+    "grammar": {"boundary"},
+    "kernels": {"boundary"},
+    "step": {"boundary", "grammar", "kernels"},
+}
+CPP = {
+    folder: "".join(p.read_text() for p in (PACKAGE / "_ffi" / folder).iterdir())
+    for folder in CPP_RULE
+}
+KERNEL_CALL = re.compile(r"\bplr_(?:kernels|cells)_\w+")
+
+
+@pytest.mark.parametrize("folder", CPP_RULE)
+def test_includes_point_downwards(folder: str):
+    """
+    A folder of the shim includes only headers of those below it, and every folder has a rule.
+    """
+    included = set(re.findall(r'#include "(\w+)/', CPP[folder]))
+
+    assert included <= CPP_RULE[folder]
+    others = {p.parent.name for p in (PACKAGE / "_ffi").glob("*/*.h")} - {"cdefs"}
+    assert others <= set(CPP_RULE)
+
+
+def test_kernels_are_a_plug_in():
+    """
+    Other C++ includes one header of theirs and makes one call; one Python module knows them.
+    """
+    rest = "".join(text for folder, text in CPP.items() if folder != "kernels")
+    callers = {path.name for path in FILES if KERNEL_CALL.search(path.read_text())}
+
+    assert set(re.findall(r'#include "(kernels/.+)"', rest)) == {"kernels/kernels.h"}
+    assert KERNEL_CALL.findall(rest) == ["plr_kernels_decode"]
+    assert callers == {"kernels.py"}
