@@ -2,7 +2,9 @@
 // comparison.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "llama.h"
 
@@ -11,32 +13,22 @@ struct Fault {
     int32_t n_until = 0;   // decodes that work before; below 0: all of them fail
     int32_t seq_id  = -1;  // of decodes that compute this slot only; below 0: of any
 
-    // The code that the decode of *batch* is to end with instead of being computed.
+    // The code that the decode of *batch* is to end with instead of being computed; else 0.
     int32_t take(const llama_batch & batch) {
         if (code == 0 || !concerns(batch)) {
             return 0;
         }
-        if (n_until < 0) {
-            return code;
+        if (n_until > 0) {
+            --n_until;
+            return 0;
         }
-        const int32_t taken = n_until == 0 ? code : 0;
-        n_until -= 1;
-        if (taken != 0) {
-            code = 0;
-        }
-        return taken;
+        return n_until < 0 ? code : std::exchange(code, 0);
     }
 
   private:
     bool concerns(const llama_batch & batch) const {
-        if (seq_id < 0) {
-            return true;
-        }
-        for (int32_t i = 0; i < batch.n_tokens; ++i) {
-            if (batch.seq_id[i][0] == seq_id) {
-                return true;
-            }
-        }
-        return false;
+        return seq_id < 0 ||
+               std::any_of(batch.seq_id, batch.seq_id + batch.n_tokens,
+                           [this](const llama_seq_id * slots) { return slots[0] == seq_id; });
     }
 };
