@@ -20,22 +20,22 @@ import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.config import CacheConfig, ContextConfig, ModelConfig, SchedulerConfig
-from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.request import CacheTier, Finished, Request
 from pyllama_raw.core.step import (
-    Capture,
-    Captured,
     Copy,
     DecodeStatus,
-    Export,
-    Operation,
-    Read,
+    Fetch,
+    Fetched,
+    Load,
+    Move,
     Release,
-    Restore,
+    Save,
+    Snapshot,
     StepPlan,
     StepResult,
     Trim,
     Work,
-    Write,
+    Written,
 )
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
@@ -112,10 +112,11 @@ class Player:
         self._arrays: list[weakref.ref] = []
         self.peak_bytes = 0  # of captured arrays, right after a step captured more
         self._ids = count()
-        self._reports: list[tuple[int, Captured | None]] = []
+        self._reports: list[Written | Fetched] = []
         self._writes: dict[int, list[Work]] = {}
+        self._fetches: dict[int, list[Work]] = {}
         if parts.files is not None:
-            parts.files.report = lambda *report: self._reports.append(report)
+            parts.files.report = self._reports.append
         self._alive: dict[int, Played] = {}
         self.n_steps = 0
 
@@ -187,7 +188,7 @@ class Player:
         # A step begun ahead would replace the logits.
         result = self.parts.executor.execute(plan._replace(steady=False))
         self._follow(plan, result)
-        self._end_writes()
+        self._end_files()
         return result
 
     def _take(self, events: list[Any], _: bool) -> None:
@@ -200,9 +201,9 @@ class Player:
 
     def _follow(self, plan: StepPlan, result: StepResult) -> None:
         captures = {}
-        for operation in plan.operations:
-            self._do(operation, captures)
-        for capture_id, captured in result.captured.items():
+        for move in plan.moves:
+            self._do(move, captures)
+        for capture_id, captured in result.saved.items():
             self._payloads[id(captured.payload)] = captures[capture_id]
             self._arrays.append(weakref.ref(captured.payload))
         self.peak_bytes = max(self.peak_bytes, self.host_bytes())
@@ -237,43 +238,47 @@ class Player:
         history = enumerate(played.history)
         return np.stack([self._scores[id(c)][1][pos - c.start] for pos, c in history])
 
-    def _end_writes(self) -> None:
+    def _end_files(self) -> None:
         if self.parts.files is None:
             return
         self.parts.files.drain()
-        for write_id, written in self._reports:
-            if written is not None:
-                self._payloads[id(written.payload)] = self._writes.pop(write_id)
-            self.parts.scheduler.end_write(write_id, written)
+        for report in self._reports:
+            if isinstance(report, Fetched):
+                works = self._fetches.pop(report.fetch_id)
+                self._payloads[id(report.payload)] = works
+                self._arrays.append(weakref.ref(report.payload))
+            elif report.saved is not None:
+                works = self._writes.pop(report.save_id)
+                self._payloads[id(report.saved.payload)] = works
+            self.parts.scheduler.take_report(report)
         self._reports.clear()
 
-    def _note_write(self, operation: Write | Export) -> None:
-        if isinstance(operation, Export):
-            chunks = self._payloads[id(operation.payload)]
-        else:
-            chunks = self.slots[operation.slot][: len(operation.tokens)]
-        self._writes[operation.write_id] = chunks
+    def _held(self, save: Save) -> list[Work]:
+        if isinstance(save.source, Snapshot):
+            return self._payloads[id(save.source.payload)]
+        held = self.slots[save.source][save.start : save.stop]
+        return [None] * save.start + held
 
-    def _do(self, operation: Operation, captures: dict[int, list[Work]]) -> None:
+    def _do(self, move: Move, captures: dict[int, list[Work]]) -> None:
         slots = self.slots
-        match operation:
+        match move:
             case Release(slot):
                 slots[slot] = []
             case Trim(slot, n_tokens):
                 del slots.setdefault(slot, [])[n_tokens:]
             case Copy(src, dst, n_tokens):
                 slots[dst] = slots[src][:n_tokens]
-            case Capture(capture_id, slot, start, stop):
-                captures[capture_id] = [None] * start + slots[slot][start:stop]
-            case Write() | Export():
-                self._note_write(operation)
-            case Read(slot, payload, n_tokens):
-                slots[slot] = self._payloads[id(payload)][:n_tokens]
-            case Restore(slot, pieces):
+            case Save(save_id, CacheTier.HOST):
+                captures[save_id] = self._held(move)
+            case Save(save_id):
+                self._writes[save_id] = self._held(move)
+            case Fetch(fetch_id, payload):
+                self._fetches[fetch_id] = self._payloads[id(payload)]
+            case Load(slot, pieces):
                 slots[slot] = [
-                    chunk
+                    work
                     for payload, start, stop in pieces
-                    for chunk in self._payloads[id(payload)][start:stop]
+                    for work in self._payloads[id(payload)][start:stop]
                 ]
 
     def replay(self, history: list[Work]) -> dict[int, np.ndarray]:

@@ -193,3 +193,17 @@ def test_kernels_are_a_plug_in():
     assert set(re.findall(r'#include "(kernels/.+)"', rest)) == {"kernels/kernels.h"}
     assert KERNEL_CALL.findall(rest) == ["plr_kernels_decode"]
     assert callers == {"kernels.py"}
+
+
+def test_one_file_writes_how_much_is_computed():
+    """
+    A sequence begins with nothing; from then on the slots alone write n_computed.
+    """
+    written = re.compile(r"(\w+)\.n_computed\s*[-+]?=[^=]")
+    writers = {
+        path.name: set(written.findall(path.read_text()))
+        for path in (PACKAGE / "core").rglob("*.py")
+        if written.search(path.read_text())
+    }
+
+    assert writers == {"sequence.py": {"self"}, "slots.py": {"sequence"}}

@@ -93,7 +93,7 @@ class Packer:
         prompts: list[Sequence] = []
         replays = False
         for sequence in self._memory.running:
-            if sequence.leader is None:
+            if sequence.leader is None and sequence.fetch_id is None:
                 if sequence.points:
                     self._memory.reach(sequence)
                 if len(sequence.tokens) - sequence.n_computed == 1:

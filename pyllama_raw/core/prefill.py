@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 
 from pyllama_raw.core.exact import chunk_size
+from pyllama_raw.core.memory.slots import slot_of
 from pyllama_raw.core.sequence import Sequence
 
 
@@ -44,8 +45,7 @@ class PrefillTurns:
         given: dict[int, int] = {}
         while ring and budget > 0:
             sequence = ring[0]
-            slot = sequence.slot
-            assert slot is not None
+            slot = slot_of(sequence)
             if sequence.deficit == 0:
                 sequence.deficit = self._quantum
             taken = given.get(slot, 0)
@@ -64,7 +64,7 @@ class PrefillTurns:
             elif sequence.deficit == 0:
                 ring.rotate(-1)
         if ring:
-            self._turn = ring[0].slot or 0
+            self._turn = slot_of(ring[0])
         return given
 
     def repeat(self) -> None:
@@ -74,7 +74,7 @@ class PrefillTurns:
     def _ring(self, prompts: Items[Sequence]) -> deque[Sequence]:
         ring = deque(prompts)
         for _ in range(len(ring)):
-            if (ring[0].slot or 0) >= self._turn:
+            if slot_of(ring[0]) >= self._turn:
                 break
             ring.rotate(-1)
         return ring

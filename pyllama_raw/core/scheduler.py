@@ -24,10 +24,9 @@ from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
-from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.snapshots import SnapshotCost
+from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.packer import Packer
@@ -37,11 +36,12 @@ from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import (
-    Captured,
     DecodeStatus,
+    Fetched,
     Held,
     StepPlan,
     StepResult,
+    Written,
 )
 from pyllama_raw.core.suspects import Part, Suspects
 from pyllama_raw.errors import PromptTooLong
@@ -65,7 +65,7 @@ class Scheduler:
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
         cache: PrefixCache | None = None,
-        disk: DiskTier | None = None,
+        disk: Tier | None = None,
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
     ) -> None:
@@ -163,9 +163,9 @@ class Scheduler:
 
     # -- files ------------------------------------------------------------------
 
-    def end_write(self, write_id: int, written: Captured | None) -> None:
-        """A file that a plan asked for is complete; None: there is none."""
-        self._memory.end_write(write_id, written)
+    def take_report(self, report: Written | Fetched) -> None:
+        """What came of a file that a plan asked for; call schedule() then."""
+        self._memory.take_report(report)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """
@@ -189,9 +189,11 @@ class Scheduler:
         self._memory.catch_up()
         _, works, lot, steady = self._packer.pack(now)
         self._started = now
+        steady = steady and not self._memory.is_loading
         plan = StepPlan(self._memory.take_moves(), works, lot, steady)
         self._roster.in_flight = bool(plan)
-        if not (plan or self._roster.events) and self.has_work:
+        goes_on = plan or self._roster.events or self._memory.is_fetching
+        if self.has_work and not goes_on:
             self._roster.stall(now)  # no later plan would be another one
         return plan
 

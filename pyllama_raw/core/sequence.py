@@ -37,6 +37,7 @@ class Sequence:
         "cache_tier",
         "deficit",
         "detail",
+        "fetch_id",
         "fork_at",
         "is_shifted",
         "leader",
@@ -73,6 +74,7 @@ class Sequence:
         self.n_preempted = 0
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
+        self.fetch_id: int | None = None  # a file that is read for us right now
         self.leader: Sequence | None = None  # computes our prefix right now
         self.fork_at = 0  # tokens to take over from the leader
         self.points: list[int] = []  # where chunks end, rising; all are ahead

@@ -1,5 +1,5 @@
 """
-A step is a small program: memory operations in order, then one decode that samples.
+A step is a small program: moves of memory in order, then one decode that samples.
 
 The scheduler writes a `StepPlan`, an executor runs it in that order and answers with a
 `StepResult`: each work of the plan has one output. A new feature is a new type here, not
@@ -15,7 +15,14 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from pyllama_raw.core.request import TOKENS, Lot, Request, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import (
+    TOKENS,
+    CacheTier,
+    Lot,
+    Request,
+    SamplerUse,
+    TokenLogprobs,
+)
 from pyllama_raw.errors import PyllamaError
 
 NONE: Mapping[int, Any] = MappingProxyType({})
@@ -50,56 +57,55 @@ class Copy(NamedTuple):
     n_tokens: int
 
 
-class Capture(NamedTuple):
-    """Copy positions [start, stop) of a slot to host memory."""
+class Snapshot(NamedTuple):
+    """What a save has put into host memory."""
 
-    capture_id: int
-    slot: int
+    payload: object
+
+
+class FileKey(NamedTuple):
+    """What a file says of the state in it."""
+
+    namespace: str | None
+    tokens: bytes  # one C int each
+
+
+class Save(NamedTuple):
+    """
+    Keep what *source* holds of [start, stop) in *tier*.
+
+    In host memory it is when the step is over. A file is written meanwhile: see `Written`.
+    """
+
+    save_id: int  # of this tier
+    tier: CacheTier
+    source: int | Snapshot  # a slot, or what goes to a file as it is
     start: int
     stop: int
-    max_bytes: int  # a larger snapshot is not taken
+    max_bytes: int  # a larger state is not kept; its tokens are not counted
+    key: FileKey | None = None  # of a file
+
+
+class Fetch(NamedTuple):
+    """Read a file into host memory; the step does not wait: see `Fetched`."""
+
+    fetch_id: int
+    payload: object  # of the file
 
 
 class Piece(NamedTuple):
-    """A captured payload, of which [start, stop) is wanted."""
+    """A payload in host memory, of which [start, stop) is wanted."""
 
     payload: object
     start: int
     stop: int
 
 
-class Restore(NamedTuple):
-    """Fill a slot, which is empty, from captured pieces that join at their ends."""
+class Load(NamedTuple):
+    """Fill a slot, which has all before the first piece; pieces join at their ends."""
 
     slot: int
     pieces: tuple[Piece, ...]
-
-
-class Write(NamedTuple):
-    """Copy all of a slot and have it written to a file; the step does not wait for it."""
-
-    write_id: int
-    slot: int
-    namespace: str | None
-    tokens: bytes  # what the slot holds, one C int each
-    max_bytes: int  # a larger file is not written, its tokens not counted
-
-
-class Export(NamedTuple):
-    """Have a captured payload, which holds all of *tokens*, written to a file."""
-
-    write_id: int
-    namespace: str | None
-    tokens: bytes
-    payload: object
-
-
-class Read(NamedTuple):
-    """Fill a slot, which is empty, from a file; keep the first *n_tokens*."""
-
-    slot: int
-    payload: object
-    n_tokens: int
 
 
 class Delete(NamedTuple):
@@ -108,8 +114,30 @@ class Delete(NamedTuple):
     payloads: tuple[object, ...]
 
 
-FileOperation = Write | Export | Read | Delete
-Operation = Release | Trim | Shift | Copy | Capture | Restore | FileOperation
+FileMove = Fetch | Delete
+Move = Release | Trim | Shift | Copy | Save | Load | FileMove
+
+
+class Saved(NamedTuple):
+    """A state that is kept now."""
+
+    payload: object
+    n_bytes: int
+
+
+class Written(NamedTuple):
+    """A file that a `Save` asked for is complete; None: there is none."""
+
+    save_id: int
+    saved: Saved | None
+
+
+class Fetched(NamedTuple):
+    """A file that was to be read is in host memory; None: it is gone, or not as written."""
+
+    fetch_id: int
+    payload: object | None
+    seconds: float
 
 
 class Decode(NamedTuple):
@@ -153,7 +181,7 @@ Work = Decode | Prefill | Score
 class StepPlan(NamedTuple):
     """What one step does; at most one work a slot."""
 
-    operations: tuple[Operation, ...] = ()
+    moves: tuple[Move, ...] = ()
     works: tuple[Work, ...] = ()  # decodes first, each kind by rising slot
     lot: Lot = TOKENS  # of all works
     # The scheduler expects the next plan to hold just the next token of each work. The
@@ -165,7 +193,7 @@ class StepPlan(NamedTuple):
         return sum(len(work.tokens) for work in self.works)
 
     def __bool__(self) -> bool:
-        return bool(self.works or self.operations)
+        return bool(self.works or self.moves)
 
 
 class Sampled(NamedTuple):
@@ -219,17 +247,10 @@ class DecodeStatus(Enum):
     """How the one decode call of a step ended."""
 
     OK = "ok"
-    NO_SPACE = "no space"  # memory is as the operations left it
+    NO_SPACE = "no space"  # memory is as the moves left it
     ABORTED = "aborted"  # some works may be computed in part
     INVALID = "invalid"  # memory as after NO_SPACE; the batch broke a rule
     FAILED = "failed"  # nothing was sampled; the executor has made an empty context
-
-
-class Captured(NamedTuple):
-    """A snapshot the executor took."""
-
-    payload: object
-    n_bytes: int
 
 
 class StepResult(NamedTuple):
@@ -243,7 +264,7 @@ class StepResult(NamedTuple):
     status: DecodeStatus = DecodeStatus.OK
     outputs: tuple[Output, ...] = ()
     error: PyllamaError | None = None  # after INVALID and FAILED
-    captured: Mapping[int, Captured] = NONE  # by capture_id
+    saved: Mapping[int, Saved] = NONE  # by save_id, in host memory
     not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took

@@ -17,10 +17,10 @@ from pyllama_raw.config import (
 )
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.snapshots import SnapshotCost
+from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.disk_store import DiskStore
@@ -35,6 +35,7 @@ from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.state_file import HEADER_BYTES
+from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native import libllama
 from pyllama_raw.native.abort import AbortFlag
@@ -219,7 +220,10 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
         n_parked = cache.parked_slots
     if cache.mode == "off" or kind is SnapshotKind.STATE:
         n_parked = 0
-    n_scratch = int(kind is SnapshotKind.RANGE and cache.mode == "snapshots")
+    saves = cache.mode == "snapshots" or (
+        cache.mode == "live" and cache.directory is not None
+    )
+    n_scratch = int(kind is SnapshotKind.RANGE and saves)
     n_left = MAX_SEQS - n_slots - n_scratch
     if n_left < 0:
         raise ConfigError(
@@ -271,17 +275,17 @@ def open_store(
     return DiskStore(Path(cache.directory), name, cache.max_disk_bytes)
 
 
-def make_disk_tier(
-    store: DiskStore, kind: SnapshotKind, cost: SnapshotCost
-) -> DiskTier:
+def make_disk_tier(store: DiskStore, kind: SnapshotKind, cost: SnapshotCost) -> Tier:
     """A file holds a whole state, also where host snapshots are ranges."""
     whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
     cache = PrefixCache(whole, max_bytes=store.max_bytes, max_entries=MAX_FILES)
 
     def bound(n_tokens: int) -> int:
-        return HEADER_BYTES + cost.bound(n_tokens)
+        n_parts = n_parts_of(n_tokens) if kind is SnapshotKind.RANGE else 1
+        n_more = head_bytes(n_parts) + (n_parts - 1) * cost.base_bytes
+        return HEADER_BYTES + n_more + cost.bound(n_tokens)
 
-    return DiskTier(cache, bound, store.scan())
+    return Tier(CacheTier.DISK, cache, bound, store.scan())
 
 
 def limits_of(context: Context, config: EngineConfig, layout: Layout) -> ContextLimits:

@@ -25,7 +25,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
-from pyllama_raw.core.memory.disk_tier import KnownState
+from pyllama_raw.core.memory.tier import KnownState
 from pyllama_raw.engine.directory_lock import WAIT_S, DirectoryLock
 from pyllama_raw.engine.own_files import (
     PART,

@@ -1,72 +1,57 @@
 """
-Files are written and deleted by a thread of their own, in the order they were decided.
+Files are written, deleted and read by threads of their own, while steps go on.
 
-The engine thread copies a state out of the context and hands it over; it never waits for
-the disk. States on their way count against `max_bytes` of host memory, so those that come
-too fast are not even copied.
+One thread writes and deletes, in the order that was decided. Another one reads, because a
+request waits for that, and a write may wait for the lock of the directory. States on their
+way count against `max_bytes` of host memory, so those that come too fast are not even
+copied.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from queue import Queue
 from threading import Thread
 
-from pyllama_raw.core.step import Captured
+from pyllama_raw.core.step import Fetched, Saved, Written
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.state_file import State, StoredFile
+from pyllama_raw.engine.state_parts import FileState
+
+Report = Callable[[Written | Fetched], None]
 
 
-class DiskWriter:
-    """
-    Writes to *store* until close().
+class DiskWorker:
+    """Does jobs in a thread of its own, from the first one on, until close()."""
 
-    Thread:
-        The engine thread calls; `report` is called by it or by the writer.
-    """
-
-    def __init__(self, store: DiskStore) -> None:
-        self.report: Callable[[int, Captured | None], None] = _ignore
+    def __init__(self, name: str) -> None:
         self.error: Exception | None = None  # the latest nobody expected
-        self._store = store
+        self._name = name
         self._jobs: Queue[Callable[[], None] | None] = Queue()
-        self._thread: Thread | None = None  # from the first job on
+        self._thread: Thread | None = None
 
-    def write(
-        self, write_id: int, namespace: str | None, tokens: bytes, state: State
-    ) -> None:
-        """Write *state*, which must not change any more, and report the file or None."""
-        self._put(partial(self._write, write_id, namespace, tokens, [state]))
-
-    def read(self, file: StoredFile) -> State | None:
-        """The state in *file*, verified; None if it is gone or damaged."""
-        return self._store.read(file)
-
-    def delete(self, files: Iterable[StoredFile]) -> None:
-        """Delete *files* before anything is written that was not yet handed over."""
-        for file in files:
-            self._put(partial(self._store.delete, file))
-
-    def drain(self) -> None:
-        """Wait until all is written."""
-        self._jobs.join()
-
-    def close(self) -> None:
-        """Write what is left and end the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-
-    def _put(self, job: Callable[[], None]) -> None:
+    def put(self, job: Callable[[], None]) -> None:
+        """Have *job* done after those before; here and now if there is no thread."""
         if self._thread is None and not self._start():
             self._do(job)
         else:
             self._jobs.put(job)
 
+    def drain(self) -> None:
+        """Wait until all is done."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Do what is left and end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
     def _start(self) -> bool:
         """Start the thread; False if the system has none to give."""
-        thread = Thread(target=self._run, name="pyllama-disk", daemon=True)
+        thread = Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -79,6 +64,7 @@ class DiskWriter:
             try:
                 self._do(job)
             finally:
+                del job  # and the state that it may hold
                 self._jobs.task_done()
 
     def _do(self, job: Callable[[], None]) -> None:
@@ -87,19 +73,73 @@ class DiskWriter:
         except Exception as error:  # noqa: BLE001 - the file is a miss
             self.error = error
 
+
+class DiskWriter:
+    """
+    Reads from *store* and writes to it until close().
+
+    Thread:
+        The engine thread calls; `report` is called by it or by one of the workers.
+    """
+
+    def __init__(self, store: DiskStore) -> None:
+        self.report: Report = _ignore
+        self._store = store
+        self._writes = DiskWorker("pyllama-disk")
+        self._reads = DiskWorker("pyllama-read")
+
+    @property
+    def error(self) -> Exception | None:
+        """The latest that nobody expected."""
+        return self._writes.error or self._reads.error
+
+    def write(
+        self, save_id: int, namespace: str | None, tokens: bytes, state: State
+    ) -> None:
+        """Write *state*, which must not change any more, and report the file or None."""
+        self._writes.put(partial(self._write, save_id, namespace, tokens, [state]))
+
+    def fetch(self, fetch_id: int, file: StoredFile) -> None:
+        """Report the state in *file*, verified; None if it is gone or damaged."""
+        self._reads.put(partial(self._fetch, fetch_id, file))
+
+    def delete(self, files: Iterable[StoredFile]) -> None:
+        """Delete *files* before anything is written that was not yet handed over."""
+        for file in files:
+            self._writes.put(partial(self._store.delete, file))
+
+    def drain(self) -> None:
+        """Wait until all is written and read."""
+        self._writes.drain()
+        self._reads.drain()
+
+    def close(self) -> None:
+        """Write what is left and end the threads."""
+        self._writes.close()
+        self._reads.close()
+
     def _write(
-        self, write_id: int, namespace: str | None, tokens: bytes, states: list[State]
+        self, save_id: int, namespace: str | None, tokens: bytes, states: list[State]
     ) -> None:
         """*states* holds one; it is taken out, so that it can be freed here."""
-        written, state = None, states.pop()
+        saved, state = None, states.pop()
         try:
             file = self._store.write(namespace, tokens, state)
             if file is not None:
-                written = Captured(file, file.n_bytes - len(tokens))
+                saved = Saved(file, file.n_bytes - len(tokens))
         finally:
             del state  # before its room is given back
-            self.report(write_id, written)
+            self.report(Written(save_id, saved))
+
+    def _fetch(self, fetch_id: int, file: StoredFile) -> None:
+        started, payload = time.perf_counter(), None
+        try:
+            state = self._store.read(file)
+            payload = None if state is None else FileState(state)
+        finally:
+            took_s = time.perf_counter() - started
+            self.report(Fetched(fetch_id, payload, took_s))
 
 
-def _ignore(_write_id: int, _written: Captured | None) -> None:
+def _ignore(_report: Written | Fetched) -> None:
     """Until somebody wants to know."""

@@ -163,7 +163,7 @@ class NativeExecutor:
             self.close(request_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Do the memory operations, decode and sample."""
+        """Do the moves, decode and sample."""
         self._gate.enter(plan.works)
         try:
             return self._execute(plan)
@@ -175,16 +175,16 @@ class NativeExecutor:
         self._gate.stop(request_id)
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        operations, works, _, steady = plan
-        if not operations and self._continues(works):
+        moves, works, _, steady = plan
+        if not moves and self._continues(works):
             return self._decode(works, steady=steady)
         lost = self._drop()
-        if not (operations or lost):
+        if not (moves or lost):
             return self._decode(works, steady=steady)
-        captured, lost, restore_s = self._operations.run(operations, lost)
+        saved, lost, restore_s = self._operations.run(moves, lost)
         if not lost:
             result = self._decode(works, steady=steady)
-            return result._replace(captured=captured, restore_s=restore_s)
+            return result._replace(saved=saved, restore_s=restore_s)
         if self._operations.refuses_cuts:
             self._note_refusal()
         result = self._decode(tuple(work for work in works if work.slot not in lost))
@@ -193,7 +193,7 @@ class NativeExecutor:
             known = (Lost() if work.slot in lost else next(known) for work in works)
         return result._replace(
             outputs=tuple(known),
-            captured=captured,
+            saved=saved,
             restore_s=restore_s,
             not_restored=lost,
             refuses_cuts=self._refuses_cuts,

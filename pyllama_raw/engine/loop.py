@@ -27,7 +27,7 @@ from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.core.step import Captured, Executor
+from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.mailbox import (
@@ -37,7 +37,6 @@ from pyllama_raw.engine.mailbox import (
     Command,
     Mailbox,
     Submit,
-    Written,
 )
 from pyllama_raw.engine.parts import FileWriter
 from pyllama_raw.engine.stream import Stream
@@ -76,7 +75,7 @@ class EngineThread:
         self._release = release
         self._files = files
         if files is not None:
-            files.report = self._note_written
+            files.report = self._post
         n_slots = scheduler.limits.n_slots
         self._mailbox = Mailbox(n_slots, admission or Admission(n_slots), clock)
         self._refuses = False  # new requests, because close() was called
@@ -189,9 +188,6 @@ class EngineThread:
         if not self.alive:
             raise self._why_ended()
 
-    def _note_written(self, write_id: int, written: Captured | None) -> None:
-        self._post(Written(write_id, written))
-
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""
         self._mailbox.post(Call(partial(self._abandon, loop), Future()))
@@ -260,8 +256,8 @@ class EngineThread:
                     self._cancel(request_id)
                 case Call():
                     _answer(command)
-                case Written(write_id, written):
-                    self._driver.scheduler.end_write(write_id, written)
+                case Written() | Fetched():
+                    self._driver.scheduler.take_report(command)
                 case Close():
                     self._close = command
         except BaseException:  # noqa: BLE001 - it is told in the log

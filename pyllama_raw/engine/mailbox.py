@@ -14,7 +14,7 @@ from typing import Any
 
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Request
-from pyllama_raw.core.step import Captured
+from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.stream import Stream
 
 
@@ -43,21 +43,13 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A file is complete; None: it failed."""
-
-    write_id: int
-    written: Captured | None
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """End every request, with *drains* once it is done; then free everything."""
 
     drains: bool
 
 
-Command = Submit | Cancel | Call | Written | Close
+Command = Submit | Cancel | Call | Written | Fetched | Close
 
 LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end

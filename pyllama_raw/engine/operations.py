@@ -1,10 +1,10 @@
 """
-The memory operations of a plan, on a context.
+The moves of a plan, on a context.
 
-With unified KV a *range* of positions can be captured alone: it is copied to a scratch
-slot, which costs nothing, and that slot is saved. A restore goes the same way back. So
-no position is ever held twice. Split KV and memory that cannot be cut are saved whole,
-and so is what goes to files.
+With unified KV a *range* of positions can be saved alone: it is copied to a scratch slot,
+which costs nothing, and that slot is saved. A load goes the same way back. So no position
+is ever held twice. Split KV and memory that cannot be cut are saved whole, and so is what
+goes to files.
 
 Between the parts of split KV a copy goes through host memory too. libllama's own copy is
 only noted and done in the next decode, after operations that must come later.
@@ -18,32 +18,41 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import (
-    Capture,
-    Captured,
     Copy,
     Delete,
-    Export,
-    FileOperation,
-    Operation,
-    Read,
+    Fetch,
+    FileMove,
+    Load,
+    Move,
+    Piece,
     Release,
-    Restore,
+    Save,
+    Saved,
     Shift,
+    Snapshot,
     Trim,
-    Write,
+    Written,
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.state_file import HEADER_BYTES, State, StoredFile
+from pyllama_raw.engine.state_parts import (
+    PART_TOKENS,
+    FileState,
+    head_bytes,
+    make_head,
+    parts_of,
+)
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.arrays import new_bytes
 from pyllama_raw.native.context import Context
 
 
 class Done(NamedTuple):
-    """What came of the operations of a plan."""
+    """What came of the moves of a plan."""
 
-    captured: Mapping[int, Captured]  # by capture_id
+    saved: Mapping[int, Saved]  # by save_id, in host memory
     lost: frozenset[int]  # slots that could not be filled or cut, and are empty
     restore_s: Mapping[int, float]  # by slot
 
@@ -57,7 +66,7 @@ class CopyTimes:
 
 
 class SlotOperations:
-    """Runs operations in order; a snapshot that fails is missed, never an error."""
+    """Does moves in order; a state that cannot be saved or loaded is a miss, no error."""
 
     def __init__(
         self,
@@ -71,29 +80,29 @@ class SlotOperations:
         Args:
             scratch: a slot of the context that no sequence uses.
             times: added to.
-            disk: None: plans have no operations on files.
+            disk: None: plans have no moves of files.
         """
         self._context = context
         self._disk = disk
         self._kind = kind
         self._scratch = scratch
         self._shares_cells = context.kv_unified or context.model.is_recurrent
-        self._captured: dict[int, Captured] = {}
+        self._saved: dict[int, Saved] = {}
         self._lost: set[int] = set()
         self._restore_s: dict[int, float] = {}
         self._times = times
         self.refuses_cuts = False  # the memory has refused to forget a part of a slot
 
-    def run(self, operations: Iterable[Operation], lost: Iterable[int] = ()) -> Done:
+    def run(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
         """Do all, in order; the slots *lost* are empty, against what the plan says."""
-        self._captured, self._lost, self._restore_s = {}, set(lost), {}
-        for operation in operations:
-            self._do(operation)
-        return Done(self._captured, frozenset(self._lost), self._restore_s)
+        self._saved, self._lost, self._restore_s = {}, set(lost), {}
+        for move in moves:
+            self._do(move)
+        return Done(self._saved, frozenset(self._lost), self._restore_s)
 
-    def _do(self, operation: Operation) -> None:
+    def _do(self, move: Move) -> None:
         context = self._context
-        match operation:
+        match move:
             case Release(slot):
                 context.seq_rm(slot)
                 self._lost.discard(slot)
@@ -103,50 +112,61 @@ class SlotOperations:
                 self._shift(slot, n_keep, n_keep + n_discard)
             case Copy(src, dst, n_tokens):
                 self._copy(src, dst, n_tokens)
-            case Capture():
-                self._capture(operation)
-            case Restore():
-                self._restore(operation)
-            case Write() | Export() | Read() | Delete():
-                assert self._disk is not None
-                self._do_on_disk(operation, self._disk)
+            case Save():
+                self._save(move)
+            case Load():
+                self._load(move)
+            case Fetch() | Delete():
+                self._do_with_files(move)
 
-    def _do_on_disk(self, operation: FileOperation, disk: DiskWriter) -> None:
-        match operation:
-            case Write(write_id, slot, namespace, tokens, max_bytes):
-                started = time.perf_counter_ns()
-                state = self._saved(slot, max_bytes - HEADER_BYTES)
-                self._times.capture_ns += time.perf_counter_ns() - started
-                if state is None:
-                    disk.report(write_id, None)
-                else:
-                    disk.write(write_id, namespace, tokens, state)
-            case Export(write_id, namespace, tokens, payload):
-                assert isinstance(payload, memoryview)
-                disk.write(write_id, namespace, tokens, payload)
-            case Read(slot, payload, n_tokens):
-                self._read(slot, payload, n_tokens, disk)
+    def _do_with_files(self, move: FileMove) -> None:
+        match move:
+            case Fetch(fetch_id, payload):
+                assert isinstance(payload, StoredFile)
+                self._files.fetch(fetch_id, payload)
             case Delete(payloads):
-                disk.delete(file for file in payloads if isinstance(file, StoredFile))
+                files = (file for file in payloads if isinstance(file, StoredFile))
+                self._files.delete(files)
 
-    def _read(
-        self, slot: int, payload: object, n_tokens: int, disk: DiskWriter
-    ) -> None:
+    @property
+    def _files(self) -> DiskWriter:
+        assert self._disk is not None
+        return self._disk
+
+    def _save(self, save: Save) -> None:
+        """To host memory, or from there to the thread that writes files."""
+        if isinstance(save.source, Snapshot):
+            state = save.source.payload
+            assert isinstance(state, memoryview)
+        else:
+            state = self._capture(save, save.source)
+        if save.tier is CacheTier.HOST:
+            if state is not None:
+                self._saved[save.save_id] = Saved(state, state.nbytes)
+        elif state is None:
+            self._files.report(Written(save.save_id, None))
+        else:
+            assert save.key is not None
+            self._files.write(save.save_id, *save.key, state)
+
+    def _capture(self, save: Save, slot: int) -> State | None:
+        """What *slot* holds of the range, by way of scratch if it is a part."""
         started = time.perf_counter_ns()
-        assert isinstance(payload, StoredFile)
-        try:
-            state = disk.read(payload)
-            if state is None:
-                self._lost.add(slot)
-                return
-            self._context.restore(slot, state)
-            self._trim(slot, n_tokens)
-            if self._context.seq_pos_max(slot) != n_tokens - 1:
-                self._miss(slot)  # a forged file: a state of fewer tokens than it says
-        except (SnapshotFailed, MemoryError):
-            self._miss(slot)
-        finally:
-            self._note_restore(slot, started)
+        context, scratch = self._context, self._scratch
+        if save.tier is CacheTier.DISK:
+            max_bytes = save.max_bytes - HEADER_BYTES
+            if self._kind is SnapshotKind.RANGE:
+                state = self._saved_parts(slot, save.stop, max_bytes)
+            else:
+                state = self._saved_state(slot, max_bytes)
+        elif self._kind is not SnapshotKind.RANGE:
+            state = self._saved_state(slot, save.max_bytes)
+        else:
+            context.seq_cp(slot, scratch, save.start, save.stop)
+            state = self._saved_state(scratch, save.max_bytes)
+            context.seq_rm(scratch)
+        self._times.capture_ns += time.perf_counter_ns() - started
+        return state
 
     def _miss(self, slot: int) -> None:
         self._context.seq_rm(slot)
@@ -200,20 +220,34 @@ class SlotOperations:
         else:
             self._trim(dst, n_tokens)
 
-    def _capture(self, capture: Capture) -> None:
-        started = time.perf_counter_ns()
-        context, slot, scratch = self._context, capture.slot, self._scratch
-        if self._kind is not SnapshotKind.RANGE:
-            payload = self._saved(slot, capture.max_bytes)
-        else:
-            context.seq_cp(slot, scratch, capture.start, capture.stop)
-            payload = self._saved(scratch, capture.max_bytes)
+    def _saved_parts(self, slot: int, n_tokens: int, max_bytes: int) -> State | None:
+        """All of *slot* in parts; None if that is not possible in *max_bytes*."""
+        context, scratch = self._context, self._scratch
+        starts = range(0, n_tokens, PART_TOKENS)
+        ranges = [(start, min(start + PART_TOKENS, n_tokens)) for start in starts]
+        sizes = []
+        try:
+            for start, stop in ranges:
+                context.seq_cp(slot, scratch, start, stop)
+                sizes.append((context.state_bytes(scratch), stop - start))
+                context.seq_rm(scratch)
+            at = head_bytes(len(sizes))
+            n_bytes = at + sum(n for n, _ in sizes)
+            if n_bytes > max_bytes:
+                return None
+            payload = new_bytes(n_bytes)
+            payload[:at] = make_head(sizes)
+            for (start, stop), (n, _) in zip(ranges, sizes, strict=True):
+                context.seq_cp(slot, scratch, start, stop)
+                context.capture(scratch, payload[at : at + n])
+                context.seq_rm(scratch)
+                at += n
+        except (SnapshotFailed, MemoryError):
             context.seq_rm(scratch)
-        if payload is not None:
-            self._captured[capture.capture_id] = Captured(payload, payload.nbytes)
-        self._times.capture_ns += time.perf_counter_ns() - started
+            return None
+        return payload
 
-    def _saved(self, slot: int, max_bytes: int) -> State | None:
+    def _saved_state(self, slot: int, max_bytes: int) -> State | None:
         """All of *slot*; None if that is not possible in *max_bytes*."""
         try:
             n_bytes = self._context.state_bytes(slot)
@@ -225,27 +259,40 @@ class SlotOperations:
             return None
         return payload
 
-    def _restore(self, restore: Restore) -> None:
+    def _load(self, load: Load) -> None:
         started = time.perf_counter_ns()
+        n_tokens = load.pieces[-1].stop
         try:
-            self._fill(restore)
-        except SnapshotFailed:
-            self._context.seq_rm(restore.slot)
-            self._lost.add(restore.slot)
+            for piece in load.pieces:
+                self._load_piece(load.slot, piece)
+            if self._context.seq_pos_max(load.slot) != n_tokens - 1:
+                self._miss(load.slot)  # a forged file: of fewer tokens than it says
+        except (SnapshotFailed, MemoryError):
+            self._miss(load.slot)
         finally:
-            self._note_restore(restore.slot, started)
+            self._note_restore(load.slot, started)
 
-    def _fill(self, restore: Restore) -> None:
+    def _load_piece(self, slot: int, piece: Piece) -> None:
+        payload = piece.payload
+        data = payload.data if isinstance(payload, FileState) else payload
+        assert isinstance(data, memoryview)
+        if self._kind is not SnapshotKind.RANGE:
+            self._context.restore(slot, data)
+            self._trim(slot, piece.stop)
+        elif isinstance(payload, FileState):
+            for start, stop, state in parts_of(data):
+                if start < piece.stop and piece.start < stop:
+                    self._load_range(
+                        slot, state, max(start, piece.start), min(stop, piece.stop)
+                    )
+        else:
+            self._load_range(slot, data, piece.start, piece.stop)
+
+    def _load_range(self, slot: int, state: State, start: int, stop: int) -> None:
+        """Have [start, stop) of *state* in *slot*, by way of scratch."""
         context = self._context
-        for piece in restore.pieces:
-            payload = piece.payload
-            assert isinstance(payload, memoryview)
-            if self._kind is not SnapshotKind.RANGE:
-                context.restore(restore.slot, payload)
-                self._trim(restore.slot, piece.stop)
-                continue
-            try:
-                context.restore(self._scratch, payload)
-                context.seq_cp(self._scratch, restore.slot, piece.start, piece.stop)
-            finally:
-                context.seq_rm(self._scratch)
+        try:
+            context.restore(self._scratch, state)
+            context.seq_cp(self._scratch, slot, start, stop)
+        finally:
+            context.seq_rm(self._scratch)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.step import Captured, Executor
+from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -98,9 +98,9 @@ class TextVocab(Protocol):
 
 
 class FileWriter(Protocol):
-    """Writes what an executor hands it, while steps go on."""
+    """Writes and reads what an executor asks it for, while steps go on."""
 
-    report: Callable[[int, Captured | None], None]  # write_id, and None if it failed
+    report: Callable[[Written | Fetched], None]  # is told what came of it
 
     def drain(self) -> None:
         """Wait until all is written and reported."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from pyllama_raw.config import ContextConfig
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.snapshots import SnapshotCost
+from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import EXCEPTION

@@ -25,7 +25,7 @@ from pyllama_raw.native.arrays import new_bytes
 HEADER_BYTES = 4096
 TOKEN_BYTES = array("i").itemsize
 MAX_TOKENS = 2**24  # more than the context of any model
-MAGIC = b"PLRSTAT1"  # the last character is the version of this layout
+MAGIC = b"PLRSTAT2"  # the last character is the version of this layout
 BODY_AT = len(MAGIC) + sha256().digest_size
 
 State = memoryview

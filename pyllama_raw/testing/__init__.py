@@ -205,7 +205,7 @@ class FakeExecutor:
         """Check *plan* against the memory, then compute it or fail as told."""
         step, self.n_steps = self.n_steps, self.n_steps + 1
         self.plans.append(plan)
-        captured, lost = self.memory.run(plan.operations)
+        saved, lost = self.memory.run(plan.moves)
         assert not lost
         self._check(plan)
         if self._on_step is not None:
@@ -217,7 +217,7 @@ class FakeExecutor:
             status = DecodeStatus.ABORTED
         elif status is DecodeStatus.OK and self._is_full(plan):
             status = DecodeStatus.NO_SPACE
-        return self._finish(step, plan, status)._replace(captured=captured)
+        return self._finish(step, plan, status)._replace(saved=saved)
 
     def _finish(self, step: int, plan: StepPlan, status: DecodeStatus) -> StepResult:
         match status:

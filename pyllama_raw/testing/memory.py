@@ -9,23 +9,27 @@ from typing import NamedTuple
 
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import (
-    Capture,
-    Captured,
     Copy,
     Delete,
-    Export,
-    FileOperation,
-    Operation,
-    Read,
+    Fetch,
+    Fetched,
+    FileMove,
+    Load,
+    Move,
     Release,
-    Restore,
+    Save,
+    Saved,
     Shift,
+    Snapshot,
     Trim,
-    Write,
+    Written,
 )
 
 HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here
+
+Payload = tuple[int, tuple[int, ...]]
 
 
 class Cell(NamedTuple):
@@ -51,14 +55,14 @@ class FakeMemory:
     Does memory operations and asserts what libllama would.
 
     Args:
-        fails: asked before each capture, restore, write, read and trim; true: it fails.
-            A trim that fails is refused, and from the next run() on must not be asked for.
+        fails: asked before each save, fetch, load and trim; true: it fails. A trim that
+            fails is refused, and from the next run() on must not be asked for.
     """
 
     def __init__(
         self,
         limits: ContextLimits,
-        fails: Callable[[Operation], bool] = lambda _: False,
+        fails: Callable[[Move], bool] = lambda _: False,
     ) -> None:
         self.limits = limits
         self.slots: list[list[Cell]] = [
@@ -68,11 +72,12 @@ class FakeMemory:
         self._fails = fails
         self.files: set[FakeFile] = set()  # complete ones
         self.writing: list[tuple[int, FakeFile | None]] = []  # until end_write()
+        self.reading: list[tuple[int, FakeFile | None]] = []  # until end_fetch()
         self._numbers = count()
         self.refuses_cuts = False  # has refused one
         self._must_not_cut = limits.kind is SnapshotKind.EXACT
         self._lost: set[int] = set()
-        self._captured: dict[int, Captured] = {}
+        self._saved: dict[int, Saved] = {}
 
     @property
     def n_used(self) -> int:
@@ -93,34 +98,41 @@ class FakeMemory:
             cells.clear()
         self.shifted.clear()
 
-    def run(
-        self, operations: Iterable[Operation]
-    ) -> tuple[dict[int, Captured], frozenset[int]]:
-        """Do all in order; what was captured, and the slots that were not restored."""
-        self._lost, self._captured = set(), {}
-        for operation in operations:
-            self._do(operation)
+    def run(self, moves: Iterable[Move]) -> tuple[dict[int, Saved], frozenset[int]]:
+        """Do all in order; what was saved in host memory, and slots that are empty."""
+        self._lost, self._saved = set(), {}
+        for move in moves:
+            self._do(move)
         self._must_not_cut = self._must_not_cut or self.refuses_cuts
-        return self._captured, frozenset(self._lost)
+        return self._saved, frozenset(self._lost)
 
-    def _do(self, operation: Operation) -> None:
-        match operation:
+    def _do(self, move: Move) -> None:
+        match move:
             case Release(slot):
                 self.slots[slot] = []
                 self.shifted.discard(slot)
                 self._lost.discard(slot)
             case Trim():
-                self._trim(operation)
+                self._trim(move)
             case Shift():
-                self._shift(operation)
+                self._shift(move)
             case Copy():
-                self._copy(operation)
-            case Capture():
-                self._capture(operation)
-            case Restore():
-                self._restore(operation)
-            case Write() | Export() | Read() | Delete():
-                self._do_on_disk(operation)
+                self._copy(move)
+            case Save():
+                self._save(move)
+            case Load():
+                self._load(move)
+            case Fetch() | Delete():
+                self._do_with_files(move)
+
+    def _do_with_files(self, move: FileMove) -> None:
+        match move:
+            case Fetch(fetch_id, file):
+                assert isinstance(file, FakeFile)
+                is_read = file in self.files and not self._fails(move)
+                self.reading.append((fetch_id, file if is_read else None))
+            case Delete(payloads):
+                self.files.difference_update(payloads)
 
     def _trim(self, trim: Trim) -> None:
         slot, n_tokens = trim
@@ -133,45 +145,19 @@ class FakeMemory:
             self.refuses_cuts = True
         del self.slots[slot][n_tokens:]
 
-    def _do_on_disk(self, operation: FileOperation) -> None:
-        match operation:
-            case Write():
-                self._write_file(operation)
-            case Export(write_id, _, tokens, payload):
-                assert isinstance(payload, tuple)
-                assert array("i", payload[1]).tobytes() == tokens
-                self.writing.append((write_id, FakeFile(write_id, payload[1])))
-            case Read():
-                self._read_file(operation)
-            case Delete(payloads):
-                self.files.difference_update(payloads)
-
-    def end_write(self, *, fails: bool = False) -> tuple[int, Captured | None]:
+    def end_write(self, *, fails: bool = False) -> Written:
         """Complete the oldest file, or fail; what the scheduler is to be told."""
-        write_id, file = self.writing.pop(0)
+        save_id, file = self.writing.pop(0)
         if fails or file is None:
-            return write_id, None
+            return Written(save_id, None)
         self.files.add(file)
-        return write_id, Captured(file, file.n_bytes)
+        return Written(save_id, Saved(file, file.n_bytes))
 
-    def _write_file(self, write: Write) -> None:
-        file = None
-        if write.slot not in self._lost and not self._fails(write):
-            file = FakeFile(write.write_id, tuple(self.tokens(write.slot)))
-            assert array("i", file.tokens).tobytes() == write.tokens, "all of the slot"
-            assert file.n_bytes <= write.max_bytes
-        self.writing.append((write.write_id, file))
-
-    def _read_file(self, read: Read) -> None:
-        file = read.payload
-        assert isinstance(file, FakeFile)
-        assert not self.slots[read.slot], "files go to empty slots"
-        if file not in self.files or self._fails(read):
-            self._lost.add(read.slot)
-            return
-        self.write(read.slot, file.tokens)
-        self._check_cut(read.slot, read.n_tokens)
-        del self.slots[read.slot][read.n_tokens :]
+    def end_fetch(self, *, fails: bool = False) -> Fetched:
+        """Have the oldest file read, or fail; what the scheduler is to be told."""
+        fetch_id, file = self.reading.pop(0)
+        payload = None if fails or file is None else (0, file.tokens)
+        return Fetched(fetch_id, payload, 0.0)
 
     def _check_cut(self, slot: int, n_tokens: int) -> None:
         if self._must_not_cut:
@@ -202,28 +188,47 @@ class FakeMemory:
         else:
             self.write(copy.dst, [cell.token for cell in cells])
 
-    def _capture(self, capture: Capture) -> None:
-        if capture.slot in self._lost or self._fails(capture):
-            return
-        if self.limits.kind is SnapshotKind.EXACT:
-            assert capture.stop == len(self.slots[capture.slot])
-        tokens = tuple(self.tokens(capture.slot)[capture.start : capture.stop])
-        assert len(tokens) == capture.stop - capture.start
-        n_bytes = HEAD_BYTES + TOKEN_BYTES * len(tokens)
-        if n_bytes <= capture.max_bytes:
-            payload = (capture.start, tokens)
-            self._captured[capture.capture_id] = Captured(payload, n_bytes)
+    def _save(self, save: Save) -> None:
+        payload = self._payload(save)
+        if save.tier is CacheTier.DISK:
+            file = None
+            if payload is not None:
+                file = FakeFile(save.save_id, payload[1])
+                assert save.key is not None
+                assert array("i", file.tokens).tobytes() == save.key.tokens
+                assert file.n_bytes <= save.max_bytes
+            self.writing.append((save.save_id, file))
+        elif payload is not None:
+            n_bytes = HEAD_BYTES + TOKEN_BYTES * len(payload[1])
+            if n_bytes <= save.max_bytes:
+                self._saved[save.save_id] = Saved(payload, n_bytes)
 
-    def _restore(self, restore: Restore) -> None:
-        cells = self.slots[restore.slot]
-        assert not cells, "restores go to empty slots"
-        if self._fails(restore):
-            self._lost.add(restore.slot)
+    def _payload(self, save: Save) -> Payload | None:
+        """The index of the first token, and the tokens."""
+        source, is_on_disk = save.source, save.tier is CacheTier.DISK
+        if isinstance(source, Snapshot):
+            assert isinstance(source.payload, tuple)
+            return source.payload
+        if source in self._lost or self._fails(save):
+            return None
+        held = self.tokens(source)
+        if is_on_disk or self.limits.kind is SnapshotKind.EXACT:
+            assert save.stop == len(held), "all of the slot"
+        tokens = tuple(held[save.start : save.stop])
+        assert len(tokens) == save.stop - save.start
+        return save.start, tokens
+
+    def _load(self, load: Load) -> None:
+        cells = self.slots[load.slot]
+        assert load.pieces[0].start == len(cells), "a slot has all before"
+        if self._fails(load):
+            self.slots[load.slot] = []
+            self._lost.add(load.slot)
             return
-        for piece in restore.pieces:
+        for piece in load.pieces:
             assert isinstance(piece.payload, tuple)
             first, tokens = piece.payload
             assert piece.start == len(cells), "pieces join"
             if self.limits.kind is SnapshotKind.EXACT:
                 assert (piece.start, piece.stop) == (0, len(tokens))
-            self.write(restore.slot, tokens[piece.start - first : piece.stop - first])
+            self.write(load.slot, tokens[piece.start - first : piece.stop - first])

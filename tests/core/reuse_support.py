@@ -4,7 +4,7 @@ from array import array
 
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.snapshots import SnapshotCost
+from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
 from pyllama_raw.errors import DecodeFailed
@@ -56,7 +56,8 @@ class Engine:
         """Run to the end; the last events of *prompts*."""
         ids = [self.add(tokens, max_tokens, **fields) for tokens in prompts]
         while self.step():
-            pass
+            while self.memory.reading:
+                self.scheduler.take_report(self.memory.end_fetch())
         return [self.ends[i] for i in ids]
 
     def step(self) -> StepPlan:
@@ -74,7 +75,7 @@ class Engine:
         return plan
 
     def apply(self, plan: StepPlan) -> None:
-        captured, lost = self.memory.run(plan.operations)
+        saved, lost = self.memory.run(plan.moves)
         for work in plan.works:
             if work.slot in lost:
                 continue
@@ -84,7 +85,7 @@ class Engine:
                 self._check(work)
         result = StepResult(
             outputs=tuple(output(work, ANSWER, lost=lost) for work in plan.works),
-            captured=captured,
+            saved=saved,
             not_restored=lost,
             refuses_cuts=self.memory.refuses_cuts,
         )
@@ -93,12 +94,12 @@ class Engine:
 
     def fail(self, plan: StepPlan) -> None:
         """The decode of *plan* breaks the context, and a new one is made."""
-        captured, lost = self.memory.run(plan.operations)
+        saved, lost = self.memory.run(plan.moves)
         self.memory.clear()
         result = StepResult(
             DecodeStatus.FAILED,
             error=DecodeFailed("llama_decode", -3, "injected"),
-            captured=captured,
+            saved=saved,
             not_restored=lost,
         )
         self._take(self.scheduler.apply(plan, result, 0.0))
@@ -118,7 +119,7 @@ class Engine:
 
     def of(self, kind) -> list:
         """Operations of *kind*, of all steps."""
-        return [op for p in self.plans for op in p.operations if isinstance(op, kind)]
+        return [op for p in self.plans for op in p.moves if isinstance(op, kind)]
 
     @property
     def n_computed(self) -> int:

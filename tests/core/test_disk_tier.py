@@ -4,22 +4,26 @@ from array import array
 
 import pytest
 
-from pyllama_raw.core.memory.disk_tier import DiskTier, KnownState
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.memory.slots import Slot
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.tier import KnownState, Tier
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
-    Captured,
     DecodeStatus,
     Delete,
+    Fetch,
+    Fetched,
+    FileKey,
     Held,
-    Read,
+    Load,
+    Piece,
+    Save,
+    Saved,
     StepResult,
     Trim,
-    Write,
+    Written,
 )
 from tests.core.support import answer, finished, make_request, make_scheduler
 
@@ -28,13 +32,20 @@ N = 100  # tokens of most prompts here
 ROOM = PrefixCache(SnapshotKind.STATE, max_bytes=10**9, max_entries=0)
 
 
-def make_tier(kind=SnapshotKind.STATE, known=(), **limits) -> DiskTier:
+def make_tier(kind=SnapshotKind.STATE, known=(), **limits) -> Tier:
     limits = {"max_bytes": 10**6, "max_entries": 100} | limits
-    return DiskTier(PrefixCache(kind, **limits), lambda n: 10 * n, known)
+    cache = PrefixCache(kind, **limits)
+    return Tier(CacheTier.DISK, cache, lambda n: 10 * n, known)
 
 
-def slot_with(tokens, namespace=None, index=0) -> Slot:
-    return Slot(index, left=array("i", tokens).tobytes(), namespace=namespace)
+def saved(tier, tokens, host, namespace=None) -> list:
+    """What saves slot 0, which holds *tokens*."""
+    return tier.save(0, namespace, array("i", tokens), host)
+
+
+def found(tier, sequence) -> int:
+    """Tokens of *sequence* that a file has; its last one is computed."""
+    return tier.match(sequence, len(sequence.tokens) - 1).n_tokens
 
 
 def sequence_of(tokens, namespace=None) -> Sequence:
@@ -42,12 +53,12 @@ def sequence_of(tokens, namespace=None) -> Sequence:
     return Sequence(request, 0, 0.0)
 
 
-def written(tier: DiskTier, tokens, payload="file", namespace=None) -> None:
+def written(tier: Tier, tokens, payload="file", namespace=None) -> None:
     """Have the tier keep *tokens*."""
-    operations = tier.save(slot_with(tokens, namespace), ROOM)
+    operations = saved(tier, tokens, ROOM, namespace=namespace)
     write = operations[-1]
-    assert isinstance(write, Write)
-    tier.end_write(write.write_id, Captured(payload, 10 * len(tokens)))
+    assert isinstance(write, Save)
+    tier.end_save(write.save_id, Saved(payload, 10 * len(tokens)))
 
 
 def known_of(tokens, payload) -> KnownState:
@@ -61,12 +72,13 @@ def test_a_file_is_found_when_it_is_complete():
     tier = make_tier()
     sequence = sequence_of(range(N + 5))
 
-    (write,) = tier.save(slot_with(range(N)), ROOM)
-    before = tier.match(sequence, 1).n_tokens
-    tier.end_write(write.write_id, Captured("file", 10 * N))
+    (write,) = saved(tier, range(N), ROOM)
+    before = found(tier, sequence)
+    tier.end_save(write.save_id, Saved("file", 10 * N))
 
-    assert write == Write(1, 0, None, array("i", range(N)).tobytes(), 10 * N)
-    assert (before, tier.match(sequence, 1).n_tokens) == (0, N)
+    key = FileKey(None, array("i", range(N)).tobytes())
+    assert write == Save(1, CacheTier.DISK, 0, 0, N, 10 * N, key)
+    assert (before, found(tier, sequence)) == (0, N)
 
 
 def test_a_write_that_fails_leaves_nothing():
@@ -74,12 +86,12 @@ def test_a_write_that_fails_leaves_nothing():
     Its room is free again, and the same state may be written later.
     """
     tier = make_tier()
-    (write,) = tier.save(slot_with(range(N)), ROOM)
+    (write,) = saved(tier, range(N), ROOM)
 
-    tier.end_write(write.write_id, None)
+    tier.end_save(write.save_id, None)
 
     assert tier.cache.stats().n_reserved_bytes == 0
-    assert tier.save(slot_with(range(N)), ROOM)
+    assert saved(tier, range(N), ROOM)
 
 
 def test_a_state_on_its_way_takes_host_memory():
@@ -90,12 +102,12 @@ def test_a_state_on_its_way_takes_host_memory():
     host = PrefixCache(SnapshotKind.STATE, max_bytes=2500, max_entries=9)
     store_all(host, range(500, 550), "snapshot")
 
-    (write,) = tier.save(slot_with(range(N)), host)
-    (second,) = tier.save(slot_with(range(1000, 1000 + N)), host)
-    third = tier.save(slot_with(range(2000, 2000 + N)), host)
+    (write,) = saved(tier, range(N), host)
+    (second,) = saved(tier, range(1000, 1000 + N), host)
+    third = saved(tier, range(2000, 2000 + N), host)
     held = host.stats()
-    tier.end_write(write.write_id, None)
-    tier.end_write(second.write_id, Captured("file", 10 * N))
+    tier.end_save(write.save_id, None)
+    tier.end_save(second.save_id, Saved("file", 10 * N))
 
     assert third == []
     assert (held.n_lent_bytes, held.n_bytes) == (2000, 201)
@@ -110,7 +122,7 @@ def test_a_state_too_large_for_the_disk_takes_no_host_memory():
     tier = make_tier(max_bytes=100)
     host = PrefixCache(SnapshotKind.STATE, max_bytes=2500, max_entries=9)
 
-    assert tier.save(slot_with(range(N)), host) == []
+    assert saved(tier, range(N), host) == []
     assert host.stats().n_lent_bytes == 0
 
 
@@ -119,12 +131,12 @@ def test_what_is_stored_or_under_way_is_not_written_again():
     Nor is a prefix of it, where a longer state serves all of them.
     """
     tier = make_tier()
-    tier.save(slot_with(range(N)), ROOM)
-    again = tier.save(slot_with(range(N - 10)), ROOM)
+    saved(tier, range(N), ROOM)
+    again = saved(tier, range(N - 10), ROOM)
     written(tier, range(1000, 1000 + N))
 
     assert again == []
-    assert tier.save(slot_with(range(1000, 1000 + N)), ROOM) == []
+    assert saved(tier, range(1000, 1000 + N), ROOM) == []
 
 
 def test_short_states_and_private_ones_are_not_written():
@@ -133,19 +145,19 @@ def test_short_states_and_private_ones_are_not_written():
     """
     tier = make_tier()
 
-    assert tier.save(slot_with(range(tier.min_gain - 1)), ROOM) == []
-    assert tier.save(slot_with(range(N), namespace=Private()), ROOM) == []
-    assert tier.save(slot_with(range(N), namespace="salt"), ROOM)
+    assert saved(tier, range(tier.min_gain - 1), ROOM) == []
+    assert saved(tier, range(N), ROOM, namespace=Private()) == []
+    assert saved(tier, range(N), ROOM, namespace="salt")
 
 
 def test_a_tier_that_is_off_does_nothing():
     """
     No operation, no hit, no entry.
     """
-    tier = DiskTier.off()
+    tier = Tier.without_files()
 
-    assert tier.save(slot_with(range(N)), ROOM) == []
-    assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
+    assert saved(tier, range(N), ROOM) == []
+    assert found(tier, sequence_of(range(N))) == 0
     assert tier.deletions() == []
 
 
@@ -156,10 +168,10 @@ def test_files_are_deleted_before_what_displaces_them_is_written():
     tier = make_tier(max_bytes=14 * N)
     written(tier, range(N), "old")
 
-    delete, write = tier.save(slot_with(range(500, 500 + N)), ROOM)
+    delete, write = saved(tier, range(500, 500 + N), ROOM)
 
     assert delete == Delete(("old",))
-    assert isinstance(write, Write)
+    assert isinstance(write, Save)
 
 
 def test_a_longer_state_replaces_the_shorter():
@@ -182,14 +194,13 @@ def test_a_read_that_fails_drops_the_file():
     tier = make_tier()
     written(tier, range(N))
     sequence = sequence_of(range(N))
-    for lost in (frozenset(), frozenset({3})):
-        hit = tier.match(sequence, 1)
-        tier.cache.pin(hit)
-        read = tier.restore(3, hit)
-        tier.settle(StepResult(not_restored=lost))
+    for failed in (False, True):
+        hit = tier.match(sequence, N - 1)
+        tier.hold(hit, ROOM)
+        tier.let_go(hit, ROOM, failed=failed)
 
-    assert read == Read(3, "file", N - 1)
-    assert tier.match(sequence, 1).n_tokens == 0
+    assert hit.entries[0].payload is None
+    assert found(tier, sequence) == 0
     assert tier.deletions() == [Delete(("file",))]
     tier.cache.check_integrity()
 
@@ -206,7 +217,7 @@ def test_known_files_are_taken_over():
     ]
     tier = make_tier(known=known, max_bytes=28 * N)
 
-    assert tier.match(sequence_of(range(500, 600)), 1).n_tokens == 99
+    assert found(tier, sequence_of(range(500, 600))) == 99
     assert tier.deletions() == [Delete(("covered", "oldest"))]
 
 
@@ -217,7 +228,7 @@ def test_a_known_file_larger_than_its_tokens_is_deleted():
     tokens = array("i", range(N))
     tier = make_tier(known=[KnownState(None, tokens, "forged", 10 * N + 1)])
 
-    assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
+    assert found(tier, sequence_of(range(N))) == 0
     assert tier.deletions() == [Delete(("forged",))]
 
 
@@ -228,8 +239,8 @@ def test_exact_states_are_of_use_at_their_end_only():
     tier = make_tier(SnapshotKind.EXACT)
     written(tier, range(N))
 
-    assert tier.match(sequence_of(range(N)), 1).n_tokens == 0
-    assert tier.match(sequence_of(range(N + 1)), 1).n_tokens == N
+    assert found(tier, sequence_of(range(N))) == 0
+    assert found(tier, sequence_of(range(N + 1))) == N
 
 
 def test_snapshots_on_the_path_of_exact_memory_are_written_too():
@@ -241,17 +252,17 @@ def test_snapshots_on_the_path_of_exact_memory_are_written_too():
         store_all(host, range(n_tokens), f"state of {n_tokens}")
     tier = make_tier(SnapshotKind.EXACT)
 
-    operations = tier.export(slot_with(range(N)), host)
+    operations = tier.save_snapshots(None, array("i", range(N)), host)
     for write in operations:
-        tier.end_write(write.write_id, Captured(write.payload, 100))
+        tier.end_save(write.save_id, Saved(write.source.payload, 100))
 
-    assert [(len(o.tokens) // 4, o.payload) for o in operations] == [
+    assert [(o.stop, o.source.payload) for o in operations] == [
         (90, "state of 90"),
         (70, "state of 70"),
     ]
-    assert tier.export(slot_with(range(N)), host) == []
-    assert tier.match(sequence_of([*range(80), 7, 7]), 1).n_tokens == 70
-    assert make_tier().export(slot_with(range(N)), host) == []
+    assert tier.save_snapshots(None, array("i", range(N)), host) == []
+    assert found(tier, sequence_of([*range(80), 7, 7])) == 70
+    assert make_tier().save_snapshots(None, array("i", range(N)), host) == []
 
 
 def store_all(cache, tokens, payload) -> None:
@@ -278,8 +289,10 @@ def run(scheduler, request):
     scheduler.add(request, 0.0)
     operations = []
     while plan := scheduler.schedule(1.0):
-        operations += plan.operations
+        operations += plan.moves
         events = scheduler.apply(plan, answer(plan), 2.0)
+        for move in kinds(plan.moves, Fetch):
+            scheduler.take_report(Fetched(move.fetch_id, f"read {move.payload}", 0.5))
         scheduler.check_integrity()
     return operations, finished(events)[request.request_id]
 
@@ -290,14 +303,15 @@ def kinds(operations, *wanted):
 
 def test_a_prompt_starts_from_a_file():
     """
-    One read instead of a prefill; usage names the tier.
+    One file is read instead of a prefill; usage names the tier.
     """
     tier = make_tier(known=[known_of(range(100, 400), "file")])
     scheduler = make(tier)
 
     operations, end = run(scheduler, make_request(n_prompt=200, max_tokens=1))
 
-    assert kinds(operations, Read) == [Read(0, "file", 198)]
+    load = Load(0, (Piece("read file", 0, 198),))
+    assert kinds(operations, Fetch, Load) == [Fetch(1, "file"), load]
     assert (end.n_cached, end.cache_tier) == (198, CacheTier.DISK)
     assert scheduler.cache_stats().disk.n_hit_tokens_host == 198
 
@@ -326,7 +340,7 @@ def test_a_file_that_saves_much_wins_over_the_last_slot():
 
     operations, end = run(scheduler, make_request(1, n_prompt=250, max_tokens=1))
 
-    assert [type(o) for o in kinds(operations, Write, Read)] == [Write, Read]
+    assert [type(o) for o in kinds(operations, Save, Fetch)] == [Save, Fetch]
     assert (end.n_cached, end.cache_tier) == (248, CacheTier.DISK)
 
 
@@ -340,9 +354,9 @@ def test_slots_are_written_at_the_end():
 
     (plan,) = scheduler.last_plans()
 
-    (write,) = plan.operations
-    assert len(write.tokens) // 4 == 102
-    scheduler.end_write(write.write_id, Captured("file", 1020))
+    (write,) = plan.moves
+    assert write.stop == 102
+    scheduler.take_report(Written(write.save_id, Saved("file", 1020)))
     assert list(scheduler.last_plans()) == []
 
 
@@ -363,12 +377,12 @@ def test_memory_is_cut_before_slots_are_written_at_the_end(exact, n_steps, n_kep
 
     operations = []
     for plan in scheduler.last_plans():
-        operations += plan.operations
+        operations += plan.moves
         scheduler.apply(plan, answer(plan), 4.0)
 
     cut = [Trim(0, n_kept)] if exact else []
     assert operations[:-1] == cut
-    assert len(operations[-1].tokens) // 4 == n_kept
+    assert operations[-1].stop == n_kept
     scheduler.check_integrity()
 
 
@@ -405,8 +419,8 @@ def test_an_aborted_step_is_cut_before_slots_are_written_at_the_end():
 
     cut, write = scheduler.last_plans()
 
-    assert cut.operations == (Trim(0, 198),)
-    assert len(write.operations[0].tokens) // 4 == 198
+    assert cut.moves == (Trim(0, 198),)
+    assert write.moves[0].stop == 198
 
 
 def test_clearing_the_cache_deletes_files():
@@ -415,12 +429,12 @@ def test_clearing_the_cache_deletes_files():
     """
     tier = make_tier(known=[known_of(range(100, 300), "file")])
     scheduler = make(tier)
-    tier.save(slot_with(range(500, 600)), ROOM)
+    saved(tier, range(500, 600), ROOM)
 
     scheduler.clear_cache()
     first = scheduler.schedule(1.0)
-    scheduler.end_write(1, Captured("late", 1000))
+    scheduler.take_report(Written(1, Saved("late", 1000)))
     second = scheduler.schedule(1.0)
 
-    assert first.operations == (Delete(("file",)),)
-    assert second.operations == (Delete(("late",)),)
+    assert first.moves == (Delete(("file",)),)
+    assert second.moves == (Delete(("late",)),)

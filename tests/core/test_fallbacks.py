@@ -2,11 +2,11 @@
 
 import pytest
 
-from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.tier import Tier
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.step import Restore, Trim
+from pyllama_raw.core.step import Load, Trim
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
 from tests.core.reuse_support import ANSWER, A, B, Engine
 
@@ -56,9 +56,9 @@ def test_a_snapshot_that_cannot_be_restored_leaves_the_live_prefix():
     """
     The next best is taken in the step after, and a failed restore is no hit.
     """
-    end, engine, counted = play_fork(n_cells=192, fails=(Restore,))
+    end, engine, counted = play_fork(n_cells=192, fails=(Load,))
 
-    assert len(engine.of(Restore)) == 1
+    assert len(engine.of(Load)) == 1
     assert (end.n_cached, end.cache_tier) == (20, CacheTier.LIVE)
     assert counted == (20, 0)
 
@@ -76,7 +76,7 @@ def test_the_last_idle_slot_is_not_given_up_for_what_cannot_be_had():
 
     [end] = engine.run([*A[:18], 5], max_tokens=1)
 
-    assert engine.of(Restore) == []
+    assert engine.of(Load) == []
     assert (end.n_cached, end.cache_tier) == (10, CacheTier.LIVE)
 
 
@@ -95,7 +95,7 @@ def test_a_refused_cut_is_computed_again_and_not_tried_again(kind):
     assert [end.n_output for end in (cut, cut_again, whole)] == [2, 2, 2]
     assert [end.n_cached for end in (cut, cut_again, whole)] == [0, 0, 12]
     assert len(engine.of(Trim)) == 1
-    assert engine.of(Restore) == []
+    assert engine.of(Load) == []
     assert engine.cache.n_entries == 0
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_written_to_files_that_would_have_to_be_cut(fails, n_plans):
     Not even what idle slots hold at the end, which is written otherwise.
     """
     index = PrefixCache(SnapshotKind.STATE, max_bytes=10**6, max_entries=10)
-    disk = DiskTier(index, lambda n: HEAD_BYTES + TOKEN_BYTES * n)
+    disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n)
     disk.min_gain = 1
     engine = Engine(1, fails=fails, disk=disk)
     engine.run(A)

@@ -200,4 +200,4 @@ def test_tokens_of_a_row_are_taken_up_to_the_end():
 
     assert delta.tokens == (97, 98, STOP_TOKEN)
     assert (end.n_output, end.detail) == (3, StopToken(STOP_TOKEN))
-    assert scheduler.schedule(0.0).operations == (Trim(0, 4), Release(0))
+    assert scheduler.schedule(0.0).moves == (Trim(0, 4), Release(0))

@@ -7,8 +7,8 @@ from pyllama_raw.core.memory.placement import (
     Cold,
     CopyOf,
     Follow,
-    Load,
     Offer,
+    Restore,
     Source,
     TakeOver,
     Wanted,
@@ -34,8 +34,8 @@ def disk(n_tokens) -> Offer:
     return Offer(CacheTier.DISK, hit_of(n_tokens), 64)
 
 
-def load(offer, n_live=0) -> Load:
-    return Load(offer.tier, offer.hit, n_live)
+def load(offer, n_live=0) -> Restore:
+    return Restore(offer.tier, offer.hit, n_live)
 
 
 def idle(slot, n_now, n_held) -> Source:

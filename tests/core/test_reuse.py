@@ -13,10 +13,10 @@ from pyllama_raw.core.memory.sources import find_sources
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
-    Capture,
     Copy,
+    Load,
     Release,
-    Restore,
+    Save,
     Shift,
     Trim,
 )
@@ -41,7 +41,7 @@ def test_an_idle_slot_is_continued(kind):
     [end] = engine.run([*A, ANSWER, *B[:10]])
 
     assert (end.n_cached, end.cache_tier) == (len(A) + 1, CacheTier.LIVE)
-    assert engine.of(Copy) + engine.of(Restore) + engine.of(Trim) == []
+    assert engine.of(Copy) + engine.of(Load) + engine.of(Trim) == []
 
 
 def test_an_idle_slot_with_more_is_copied_from():
@@ -84,7 +84,7 @@ def test_the_last_idle_slot_is_captured_and_cut():
     [end] = engine.run([*A[:20], *B])
 
     assert (end.n_cached, end.cache_tier) == (20, CacheTier.LIVE)
-    [capture] = engine.of(Capture)
+    [capture] = engine.of(Save)
     assert (capture.start, capture.stop) == (0, len(A) + 1)
     assert engine.of(Trim) == [Trim(0, 20)]
 
@@ -146,7 +146,7 @@ def test_idle_slots_give_their_cells_to_who_runs():
 
     assert end.reason is FinishReason.LENGTH
     assert engine.of(Release) == [Release(0)]
-    assert [capture.slot for capture in engine.of(Capture)] == [0]
+    assert [save.source for save in engine.of(Save)] == [0]
 
 
 # -- waiting for a leader ----------------------------------------------------------
@@ -327,7 +327,7 @@ def test_a_slot_that_was_shifted_is_not_kept():
     [end] = engine.run(A)
 
     assert engine.of(Shift)
-    assert engine.of(Capture) == []
+    assert engine.of(Save) == []
     assert end.n_cached == 0
 
 

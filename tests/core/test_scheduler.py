@@ -230,7 +230,7 @@ def test_a_full_slot_shifts_if_told_to():
 
     plans, events = run_until_idle(scheduler)
 
-    assert [p.operations for p in plans if p.operations] == [(Shift(0, 1, 3),)] * 3
+    assert [p.moves for p in plans if p.moves] == [(Shift(0, 1, 3),)] * 3
     assert finished(events)[0].n_output == 12
     assert scheduler.stats().shifted == 3
 
@@ -260,7 +260,7 @@ def test_cancel_frees_the_slot_for_the_next_step():
     assert not scheduler.cancel(0, 1.0)
     plan = scheduler.schedule(1.0)
 
-    assert plan.operations == (Release(0),)
+    assert plan.moves == (Release(0),)
     assert shape(plan) == [(0, 0, 4, True)]
     assert finished(scheduler.take_events())[0].reason is FinishReason.CANCELLED
 
@@ -291,7 +291,7 @@ def test_cancel_while_its_step_runs():
     events = scheduler.apply(plan, answer(plan), 1.0)
 
     assert [e.request_id for e in events] == [0, 1]
-    assert scheduler.schedule(2.0).operations == (Release(0),)
+    assert scheduler.schedule(2.0).moves == (Release(0),)
 
 
 def test_deadlines_end_waiting_and_running_requests():

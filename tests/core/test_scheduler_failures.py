@@ -75,7 +75,7 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
     scheduler.apply(plan, result, 1.0)
     plan = scheduler.schedule(2.0)
 
-    assert plan.operations == (Release(2), Trim(0, 2), Trim(1, 2))
+    assert plan.moves == (Release(2), Trim(0, 2), Trim(1, 2))
     assert [(w.slot, w.start) for w in plan.works] == [(0, 2), (1, 2)]
 
 
@@ -94,7 +94,7 @@ def test_a_failed_step_rewinds_all():
 
     assert events == []
     plan = scheduler.schedule(2.0)
-    assert plan.operations == ()
+    assert plan.moves == ()
     assert [work.start for work in plan.works] == [0]
 
 

@@ -15,19 +15,19 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.snapshots import SnapshotCost
-from pyllama_raw.core.request import TOKENS, Delta, Lot, Request
+from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.request import TOKENS, CacheTier, Delta, Lot, Request
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
     Held,
+    Load,
     Release,
-    Restore,
     RowFailed,
     Sampled,
+    Save,
     Score,
     Shift,
     StepResult,
@@ -109,6 +109,7 @@ class SchedulerModel(RuleBasedStateMachine):
             snapshot_interval_tokens=interval,
         )
         self.scheduler._memory.min_wait = 2
+        self.scheduler._memory.load_tokens = 4
         self.now = 0.0
         self.memory = FakeMemory(self.scheduler.limits, self.fails)
         self.data = None
@@ -179,7 +180,12 @@ class SchedulerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.memory.writing)
     @rule(fails=st.booleans())
     def end_write(self, *, fails):
-        self.scheduler.end_write(*self.memory.end_write(fails=fails))
+        self.scheduler.take_report(self.memory.end_write(fails=fails))
+
+    @precondition(lambda self: self.memory.reading)
+    @rule(fails=st.booleans())
+    def end_fetch(self, *, fails):
+        self.scheduler.take_report(self.memory.end_fetch(fails=fails))
 
     @precondition(lambda self: self.plan is None)
     @rule()
@@ -193,13 +199,13 @@ class SchedulerModel(RuleBasedStateMachine):
         assert len(set(slots)) == len(slots)
         assert len({self.lots[work.request_id] for work in self.plan.works}) <= 1
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
-            assert self.plan
+            assert self.plan or self.memory.reading
 
     def prepare(self, data):
         """Run the operations; returns the works that can be computed."""
         self.data = data
         self.check_moves()
-        captured, lost = self.memory.run(self.plan.operations)
+        saved, lost = self.memory.run(self.plan.moves)
         works = [work for work in self.plan.works if work.slot not in lost]
         for work in works:
             assert work.start == len(self.memory.slots[work.slot])
@@ -207,15 +213,15 @@ class SchedulerModel(RuleBasedStateMachine):
                 text = self.texts[work.request_id]
                 held = self.memory.tokens(work.slot) + list(work.tokens)
                 assert self.is_shifted(work) or held == text[: len(held)]
-        return works, captured, lost
+        return works, saved, lost
 
     def check_moves(self):
         """A window goes where sums over its cells stay the same."""
-        for operation in self.plan.operations:
+        for operation in self.plan.moves:
             n_tokens = None
             if isinstance(operation, Copy):
                 n_tokens = operation.n_tokens
-            elif isinstance(operation, Restore):
+            elif isinstance(operation, Load):
                 n_tokens = operation.pieces[-1].stop
             if n_tokens is not None:
                 assert self.scheduler.limits.n_movable(n_tokens) == n_tokens
@@ -273,38 +279,36 @@ class SchedulerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.plan is not None)
     @rule(token=st.sampled_from([21, 22, 97, STOP_TOKEN]), data=st.data())
     def succeed(self, token, data):
-        works, captured, lost = self.prepare(data)
+        works, saved, lost = self.prepare(data)
         self.write(works)
         self.finish_step(
             outputs=tuple(self.output(w, token, lost) for w in self.plan.works),
-            captured=captured,
+            saved=saved,
             not_restored=lost,
         )
 
     @precondition(lambda self: self.plan)
     @rule(data=st.data())
     def fail_one_row(self, data):
-        works, captured, lost = self.prepare(data)
+        works, saved, lost = self.prepare(data)
         self.write(works)
         outputs = [output(work, 97, lost=lost) for work in self.plan.works]
         rows = [i for i, o in enumerate(outputs) if isinstance(o, Sampled)]
         if rows:
             error = SamplingFailed("llama_sampler_sample", None, "injected")
             outputs[data.draw(st.sampled_from(rows))] = RowFailed(error)
-        self.finish_step(outputs=tuple(outputs), captured=captured, not_restored=lost)
+        self.finish_step(outputs=tuple(outputs), saved=saved, not_restored=lost)
 
     @precondition(lambda self: self.plan and self.plan.works)
     @rule(data=st.data())
     def find_no_space(self, data):
-        _, captured, lost = self.prepare(data)
-        self.finish_step(
-            status=DecodeStatus.NO_SPACE, captured=captured, not_restored=lost
-        )
+        _, saved, lost = self.prepare(data)
+        self.finish_step(status=DecodeStatus.NO_SPACE, saved=saved, not_restored=lost)
 
     @precondition(lambda self: self.plan and self.plan.works)
     @rule(data=st.data())
     def abort(self, data):
-        works, captured, lost = self.prepare(data)
+        works, saved, lost = self.prepare(data)
         self.write(works, data.draw(st.integers(0, self.plan.n_tokens)))
         exact = self.scheduler.limits.kind is SnapshotKind.EXACT
         if exact or self.memory.refuses_cuts:
@@ -314,14 +318,14 @@ class SchedulerModel(RuleBasedStateMachine):
         self.finish_step(
             status=DecodeStatus.ABORTED,
             outputs=tuple(held),
-            captured=captured,
+            saved=saved,
             not_restored=lost,
         )
 
     @precondition(lambda self: self.plan and self.plan.works)
     @rule(fatal=st.booleans(), data=st.data())
     def fail(self, fatal, data):
-        _, captured, lost = self.prepare(data)
+        _, saved, lost = self.prepare(data)
         status = DecodeStatus.INVALID
         error = InvalidBatch("llama_decode", -1, "injected")
         if fatal:
@@ -332,9 +336,7 @@ class SchedulerModel(RuleBasedStateMachine):
             )
         if len(self.plan.works) == 1:
             self.alone[self.plan.works[0].request_id] += 1
-        self.finish_step(
-            status=status, error=error, captured=captured, not_restored=lost
-        )
+        self.finish_step(status=status, error=error, saved=saved, not_restored=lost)
 
     @invariant()
     def laws_hold(self):
@@ -353,9 +355,15 @@ class SchedulerModel(RuleBasedStateMachine):
         for _ in range(5000):
             if self.plan is not None:
                 self.succeed(97, NoFailure())
+            while self.memory.reading:
+                self.end_fetch(fails=False)
             if not self.scheduler.has_work:
                 break
             self.schedule()
+        self.check_events()
+
+    def check_events(self):
+        """Each request has ended, and was told all that it got."""
         self.events += self.scheduler.take_events()
         ends = finished(self.events)
         assert set(ends) == set(self.texts)
@@ -378,7 +386,7 @@ def make_disk(kind):
     """A disk tier that keeps and reads the shortest of prefixes."""
     whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
     cache = PrefixCache(whole, max_bytes=MAX_DISK_BYTES, max_entries=5)
-    tier = DiskTier(cache, COST.bound)
+    tier = Tier(CacheTier.DISK, cache, COST.bound)
     tier.min_gain = 1
     return tier
 
@@ -441,9 +449,11 @@ def play(seed):
         )
         for _ in range(rng.randrange(4)):
             model.schedule()
-            counts.update(type(o).__name__ for o in model.plan.operations)
+            counts.update(map(kind_of, model.plan.moves))
             model.succeed(97, Dice(rng))
             model.laws_hold()
+        if model.memory.reading and rng.random() < 0.5:
+            model.end_fetch(fails=rng.random() < 0.1)
         if model.memory.writing and rng.random() < 0.5:
             model.end_write(fails=rng.random() < 0.1)
         if rng.random() < 0.02:
@@ -452,11 +462,18 @@ def play(seed):
     return counts
 
 
+def kind_of(move):
+    """The type of *move*; of a save also the tier, and whether it is of a snapshot."""
+    if isinstance(move, Save):
+        return f"{move.tier} {type(move.source).__name__}"
+    return type(move).__name__
+
+
 def test_long_histories_go_through_all_tiers():
     """
     What a slot holds is what its sequence says, after any copies, restores and reads.
     """
     counts = sum((play(seed) for seed in range(16)), Counter())
 
-    names = ("Restore", "Write", "Export", "Read", "Delete")
+    names = ("host int", "disk int", "disk Snapshot", "Load", "Fetch", "Delete")
     assert min(counts[name] for name in names) > 25

@@ -8,9 +8,9 @@ from pyllama_raw.core.memory.cache_stats import Eviction, Refusal
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.step import (
-    Capture,
+    Load,
     Release,
-    Restore,
+    Save,
 )
 from pyllama_raw.testing.memory import FakeMemory
 from tests.core.reuse_support import ANSWER, A, B, Engine
@@ -35,7 +35,7 @@ def test_who_loses_the_slot_is_captured_and_restored(kind):
     [end] = engine.run([*A, ANSWER, 5, 6])
 
     assert (end.n_cached, end.cache_tier) == (len(A) + 1, CacheTier.HOST)
-    assert len(engine.of(Restore)) == 1
+    assert len(engine.of(Load)) == 1
     assert engine.cache.n_hit_tokens_host == len(A) + 1
 
 
@@ -52,8 +52,8 @@ def test_ranges_are_captured_once_and_restored_as_a_chain():
     [end] = engine.run([*A, ANSWER, 5, ANSWER, 6, 7])
 
     assert end.n_cached == len(A) + 3
-    assert [(c.start, c.stop) for c in engine.of(Capture)][2] == (41, 43)
-    assert [(p.start, p.stop) for p in engine.of(Restore)[-1].pieces] == [
+    assert [(c.start, c.stop) for c in engine.of(Save)][2] == (41, 43)
+    assert [(p.start, p.stop) for p in engine.of(Load)[-1].pieces] == [
         (0, 41),
         (41, 43),
     ]
@@ -67,12 +67,12 @@ def test_a_restore_that_fails_is_a_miss(kind):
     engine = Engine(1, kind=kind)
     engine.run(A)
     engine.run(B)
-    engine.fails = (Restore,)
+    engine.fails = (Load,)
 
     [end] = engine.run([*A, ANSWER, 5, 6])
 
     n_known = 2 if kind is SnapshotKind.EXACT else 1  # each is tried once
-    assert len(engine.of(Restore)) == n_known
+    assert len(engine.of(Load)) == n_known
     assert (end.reason, end.n_cached, end.cache_tier) == (FinishReason.LENGTH, 0, None)
     assert engine.cache.n_evictions[Eviction.DROPPED] >= 1
 
@@ -82,7 +82,7 @@ def test_a_capture_that_fails_is_a_miss(kind):
     """
     Its room in the cache is given back.
     """
-    engine = Engine(1, kind=kind, fails=(Capture,))
+    engine = Engine(1, kind=kind, fails=(Save,))
     engine.run(A)
     engine.run(B)
 
@@ -100,11 +100,11 @@ def test_a_copy_of_what_was_not_restored_is_lost_too():
     engine = Engine(2, token_budget=64)
     engine.run(A)
     engine.run(B, [300, *B])
-    engine.fails = (Restore,)
+    engine.fails = (Load,)
 
     ends = engine.run([*A, ANSWER, 5], [*A, ANSWER, 6])
 
-    assert engine.of(Restore)
+    assert engine.of(Load)
     assert min(end.n_cached for end in ends) == 0
     assert {end.reason for end in ends} == {FinishReason.LENGTH}
 
@@ -116,7 +116,7 @@ def test_a_slot_that_was_not_restored_and_lost_its_request_is_empty():
     engine = Engine(1)
     engine.run(A)
     engine.run(B)
-    engine.fails = (Restore,)
+    engine.fails = (Load,)
     request_id = engine.add([*A, ANSWER, 5])
     plan = engine.plan()
     engine.scheduler.cancel(request_id, 0.0)
@@ -140,7 +140,7 @@ def test_a_snapshot_that_finds_no_cells_is_a_miss():
 
     [end] = engine.run([*A[:18], 5], max_tokens=1)
 
-    assert engine.of(Restore) == []
+    assert engine.of(Load) == []
     assert (end.reason, end.n_cached) == (FinishReason.LENGTH, 0)
 
 
@@ -167,13 +167,13 @@ def test_nothing_is_kept_without_a_cache():
     for request_id in range(2):
         scheduler.add(Request(request_id, array("i", A), 1), 0.0)
         plan = scheduler.schedule(0.0)
-        memory.run(plan.operations)
+        memory.run(plan.moves)
         for work in plan.works:
             memory.write(work.slot, work.tokens)
         [_, end] = scheduler.apply(plan, answer(plan, ANSWER), 0.0)
         assert end.n_cached == 0
 
-    assert scheduler.schedule(0.0).operations == (Release(0),)
+    assert scheduler.schedule(0.0).moves == (Release(0),)
     assert scheduler.cache_stats().n_queries == 0
 
 
@@ -246,7 +246,7 @@ def test_prefill_stops_at_each_point_and_captures_there():
 
     works = [work for plan in engine.plans for work in plan.works]
     assert [work.start for work in works[:6]] == [0, 16, 20, 32, 38, 40]
-    assert [c.stop for c in engine.of(Capture)] == [16, 20, 32, 38, 41]
+    assert [c.stop for c in engine.of(Save)] == [16, 20, 32, 38, 41]
 
 
 def test_where_prompts_part_is_captured():
@@ -259,7 +259,7 @@ def test_where_prompts_part_is_captured():
 
     [end] = engine.run([*A[:25], 5, 6])
 
-    assert 25 in [capture.stop for capture in engine.of(Capture)]
+    assert 25 in [capture.stop for capture in engine.of(Save)]
     assert (end.n_cached, end.cache_tier) == (25, CacheTier.HOST)
 
 
@@ -271,7 +271,7 @@ def test_points_are_not_captured_when_nothing_is_stored():
 
     engine.run(A)
 
-    assert engine.of(Capture) == []
+    assert engine.of(Save) == []
     assert len(engine.plans[0].works[0].tokens) == len(A)
 
 
@@ -288,7 +288,7 @@ def test_points_behind_what_was_restored_are_dropped():
     engine.run()
 
     assert engine.ends[request_id].reason is FinishReason.LENGTH
-    assert [c.stop for c in engine.of(Capture)] == [38]
+    assert [c.stop for c in engine.of(Save)] == [38]
 
 
 # -- where outputs must not depend on what ran before ----------------------------------
@@ -305,7 +305,7 @@ def test_memory_with_an_answer_is_not_taken_over():
     [end] = engine.run([*A, ANSWER, 5], cache_points=(41,))
 
     assert (end.n_cached, end.cache_tier) == (len(A) - 2, CacheTier.HOST)
-    assert [capture.stop for capture in engine.of(Capture)] == [38, 40]
+    assert [capture.stop for capture in engine.of(Save)] == [38, 40]
 
 
 @pytest.mark.parametrize(("n_swa", "n_cached"), [(0, 38), (8, 8), (40, 38)])

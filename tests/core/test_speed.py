@@ -8,6 +8,7 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
+from pyllama_raw.core.step import Load
 from tests.core.support import answer, finished, make_request, make_scheduler
 
 N_BYTES = 1000  # of the snapshot
@@ -68,7 +69,8 @@ def run(scheduler, request, restore_s):
     """Until the scheduler is idle; restores take *restore_s*, steps 1 s."""
     scheduler.add(request, 0.0)
     while plan := scheduler.schedule(1.0):
-        took = {operation.slot: restore_s for operation in plan.operations}
+        loads = [move for move in plan.moves if isinstance(move, Load)]
+        took = {load.slot: restore_s for load in loads}
         result = answer(plan)._replace(restore_s=took)
         events = scheduler.apply(plan, result, 2.0)
         scheduler.check_integrity()

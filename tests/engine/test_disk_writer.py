@@ -1,18 +1,21 @@
 """The thread that writes files, and what the engine thread makes of its reports."""
 
 import weakref
+from array import array
 from threading import Event
 
 import numpy as np
 
-from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.tier import KnownState, Tier
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.step import Fetched
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
+from pyllama_raw.testing.memory import FakeFile
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainLoop, PlainStream
 from tests.engine.test_disk_store import MANY, n_used, state_of, tokens_of
@@ -34,7 +37,7 @@ class HeldStore(DiskStore):
 def make_writer(store, **options):
     writer = DiskWriter(store, **options)
     reports = []
-    writer.report = lambda write_id, written: reports.append((write_id, written))
+    writer.report = reports.append
     return writer, reports
 
 
@@ -48,14 +51,18 @@ def test_a_complete_file_is_reported(tmp_path):
     writer.write(7, "salt", tokens_of(1), state_of(1))
     writer.drain()
     ((write_id, written),) = reports
-    state = writer.read(written.payload)
+    writer.fetch(3, written.payload)
+    writer.drain()
     writer.delete([written.payload])
+    writer.drain()
+    writer.fetch(4, written.payload)
     writer.drain()
 
     assert write_id == 7
     assert written.n_bytes == written.payload.n_bytes - len(tokens_of(1))
-    assert np.array_equal(state, state_of(1))
-    assert writer.read(written.payload) is None
+    fetched, gone = reports[1:]
+    assert (fetched.fetch_id, gone.fetch_id, gone.payload) == (3, 4, None)
+    assert np.array_equal(fetched.payload.data, state_of(1))
     writer.close()
 
 
@@ -119,7 +126,9 @@ class FakeFiles:
 
     def drain(self):
         while self.memory.writing:
-            self.report(*self.memory.end_write())
+            self.report(self.memory.end_write())
+        while self.memory.reading:
+            self.report(self.memory.end_fetch())
 
 
 def test_the_engine_writes_at_its_end_what_slots_hold():
@@ -145,7 +154,7 @@ def test_a_file_can_be_used_as_soon_as_it_is_reported():
     """
     The report is a command to the engine thread; the next request finds the file.
     """
-    executor = FakeExecutor(fake_limits(n_slots=1))
+    executor = FakeExecutor(fake_limits(n_slots=1), on_step=lambda *_: files.drain())
     files = FakeFiles(executor.memory)
     thread = start(executor, files)
     ends = []
@@ -154,7 +163,6 @@ def test_a_file_can_be_used_as_soon_as_it_is_reported():
         request = make_request(request_id, 80, 3, namespace=namespace)
         thread.submit(request, stream)
         ends.append(stream.read_to_end()[-1])
-        files.drain()
     thread.close()
     assert thread.join(HANG_S)
 
@@ -162,11 +170,58 @@ def test_a_file_can_be_used_as_soon_as_it_is_reported():
     assert ends[-1].cache_tier is CacheTier.DISK
 
 
-def start(executor, files):
+def test_streams_go_on_while_a_file_is_read():
+    """
+    The reader hangs: its request waits without work, others get all of their tokens.
+    """
+    executor = FakeExecutor(fake_limits(n_slots=2))
+    files = FakeFiles(executor.memory)
+    file = FakeFile(0, tuple(range(100, 190)))
+    executor.memory.files.add(file)
+    known = KnownState(None, array("i", file.tokens), file, file.n_bytes)
+    thread = start(executor, files, [known])
+    late, stream = PlainStream(PlainLoop()), PlainStream(PlainLoop())
+    thread.submit(make_request(0, 90, 2), late)
+    thread.submit(make_request(1, 4, 20, namespace="other"), stream)
+
+    end = stream.read_to_end()[-1]
+    works = [work for plan in executor.plans for work in plan.works]
+    thread.call(files.drain).result(HANG_S)
+    late_end = late.read_to_end()[-1]
+    thread.close()
+    assert thread.join(HANG_S)
+
+    assert end.n_output == 20
+    assert {work.request_id for work in works} == {1}
+    assert (late_end.n_output, late_end.n_cached) == (2, 88)
+    assert thread._cause is None
+
+
+def test_a_read_does_not_wait_for_a_write(tmp_path):
+    """
+    A write may wait for the lock of the directory, and a request waits for the read.
+    """
+    store = HeldStore(tmp_path)
+    file = DiskStore(tmp_path, "model", MANY).write(None, tokens_of(1), state_of(1))
+    writer, _ = make_writer(store)
+    is_read = Event()
+    writer.report = lambda report: isinstance(report, Fetched) and is_read.set()
+    writer.write(1, None, tokens_of(2), state_of(2))
+    assert store.begun.wait(HANG_S)
+
+    writer.fetch(1, file)
+    was_read = is_read.wait(HANG_S)
+    store.allowed.set()
+    writer.close()
+
+    assert was_read
+
+
+def start(executor, files, known=()):
     """An engine thread whose slots go to files of any size."""
     states = PrefixCache(SnapshotKind.STATE, max_bytes=10**6, max_entries=100)
     host = PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=0)
-    tier = DiskTier(states, lambda n_tokens: 100 * n_tokens)
+    tier = Tier(CacheTier.DISK, states, lambda n_tokens: 100 * n_tokens, known)
     parts = fake_parts(executor, cache=host, disk=tier)
     return EngineThread(parts.scheduler, executor, files=files)
 

@@ -252,7 +252,7 @@ def test_a_shift_closes_the_gap(make_parts):
     [sampled] = parts.executor.execute(first).outputs
 
     decode = Decode(0, 0, 12, array("i", sampled.tokens))
-    second = StepPlan(operations=(Shift(0, 4, 8),), works=(decode,))
+    second = StepPlan(moves=(Shift(0, 4, 8),), works=(decode,))
     result = parts.executor.execute(second)
 
     assert result.status is DecodeStatus.OK

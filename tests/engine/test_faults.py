@@ -5,8 +5,9 @@ from concurrent.futures import Future
 import pytest
 
 from pyllama_raw.core.request import Finished, FinishReason
+from pyllama_raw.core.step import Written
 from pyllama_raw.engine import loop as module
-from pyllama_raw.engine.mailbox import Call, Cancel, Submit, Written
+from pyllama_raw.engine.mailbox import Call, Cancel, Submit
 from pyllama_raw.engine.stream import Refused
 from pyllama_raw.errors import EngineFault, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -213,13 +214,13 @@ def test_a_report_of_a_file_that_raises_is_only_logged(burst, position, caplog):
     What a writer reports concerns no request: all are served, and the log has it.
     """
     error = error_at(position)
-    burst.scheduler.end_write = Saboteur(
-        lambda *_: None, lambda write_id, _: write_id == position, error
+    burst.scheduler.take_report = Saboteur(
+        lambda *_: None, lambda report: report.save_id == position, error
     )
 
     streams = []
     for i in range(N_BURST):
-        burst.thread._note_written(i, None)
+        burst.thread._post(Written(i, None))
         streams.append(burst.submit(i + 1))
     burst.go_on()
 
@@ -257,7 +258,7 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
     doomed = commands[position]
     for command in commands:
         burst.thread._mailbox.post(command)
-    burst.scheduler.end_write = lambda *_: None
+    burst.scheduler.take_report = lambda *_: None
     monkeypatch.setattr(burst.thread, "_obey", die)
     burst.go_on()
 
@@ -285,8 +286,8 @@ def test_a_log_that_raises_ends_the_thread_and_nobody_hangs(burst, monkeypatch):
             raise death
 
     monkeypatch.setattr(module, "_log", Log())
-    burst.scheduler.end_write = Saboteur(None, lambda *_: True, KeyError())
-    burst.thread._note_written(1, None)
+    burst.scheduler.take_report = Saboteur(None, lambda *_: True, KeyError())
+    burst.thread._post(Written(1, None))
     streams = [burst.submit(i) for i in range(1, N_BURST)]
     burst.go_on()
 

@@ -439,13 +439,14 @@ def test_a_system_without_threads_loses_no_state(tmp_path, monkeypatch):
 
     writer = DiskWriter(DiskStore(tmp_path, "model", MANY))
     reports = []
-    writer.report = lambda *report: reports.append(report)
+    writer.report = reports.append
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", refuse)
         writer.write(1, None, tokens_of(1), state_of(1))
+        writer.fetch(2, reports[0].saved.payload)
     within_bound(writer.drain)
     within_bound(writer.close)
 
-    ((write_id, written),) = reports
-    assert write_id == 1
-    assert np.array_equal(writer.read(written.payload), state_of(1))
+    written, fetched = reports
+    assert (written.save_id, fetched.fetch_id) == (1, 2)
+    assert np.array_equal(fetched.payload.data, state_of(1))

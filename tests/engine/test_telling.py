@@ -17,7 +17,7 @@ class WatchedExecutor(FakeExecutor):
         self.told = []  # for each plan with operations: whether all readers were
 
     def execute(self, plan):
-        if plan.operations:
+        if plan.moves:
             waiting = [stream for stream in self.streams if stream.events]
             self.told.append(all(s.woken.wait(HANG_S) for s in waiting))
         for stream in self.streams:

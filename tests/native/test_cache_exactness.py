@@ -16,7 +16,7 @@ import pytest
 from pyllama_raw.config import ContextConfig
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.step import Capture, Copy, Piece, Release, Restore
+from pyllama_raw.core.step import Copy, Load, Piece, Release, Save
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.native.context import Context
@@ -297,10 +297,10 @@ def test_a_copy_is_done_before_what_comes_later(make_context_of):
     operations = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes())
     prefill(context, PROMPT, slot=0)
     prefill(context, OTHER, slot=1)
-    captured = operations.run([Capture(1, 1, 0, len(OTHER), 2**30)]).captured
-    piece = Piece(captured[1].payload, 0, len(OTHER))
+    save = Save(1, CacheTier.HOST, 1, 0, len(OTHER), 2**30)
+    piece = Piece(operations.run([save]).saved[1].payload, 0, len(OTHER))
 
-    operations.run([Copy(0, 2, len(PROMPT)), Release(0), Restore(0, (piece,))])
+    operations.run([Copy(0, 2, len(PROMPT)), Release(0), Load(0, (piece,))])
 
     seen = last_logits(context, MORE, slot=2, pos=len(PROMPT))
     clean = make_context_of("llama")

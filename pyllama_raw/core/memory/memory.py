@@ -14,21 +14,20 @@ slot may be copied first and emptied later in the same step.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.cache_stats import CacheStats
-from pyllama_raw.core.memory.disk_tier import DiskTier
 from pyllama_raw.core.memory.placement import (
     Cold,
     CopyOf,
     Follow,
-    Load,
     Offer,
     Placement,
+    Restore,
     Source,
     TakeOver,
     Wanted,
@@ -38,26 +37,27 @@ from pyllama_raw.core.memory.placement import (
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import Slot, Slots, growth, slot_of
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.snapshot_points import spaced
-from pyllama_raw.core.memory.snapshots import SnapshotCost, Snapshots
+from pyllama_raw.core.memory.snapshot_points import Points, spaced
 from pyllama_raw.core.memory.sources import find_sources, n_reusable
+from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.memory.tiers import Loading, Tiers, n_cells_of
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
-from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
+from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.step import (
-    Captured,
     Copy,
-    Operation,
+    Fetched,
+    Move,
     Release,
     Shift,
     StepResult,
     Trim,
+    Written,
 )
 
-Tier = Snapshots | DiskTier
-
 MIN_WAIT = 16  # tokens that waiting for a leader must save
+LOAD_TOKENS = 128  # of a file, in a step of others
 
 
 class Memory:
@@ -79,7 +79,7 @@ class Memory:
         limits: ContextLimits,
         *,
         cache: PrefixCache | None,
-        disk: DiskTier | None,
+        disk: Tier | None,
         prefill: PrefillSpeed,
         cost: SnapshotCost,
         interval: int,
@@ -92,23 +92,17 @@ class Memory:
         """
         self.keeps = cache is not None  # whether anything is reused at all
         self.min_wait = MIN_WAIT
+        self.load_tokens = LOAD_TOKENS
         self.cache = cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0)
-        self.disk = disk or DiskTier.off()
+        self.disk = disk or Tier.without_files()
+        host = Tier(CacheTier.HOST, self.cache, cost.bound)
+        self._tiers = Tiers(host, self.disk, prefill)
+        self._points = Points(self.cache, limits, interval)
         self._slots = Slots(limits)
-        self._moves: list[Operation] = []
-        self._speeds = {
-            CacheTier.HOST: CopySpeed(prefill),
-            CacheTier.DISK: CopySpeed(prefill),
-        }
-        self._restoring: dict[int, Load] = {}  # by slot
+        self._moves: list[Move] = []
+        self._fetchers: dict[int, Sequence] = {}  # who waits for a file, by fetch_id
+        self._loads: dict[int, Loading] = {}  # files that were read, by fetch_id
         self._emptied: list[Sequence] = []  # whose slot turned out to hold nothing
-        self._copies = True  # whether there may be snapshots and files
-        self._snapshots = Snapshots(
-            self.cache, self._moves, cost=cost, interval=interval, limits=limits
-        )
-        self._tiers: dict[CacheTier, Tier] = {
-            tier.tier: tier for tier in (self._snapshots, self.disk)
-        }
 
     # -- what there is -------------------------------------------------------------
 
@@ -145,14 +139,22 @@ class Memory:
         """Cells that *sequence* will need soon: its tokens behind and some output."""
         return growth(sequence)
 
-    def take_moves(self) -> tuple[Operation, ...]:
-        """What the context has to do before it computes anything, in this order."""
-        self.cache.take_released()  # the payloads are free before a capture needs the room
-        moves = (*self._moves, *self.disk.deletions())
-        self._moves.clear()
-        return moves
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a sequence with a slot waits for a file."""
+        return bool(self._fetchers)
 
-    def last_moves(self) -> Iterator[tuple[Operation, ...]]:
+    @property
+    def is_loading(self) -> bool:
+        """Whether the next plan loads more of a file."""
+        return bool(self._loads)
+
+    def take_moves(self) -> tuple[Move, ...]:
+        """What the context has to do before it computes anything, in this order."""
+        moves, self._moves = self._moves, []
+        return (*moves, *self._tiers.deletions())
+
+    def last_moves(self) -> Iterator[tuple[Move, ...]]:
         """
         What writes to files what idle slots hold, when nobody runs.
 
@@ -174,8 +176,8 @@ class Memory:
         sources, offers = self._search(sequence)
         index, placement = place(self._wanted(sequence), sources, offers, idle)
         slot = slots.all[index]
-        if isinstance(placement, Load):  # before what is evicted displaces it
-            self._tiers[placement.tier].cache.pin(placement.hit)
+        if isinstance(placement, Restore):  # before what is evicted displaces it
+            self._tiers.hold(placement)
         if isinstance(placement, TakeOver):
             self._cut(slot, placement.n_tokens)
         else:
@@ -189,6 +191,9 @@ class Memory:
 
         Called once a step, before anything is planned of it.
         """
+        self._take_fetched()
+        if self._loads:
+            self._load_file()
         if self._emptied:
             self._refill()
         for sequence in self._slots.running:
@@ -211,8 +216,8 @@ class Memory:
         """Decide again what *sequence*, whose slot is empty, starts from."""
         sequence.leader = None
         placement = fill(self._wanted(sequence), *self._search(sequence))
-        if isinstance(placement, Load):
-            self._tiers[placement.tier].cache.pin(placement.hit)
+        if isinstance(placement, Restore):
+            self._tiers.hold(placement)
         self._start_from(sequence, placement)
 
     def _wanted(self, sequence: Sequence) -> Wanted:
@@ -224,12 +229,8 @@ class Memory:
         """What slots have of *sequence*, and what the tiers have that there is room for."""
         if not self.keeps or sequence.is_scoring:
             return [], []  # rows of tokens that are not computed could not be scored
-        offers = []
-        for tier in self._tiers.values() if self._copies else ():
-            hit = tier.match(sequence, N_FRESH)
-            if hit.n_tokens and _n_cells(hit) <= self._slots.n_not_running:
-                n_worth = self._speeds[tier.tier].n_worth(hit.n_bytes)
-                offers.append(Offer(tier.tier, hit, max(tier.min_gain, n_worth)))
+        n_most, n_cells = n_reusable(sequence), self._slots.n_not_running
+        offers = self._tiers.offers(sequence, n_most, n_cells)
         return find_sources(self._slots, sequence), offers
 
     def _start_from(self, sequence: Sequence, placement: Placement) -> None:
@@ -240,19 +241,23 @@ class Memory:
                 self._count_live(sequence, n_tokens)
             case CopyOf(slot, n_tokens):
                 self._copy(slot, sequence, n_tokens)
-            case Load():
-                self._restore(sequence, placement)
+            case Restore(CacheTier.DISK):
+                self._fetch(sequence, placement)
+                return
+            case Restore():
+                self._add(sequence, Loading(placement), placement.hit.n_tokens)
+                return
             case Follow(slot, n_tokens):
                 self._follow(sequence, self._slots.all[slot], n_tokens)
                 return
             case Cold():
                 self._count_live(sequence, 0)
-        self._snapshots.plan_points(sequence)
+        self._points.plan(sequence)
 
     def _count_live(self, sequence: Sequence, n_tokens: int) -> None:
         """Nothing was restored of *sequence*; a slot had its first *n_tokens*."""
         if self.keeps and not sequence.is_scoring:
-            hit = self._snapshots.match(sequence, N_FRESH)
+            hit = self._tiers.host.match(sequence, n_reusable(sequence))
             if hit.n_tokens > n_tokens:
                 hit = replace(hit, n_tokens=0, spans=())
             self.cache.record(hit, n_tokens)
@@ -284,14 +289,62 @@ class Memory:
         if sequence.n_computed and not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached, sequence.cache_tier = sequence.n_computed, tier
 
-    def _restore(self, sequence: Sequence, load: Load) -> None:
-        """Fill the slot of *sequence* from a hit, which is pinned."""
-        self.reclaim(_n_cells(load.hit))
-        self._slots.rewind(sequence, load.hit.n_tokens)
-        slot = slot_of(sequence)
-        self._moves.append(self._tiers[load.tier].restore(slot, load.hit))
-        self._restoring[slot] = load
-        self._note_cached(sequence, load.tier)
+    def _fetch(self, sequence: Sequence, chosen: Restore) -> None:
+        """Have a file read while *sequence* waits with an empty slot."""
+        fetch = self._tiers.fetch(chosen)
+        self._moves.append(fetch)
+        self._fetchers[fetch.fetch_id] = sequence
+        sequence.fetch_id = fetch.fetch_id
+
+    def _take_fetched(self) -> None:
+        """Take in what was read, for those who still wait for it."""
+        for fetch_id, loading in self._tiers.take_fetched():
+            sequence = self._fetchers.get(fetch_id)
+            if loading is not None and sequence is not None:
+                self._loads[fetch_id] = loading
+            elif loading is not None:
+                self._tiers.let_go(loading.chosen)
+            elif sequence is not None:
+                self._end_fetch(sequence)
+                self._emptied.append(sequence)
+
+    def _load_file(self) -> None:
+        """Load what was read first: a portion while others go on, if memory has portions."""
+        fetch_id, loading = next(iter(self._loads.items()))
+        sequence, hit = self._fetchers[fetch_id], loading.chosen.hit
+        start, stop = sequence.n_computed, hit.n_tokens
+        has_portions = self.limits.kind is SnapshotKind.RANGE
+        if has_portions and len(self.running) > len(self._fetchers):
+            stop = min(stop, start + self.load_tokens)
+        has_cells = n_cells_of(hit) - start <= self._slots.n_not_running
+        if not (has_cells and self._tiers.is_open):
+            self._end_fetch(sequence)
+            self.rewind(sequence, 0)
+            self._emptied.append(sequence)
+            return
+        if stop == hit.n_tokens:
+            del self._loads[fetch_id]
+            self._end_fetch(sequence)
+        self._add(sequence, loading, stop)
+
+    def _end_fetch(self, sequence: Sequence, *, failed: bool = False) -> None:
+        """*sequence* does not wait for a file any more."""
+        assert sequence.fetch_id is not None
+        del self._fetchers[sequence.fetch_id]
+        loading = self._loads.pop(sequence.fetch_id, None)
+        if loading is not None:
+            self._tiers.let_go(loading.chosen, failed=failed)
+        sequence.fetch_id = None
+
+    def _add(self, sequence: Sequence, loading: Loading, stop: int) -> None:
+        """Fill the slot of *sequence* from host memory, up to *stop*."""
+        start, hit = sequence.n_computed, loading.chosen.hit
+        self.reclaim(n_cells_of(hit) - start)
+        self._slots.rewind(sequence, stop)
+        self._moves.append(self._tiers.load(slot_of(sequence), loading, start, stop))
+        if stop == hit.n_tokens:
+            self._note_cached(sequence, loading.chosen.tier)
+            self._points.plan(sequence)
 
     # -- a sequence goes on and leaves ---------------------------------------------
 
@@ -331,6 +384,8 @@ class Memory:
         n_kept = self.limits.n_kept(sequence)
         slot = self._slots.depart(sequence, keep=keep)
         sequence.leader = None
+        if sequence.fetch_id is not None:
+            self._end_fetch(sequence)
         sequence.points.clear()
         if not keep:
             self._moves.append(Release(slot.index))
@@ -342,7 +397,10 @@ class Memory:
 
     def reach(self, sequence: Sequence) -> None:
         """Capture *sequence* if it stands at one of its points. Call before it goes on."""
-        self._snapshots.reach(self._slots.all[slot_of(sequence)])
+        if self._points.reach(sequence):
+            tokens = sequence.tokens[: sequence.n_computed]
+            namespace = sequence.request.namespace
+            self._moves += self._tiers.save(slot_of(sequence), namespace, tokens)
 
     def reclaim(self, n_cells: int) -> None:
         """Empty idle slots, the longest unused first, until *n_cells* are free."""
@@ -368,39 +426,33 @@ class Memory:
 
     def _save(self, slot: Slot) -> None:
         """Keep what an idle slot holds, before somebody else needs the place."""
-        if slot.is_usable and self._copies:
-            self._snapshots.save(slot)
+        if slot.is_usable:
+            tokens = array("i", slot.left)
+            self._moves += self._tiers.save(slot.index, slot.namespace, tokens)
         self._moves += self._writes(slot)
 
-    def _writes(self, slot: Slot) -> list[Operation]:
+    def _writes(self, slot: Slot) -> list[Move]:
         """What keeps in files what an idle slot holds."""
-        if not self._copies:
-            return []
-        writes = self.disk.export(slot, self.cache)
-        if slot.is_usable:
-            writes += self.disk.save(slot, self.cache)
-        return writes
+        tokens = array("i", slot.left)
+        return self._tiers.write(
+            slot.index, slot.namespace, tokens, is_whole=slot.is_usable
+        )
 
     def settle(self, result: StepResult) -> None:
         """Take in which moves of the step have worked."""
-        for index, (tier, hit, n_live) in self._restoring.items():
-            if index not in result.not_restored:
-                seconds = result.restore_s.get(index, 0.0)
-                self._speeds[tier].observe(hit.n_bytes, seconds)
-                self._tiers[tier].cache.record(hit, n_live)
-            elif (sequence := self._slots.all[index].sequence) is not None:
+        for index in self._tiers.settle(result):
+            if (sequence := self._slots.all[index].sequence) is not None:
+                if sequence.fetch_id is not None:
+                    self._end_fetch(sequence, failed=True)
                 self._emptied.append(sequence)  # the next best may be had
-        self._restoring.clear()
-        self._snapshots.settle(result)
-        self.disk.settle(result)
         for index in result.not_restored:
             self._lose(self._slots.all[index])
         if result.refuses_cuts:
             self._forbid_cuts()
 
-    def end_write(self, write_id: int, written: Captured | None) -> None:
-        """A file that was asked for is complete; None: there is none."""
-        self.disk.end_write(write_id, written)
+    def take_report(self, report: Written | Fetched) -> None:
+        """What came of a file, after the step that asked for it."""
+        self._tiers.take_report(report)
 
     def _lose(self, slot: Slot) -> None:
         """The slot turned out to be empty."""
@@ -416,7 +468,8 @@ class Memory:
         """Fill slots that turned out to be empty from what is left."""
         emptied, self._emptied = self._emptied, []
         for sequence in emptied:
-            if sequence.slot is not None and not sequence.n_computed:
+            waits = sequence.slot is None or sequence.fetch_id is not None
+            if not (waits or sequence.n_computed):
                 self._fill(sequence)
 
     def clear(self, namespace: Namespace = None) -> int:
@@ -429,8 +482,7 @@ class Memory:
             if slot.n_left and namespace in (None, slot.namespace):
                 self._slots.empty(slot)
                 self._moves.append(Release(slot.index))
-        self.disk.cache.clear(namespace)
-        return self.cache.clear(namespace)
+        return self._tiers.clear(namespace)
 
     def _forbid_cuts(self) -> None:
         """
@@ -443,8 +495,7 @@ class Memory:
         if limits.can_cut:
             kind = SnapshotKind.EXACT
             self._slots.limits = replace(limits, kind=kind, can_shift=False)
-            self._copies = False
-            self.cache.clear()
+            self._tiers.close()
 
     def stats(self) -> CacheStats:
         """What was reused and what is stored."""
@@ -453,12 +504,15 @@ class Memory:
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self._slots.check_integrity()
-        self.cache.check_integrity()
-        self.disk.cache.check_integrity()
+        self._tiers.check_integrity()
+        for fetch_id, sequence in self._fetchers.items():
+            assert sequence.fetch_id == fetch_id
+            assert sequence in self.running
+            assert sequence.n_computed == 0 or fetch_id in self._loads
 
     def forget_slots(self) -> None:
         """The context is new: no slot holds anything, and who runs is to be filled again."""
-        self._moves.clear()
+        self._moves = []
         for slot in self._slots.all:
             self._lose(slot)
         for sequence in self._slots.running:
@@ -466,8 +520,3 @@ class Memory:
             sequence.points.clear()
             sequence.deficit = 0
         self._emptied = sorted(self._slots.running, key=lambda s: s.rank)
-
-
-def _n_cells(hit: Hit) -> int:
-    """Cells a restore takes: a piece is restored whole before its end is cut off."""
-    return max((entry.stop for entry in hit.entries), default=0)

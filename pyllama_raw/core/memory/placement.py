@@ -55,7 +55,7 @@ class CopyOf(NamedTuple):
     n_tokens: int
 
 
-class Load(NamedTuple):
+class Restore(NamedTuple):
     """Restore what a tier has."""
 
     tier: CacheTier
@@ -74,7 +74,7 @@ class Cold(NamedTuple):
     """Compute everything."""
 
 
-Placement = TakeOver | CopyOf | Load | Follow | Cold
+Placement = TakeOver | CopyOf | Restore | Follow | Cold
 
 
 def place(
@@ -119,7 +119,10 @@ def _goes_on(wanted: Wanted, near: Source, found: Placement, *, is_last: bool) -
     """
     if near.n_held is None or isinstance(found, Follow):
         return False
-    if isinstance(found, Load) and found.hit.n_tokens >= near.n_now + wanted.min_gain:
+    if (
+        isinstance(found, Restore)
+        and found.hit.n_tokens >= near.n_now + wanted.min_gain
+    ):
         return False
     if near.n_now == near.n_held:
         return True
@@ -132,9 +135,9 @@ def _nearest(sources: Items[Source]) -> Source | None:
     return max(now, key=lambda s: (s.n_now, s.n_now == s.n_held), default=None)
 
 
-def _load(offers: Items[Offer], n_live: int) -> Load | None:
+def _load(offers: Items[Offer], n_live: int) -> Restore | None:
     best, n_best = None, n_live
     for tier, hit, min_gain in offers:
         if hit.n_tokens >= n_best + min_gain:
-            best, n_best = Load(tier, hit, n_live), hit.n_tokens
+            best, n_best = Restore(tier, hit, n_live), hit.n_tokens
     return best

@@ -142,13 +142,17 @@ class PrefixCache:
         self._store.unpin(reservation.plan.ground)
         self._ledger.refusals[Refusal.ABANDONED] += 1
 
+    def can_lend(self, n_bytes: int) -> bool:
+        """Whether lend() would find room."""
+        return self._ledger.n_fixed_bytes + n_bytes <= self.max_bytes
+
     def lend(self, n_bytes: int) -> bool:
         """
         Make room for *n_bytes* of host memory that hold no snapshot, by evicting if need be.
 
         False if they cannot fit. Who got them calls give_back().
         """
-        if self._ledger.n_fixed_bytes + n_bytes > self.max_bytes:
+        if not self.can_lend(n_bytes):
             return False
         self._store.make_room(n_bytes, n_entries=0)
         self._ledger.n_lent_bytes += n_bytes

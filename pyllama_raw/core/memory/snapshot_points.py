@@ -4,6 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.sequence import Sequence
+
+
+class Points:
+    """
+    Where the chunks of each prompt end, for memory that cannot be cut to be captured.
+
+    Args:
+        interval: tokens between regular points.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, limits: ContextLimits, interval: int
+    ) -> None:
+        self._cache = cache
+        self._limits = limits
+        self._interval = interval
+        self._are_kept = cache.stores and not limits.can_cut
+
+    def plan(self, sequence: Sequence) -> None:
+        """Find the points of *sequence*, which begins or has gone on by a leap."""
+        if not self._are_kept:
+            return
+        request = sequence.request
+        points = snapshot_points(
+            request.n_prompt,
+            interval=self._interval,
+            n_tail=N_FRESH,
+            junction=self._cache.junction(request.namespace, request.tokens),
+            cache_points=request.cache_points,
+        )
+        movable = {self._limits.n_movable(point) for point in points}
+        points_now = {*movable, *sequence.points}
+        sequence.points = spaced(points_now, sequence.n_computed, N_FRESH)
+
+    def reach(self, sequence: Sequence) -> bool:
+        """Whether *sequence* is to be captured where it stands; the point is behind then."""
+        points, n_computed = sequence.points, sequence.n_computed
+        while points and points[0] < n_computed:  # what was loaded reached further
+            points.pop(0)
+        if not points or points[0] > n_computed:
+            return False
+        points.pop(0)
+        return self._are_kept
+
 
 def snapshot_points(
     n_prompt: int,

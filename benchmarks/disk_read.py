@@ -1,0 +1,135 @@
+"""
+How long running streams wait while the state of a long prompt is read from a file.
+
+One engine computes a prompt whose state takes 100 MiB or more, and writes it when it
+closes. Another one runs 6 streams (32 tokens in); once each has 32 tokens, the prompt comes
+again, with two more tokens. The figure is the longest gap of any stream until that prompt
+has its first token, by the median gap of all streams before it came.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from argparse import Namespace
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import anyio
+from load.measure import Report, arguments, parse, say
+from load.workloads import token_prompts
+
+from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
+
+N_STREAMS, N_PROMPT, N_BEFORE, N_OUTPUT = 6, 32, 32, 512
+N_LONG, N_CTX = 4800, 16384
+MIN_BYTES = 100 * 2**20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=N_OUTPUT, ignore_eos=True)
+
+
+@dataclass
+class Stream:
+    """When the tokens of one stream came, in seconds."""
+
+    times: list[float] = field(default_factory=list)
+
+    def gaps(self, start: float, end: float) -> list[float]:
+        """Those that overlap with [start, end]."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return [b - a for a, b in pairs if b > start and a < end]
+
+
+def config(options: Namespace, directory: Path) -> EngineConfig:
+    """Unified memory, files, and nothing in host memory but what is on its way."""
+    return EngineConfig.model_validate(
+        {
+            "context": {"n_ctx": N_CTX, "n_threads": options.threads},
+            "scheduler": {"n_slots": N_STREAMS + 2},
+            "cache": {"mode": "live", "directory": directory, "max_bytes": 2**30},
+        }
+    )
+
+
+async def write(options: Namespace, directory: Path, prompt: list[int]) -> int:
+    """Compute *prompt* and leave its file; returns the bytes."""
+    async with AsyncEngine.open(options.model, config(options, directory)) as engine:
+        await engine.complete(prompt, GREEDY.model_copy(update={"max_tokens": 1}))
+    return size_of(directory)
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of the largest state in *directory*."""
+    return max(path.stat().st_size for path in directory.glob("*/*.plrstate"))
+
+
+async def read(
+    options: Namespace, directory: Path, prompts: list[list[int]]
+) -> tuple[float, float, float]:
+    """The median gap before, the longest while the last of *prompts* waits, and its wait."""
+    streams = [Stream() for _ in prompts[:-1]]
+    ready = anyio.Event()
+
+    async def run(engine: AsyncEngine, stream: Stream, prompt: list[int]) -> None:
+        async with engine.generate(prompt, GREEDY) as deltas:
+            async for _ in deltas:
+                stream.times.append(perf_counter())
+                if all(len(other.times) >= N_BEFORE for other in streams):
+                    ready.set()
+
+    async with (
+        AsyncEngine.open(options.model, config(options, directory)) as engine,
+        anyio.create_task_group() as group,
+    ):
+        for stream, prompt in zip(streams, prompts, strict=False):
+            group.start_soon(run, engine, stream, prompt)
+        await ready.wait()
+        start = perf_counter()
+        late = [*prompts[-1], *prompts[0][:2]]
+        result = await engine.complete(
+            late, GREEDY.model_copy(update={"max_tokens": 1})
+        )
+        end = perf_counter()
+        group.cancel_scope.cancel()
+    if result.usage.cache_tier != "disk":
+        raise RuntimeError(f"it came from {result.usage.cache_tier}")
+    before = [gap for stream in streams for gap in stream.gaps(0.0, start)]
+    within = [gap for stream in streams for gap in stream.gaps(start, end)]
+    return median(before), max(within), end - start
+
+
+async def measure(options: Namespace, report: Report) -> None:
+    """Rounds, each with a file of its own."""
+    ratios = []
+    for index in range(options.rounds):
+        say(f"round {index + 1} of {options.rounds}")
+        lengths = [N_PROMPT] * N_STREAMS + [N_LONG]
+        prompts = token_prompts(options.model, index, lengths)
+        with tempfile.TemporaryDirectory() as name:
+            n_bytes = await write(options, Path(name), prompts[-1])
+            step_s, gap_s, wait_s = await read(options, Path(name), prompts)
+        if n_bytes < MIN_BYTES:
+            raise RuntimeError(f"a file of {n_bytes} bytes is too small")
+        ratios.append(gap_s / step_s)
+        report.add(
+            round=index,
+            mib=n_bytes / 2**20,
+            step_ms=step_s * 1e3,
+            longest_gap_ms=gap_s * 1e3,
+            wait_s=wait_s,
+            ratio=ratios[-1],
+        )
+    report.claim("longest_gap_to_median_step", median(ratios), "<=", 1.25)
+
+
+def main() -> int:
+    """Run the script."""
+    options = parse(arguments(__doc__))
+    report = Report("disk_read", options)
+    anyio.run(measure, options, report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

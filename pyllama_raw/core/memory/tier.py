@@ -1,0 +1,229 @@
+"""
+One place where states of slots are kept: host memory, or files.
+
+Rules:
+1. A state can be found when it is complete. Its bytes count before it is copied, and what
+   it displaces goes first, so no limit is passed at any moment.
+2. A file holds a whole state and stands alone. On its way to the disk and back the state
+   is in host memory, which is lent by the cache of the host tier and counts there.
+3. A state that is to be loaded is held until that is done. If it cannot be loaded that is
+   a miss, and the state goes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Self
+
+from pyllama_raw.core.memory.cache_entry import CapturePlan, Hit, Reservation
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.namespace import Namespace, Private
+from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.step import Delete, FileKey, Move, Save, Saved, Snapshot
+
+MIN_GAIN = 64  # tokens a file must have beyond what memory has
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCost:
+    """Bytes of a state, as measured when the context was made."""
+
+    base_bytes: int = 0
+    token_bytes: int = 0
+
+    def bound(self, n_tokens: int) -> int:
+        """No state of *n_tokens* is larger."""
+        return self.base_bytes + self.token_bytes * n_tokens
+
+
+class KnownState(NamedTuple):
+    """A file that is there at the start."""
+
+    namespace: Namespace
+    tokens: array[int]
+    payload: object
+    n_bytes: int  # without those of the tokens, which the cache counts itself
+
+
+class Saving(NamedTuple):
+    """A state on its way."""
+
+    reservation: Reservation
+    free: Callable[[], None]  # the host memory that it takes meanwhile
+
+
+class Tier:
+    """An index of states, and the moves that save them."""
+
+    def __init__(
+        self,
+        name: CacheTier,
+        cache: PrefixCache,
+        bound: Callable[[int], int],
+        known: Iterable[KnownState] = (),
+    ) -> None:
+        """
+        Args:
+            cache: the index; of files, with states that stand alone.
+            bound: no state of so many tokens is larger; its tokens are not counted.
+            known: what is there already, from the one used longest ago to the latest.
+        """
+        self.name = name
+        self.cache = cache
+        self.is_on_disk = name is CacheTier.DISK
+        assert not self.is_on_disk or cache.kind is not SnapshotKind.RANGE
+        self.min_gain = MIN_GAIN if self.is_on_disk else 1
+        self._bound = bound
+        self._n_saves = 0
+        self._saves: dict[int, Saving] = {}
+        self._superfluous: list[object] = []  # files found that are not in the index
+        for state in known:
+            self._adopt(state)
+
+    @classmethod
+    def without_files(cls) -> Self:
+        """A tier of files that keeps none."""
+        none = PrefixCache(SnapshotKind.STATE, max_bytes=0, max_entries=0)
+        return cls(CacheTier.DISK, none, lambda _: 0)
+
+    # -- saving --------------------------------------------------------------------
+
+    def save(
+        self, slot: int, namespace: Namespace, tokens: array[int], host: PrefixCache
+    ) -> list[Move]:
+        """
+        What saves *slot*, which holds *tokens*; nothing if all of it is known.
+
+        Args:
+            host: lends the memory for a state on its way to a file.
+        """
+        plan = self._plan(namespace, tokens)
+        if plan is None:
+            return []
+        n_bytes = self._bound(plan.stop - plan.start)
+        free = _nothing
+        if self.is_on_disk:
+            if not host.lend(n_bytes):
+                return []
+            free = partial(host.give_back, n_bytes)
+        return self._begin(plan, slot, n_bytes, free)
+
+    def save_snapshots(
+        self, namespace: Namespace, tokens: array[int], host: PrefixCache
+    ) -> list[Move]:
+        """
+        What writes to files the snapshots of *host* on the path of *tokens*.
+
+        Only memory that is of use as a whole needs them.
+        """
+        if self.cache.kind is not SnapshotKind.EXACT or not self.cache.max_bytes:
+            return []
+        moves: list[Move] = []
+        limit = len(tokens) - 1
+        while limit > 0 and (hit := host.match(namespace, tokens, limit)).entries:
+            (entry,), limit = hit.entries, hit.n_tokens - 1
+            plan = self._plan(namespace, tokens[: hit.n_tokens])
+            if plan is not None:
+                host.pin(hit)
+                n_bytes = self._bound(hit.n_tokens)
+                source = Snapshot(entry.payload)
+                moves += self._begin(plan, source, n_bytes, partial(host.unpin, hit))
+        return moves
+
+    def end_save(self, save_id: int, saved: Saved | None) -> None:
+        """The state is complete; None: there is none."""
+        reservation, free = self._saves.pop(save_id)
+        free()
+        if saved is None:
+            self.cache.abandon(reservation)
+        else:
+            self.cache.commit(reservation, saved.payload, saved.n_bytes)
+
+    def end_saves(self, saved: Mapping[int, Saved]) -> None:
+        """A step is over, and with it all saves to host memory."""
+        for save_id in () if self.is_on_disk else tuple(self._saves):
+            self.end_save(save_id, saved.get(save_id))
+
+    def deletions(self) -> list[Move]:
+        """What deletes the states that left the index since the last call."""
+        released = self._superfluous + self.cache.take_released()
+        self._superfluous = []
+        return [Delete(tuple(released))] if released and self.is_on_disk else []
+
+    # -- loading -------------------------------------------------------------------
+
+    def match(self, sequence: Sequence, n_most: int) -> Hit:
+        """What can be loaded of the first *n_most* tokens of *sequence*."""
+        return self.cache.match(sequence.request.namespace, sequence.tokens, n_most)
+
+    def can_hold(self, hit: Hit, host: PrefixCache) -> bool:
+        """Whether *host* has room for *hit* on its way from a file."""
+        return not self.is_on_disk or host.can_lend(hit.n_bytes)
+
+    def hold(self, hit: Hit, host: PrefixCache) -> None:
+        """Keep *hit*, which was just found, until let_go()."""
+        self.cache.pin(hit)
+        if self.is_on_disk:
+            lent = host.lend(hit.n_bytes)
+            assert lent, "can_hold() comes first"
+
+    def let_go(self, hit: Hit, host: PrefixCache, *, failed: bool = False) -> None:
+        """Undo one hold(); what has *failed* is not tried again."""
+        if self.is_on_disk:
+            host.give_back(hit.n_bytes)
+        self.cache.unpin(hit)
+        if failed:
+            self.cache.drop(hit.entries[0])
+
+    # -- helpers -------------------------------------------------------------------
+
+    def _plan(self, namespace: Namespace, tokens: array[int]) -> CapturePlan | None:
+        """What to save of *tokens*; None if it would be of no use, or is there."""
+        if not self.cache.stores:
+            return None
+        if self.is_on_disk and (
+            len(tokens) < self.min_gain or isinstance(namespace, Private)
+        ):
+            return None  # computed sooner than read; nobody could ask for the file
+        return self.cache.plan_store(namespace, tokens, len(tokens))
+
+    def _begin(
+        self,
+        plan: CapturePlan,
+        source: int | Snapshot,
+        n_bytes: int,
+        free: Callable[[], None],
+    ) -> list[Move]:
+        """Reserve room for a state; nothing, and its host memory is free, without room."""
+        reservation = self.cache.reserve(plan, n_bytes)
+        if reservation is None:
+            free()
+            return []
+        self._n_saves += 1
+        self._saves[self._n_saves] = Saving(reservation, free)
+        key = None
+        if self.is_on_disk:
+            assert not isinstance(plan.namespace, Private)  # see _plan()
+            key = FileKey(plan.namespace, plan.key)
+        start, stop = plan.start, plan.stop
+        save = Save(self._n_saves, self.name, source, start, stop, n_bytes, key)
+        return [*self.deletions(), save]
+
+    def _adopt(self, state: KnownState) -> None:
+        tokens, plan = state.tokens, None
+        if state.n_bytes <= self._bound(len(tokens)):  # else a read takes any memory
+            plan = self.cache.plan_store(state.namespace, tokens, len(tokens))
+        reservation = None if plan is None else self.cache.reserve(plan, state.n_bytes)
+        if reservation is None:
+            self._superfluous.append(state.payload)
+        else:
+            self.cache.commit(reservation, state.payload, state.n_bytes)
+
+
+def _nothing() -> None:
+    """A state in host memory takes no other."""

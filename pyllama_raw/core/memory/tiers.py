@@ -1,0 +1,173 @@
+"""
+Host memory and files together: what they offer a sequence, and loads on their way.
+
+A load from host memory is done by the next step. A file is read by another thread first,
+while its sequence has a slot and no work and all others go on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+from pyllama_raw.core.memory.cache_entry import Hit
+from pyllama_raw.core.memory.placement import Offer, Restore
+from pyllama_raw.core.memory.tier import Tier
+from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
+from pyllama_raw.core.step import Fetch, Fetched, Load, Move, Piece, StepResult, Written
+
+
+class Loading(NamedTuple):
+    """What fills a slot; it counts as a hit once that has worked."""
+
+    chosen: Restore
+    seconds: float = 0.0  # that the file took
+    payload: object = None  # of the file
+    is_last: bool = True  # False: more of it follows
+
+
+class Tiers:
+    """Saves to both tiers and loads from them."""
+
+    def __init__(self, host: Tier, disk: Tier, prefill: PrefillSpeed) -> None:
+        self.host = host
+        self.disk = disk
+        self.is_open = True  # False: nothing is saved or loaded any more
+        self._by_name = {tier.name: tier for tier in (host, disk)}
+        self._speeds = {name: CopySpeed(prefill) for name in self._by_name}
+        self._loading: dict[int, Loading] = {}  # by slot, of the next step
+        self._n_fetches = 0
+        self._fetching: dict[int, Restore] = {}
+        self._fetched: list[Fetched] = []  # not looked at yet
+
+    def save(self, slot: int, namespace: Namespace, tokens: array[int]) -> list[Move]:
+        """What saves all of a slot in host memory."""
+        if not self.is_open:
+            return []
+        return self.host.save(slot, namespace, tokens, self.host.cache)
+
+    def write(
+        self, slot: int, namespace: Namespace, tokens: array[int], *, is_whole: bool
+    ) -> list[Move]:
+        """
+        What keeps in files what a slot holds.
+
+        Args:
+            is_whole: the slot is of use to others as it is.
+        """
+        if not self.is_open:
+            return []
+        moves = self.disk.save_snapshots(namespace, tokens, self.host.cache)
+        if is_whole:
+            moves += self.disk.save(slot, namespace, tokens, self.host.cache)
+        return moves
+
+    def offers(self, sequence: Sequence, n_most: int, n_cells: int) -> list[Offer]:
+        """What there is of the first *n_most* tokens, if *n_cells* are enough for it."""
+        offers = []
+        for tier in self._by_name.values() if self.is_open else ():
+            hit = tier.match(sequence, n_most)
+            if not hit.n_tokens or n_cells_of(hit) > n_cells or self._is_read(hit):
+                continue
+            if tier.can_hold(hit, self.host.cache):
+                n_worth = self._speeds[tier.name].n_worth(hit.n_bytes)
+                offers.append(Offer(tier.name, hit, max(tier.min_gain, n_worth)))
+        return offers
+
+    def _is_read(self, hit: Hit) -> bool:
+        """Whether somebody waits for the same file: who follows him has it, too."""
+        return any(
+            hit.entries == other.hit.entries for other in self._fetching.values()
+        )
+
+    def hold(self, chosen: Restore) -> None:
+        """Keep what was chosen, until it is loaded or let go."""
+        self._by_name[chosen.tier].hold(chosen.hit, self.host.cache)
+
+    def fetch(self, chosen: Restore) -> Fetch:
+        """Have the file that was chosen, and is held, read."""
+        self._n_fetches += 1
+        self._fetching[self._n_fetches] = chosen
+        return Fetch(self._n_fetches, chosen.hit.entries[0].payload)
+
+    def take_report(self, report: Written | Fetched) -> None:
+        """A file was written or read, or could not be."""
+        if isinstance(report, Written):
+            self.disk.end_save(*report)
+        else:
+            self._fetched.append(report)
+
+    def take_fetched(self) -> list[tuple[int, Loading | None]]:
+        """The fetches that have ended, by id; None: there is nothing to load."""
+        ended, self._fetched = self._fetched, []
+        return [(fetched.fetch_id, self._loading_of(fetched)) for fetched in ended]
+
+    def _loading_of(self, fetched: Fetched) -> Loading | None:
+        chosen = self._fetching.pop(fetched.fetch_id)
+        is_known = chosen.hit.entries[0].node is not None  # not cleared meanwhile
+        if fetched.payload is None or not (is_known and self.is_open):
+            self.let_go(chosen, failed=fetched.payload is None)
+            return None
+        return Loading(chosen, fetched.seconds, fetched.payload)
+
+    def load(self, slot: int, loading: Loading, start: int, stop: int) -> Load:
+        """What adds [start, stop) to *slot*; let go in settle() if it is the last."""
+        hit = loading.chosen.hit
+        self._loading[slot] = loading._replace(is_last=stop == hit.n_tokens)
+        pieces = [
+            Piece(
+                loading.payload or span.entry.payload,
+                max(start, span.start),
+                min(stop, span.stop),
+            )
+            for span in hit.spans
+        ]
+        return Load(slot, tuple(piece for piece in pieces if piece.start < piece.stop))
+
+    def let_go(self, chosen: Restore, *, failed: bool = False) -> None:
+        """Undo hold()."""
+        self._by_name[chosen.tier].let_go(chosen.hit, self.host.cache, failed=failed)
+
+    def settle(self, result: StepResult) -> list[int]:
+        """Take in what a step has saved and loaded; the slots it could not fill."""
+        failed = []
+        for slot, (chosen, seconds, _, is_last) in self._loading.items():
+            is_lost = slot in result.not_restored
+            if is_lost:
+                failed.append(slot)
+            if not is_last:
+                continue
+            if not is_lost:
+                took_s = seconds + result.restore_s.get(slot, 0.0)
+                self._speeds[chosen.tier].observe(chosen.hit.n_bytes, took_s)
+                self._by_name[chosen.tier].cache.record(chosen.hit, chosen.n_live)
+            self.let_go(chosen, failed=is_lost)
+        self._loading.clear()
+        self.host.end_saves(result.saved)
+        return failed
+
+    def close(self) -> None:
+        """Save and load nothing any more; what is in host memory is forgotten."""
+        self.is_open = False
+        self.host.cache.clear()
+
+    def deletions(self) -> list[Move]:
+        """What deletes the files that are of no use; host memory is free at once."""
+        return [*self.host.deletions(), *self.disk.deletions()]
+
+    def clear(self, namespace: Namespace = None) -> int:
+        """Forget what is kept of *namespace*, None: all; the host bytes freed."""
+        self.disk.cache.clear(namespace)
+        return self.host.cache.clear(namespace)
+
+    def check_integrity(self) -> None:
+        """The conservation laws of both."""
+        self.host.cache.check_integrity()
+        self.disk.cache.check_integrity()
+
+
+def n_cells_of(hit: Hit) -> int:
+    """Cells a load takes: a piece is restored whole before its end is cut off."""
+    return max((entry.stop for entry in hit.entries), default=0)

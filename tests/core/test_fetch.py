@@ -1,0 +1,322 @@
+"""A file is read while its request waits: what others do, and what comes of it."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from pyllama_raw.core.memory.cache_stats import Eviction
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.tier import KnownState, Tier
+from pyllama_raw.core.request import CacheTier, FinishReason
+from pyllama_raw.core.step import Copy, Fetch, Load
+from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeFile
+from tests.core.reuse_support import ANSWER, B, Engine
+
+LONG = [*range(300, 380)]
+ASKED = [*LONG, 5, 6]
+KINDS = pytest.mark.parametrize("kind", SnapshotKind)
+
+
+def make_engine(n_slots=3, kind=SnapshotKind.RANGE, **options) -> Engine:
+    """Somebody streams, and a file has all of LONG; it is not read before finish()."""
+    whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
+    file = FakeFile(0, tuple(LONG))
+    index = PrefixCache(whole, max_bytes=10**6, max_entries=10)
+    known = KnownState(None, array("i", LONG), file, file.n_bytes)
+    disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [known])
+    engine = Engine(
+        n_slots, kind=kind, disk=disk, n_ctx_slot=128, n_cells=512, **options
+    )
+    engine.memory.files.add(file)
+    engine.add(B, 30)
+    engine.step()
+    return engine
+
+
+def finish(engine, **fails) -> None:
+    """The oldest file is read, or fails."""
+    engine.scheduler.take_report(engine.memory.end_fetch(**fails))
+
+
+@KINDS
+def test_streams_go_on_while_a_file_is_read(kind):
+    """
+    Its request has a slot and no work; afterwards it goes on from all of the file.
+    """
+    engine = make_engine(kind=kind)
+    asked = engine.add(ASKED)
+
+    plans = [engine.step() for _ in range(3)]
+    lent = engine.cache.n_lent_bytes
+    finish(engine)
+    engine.run()
+
+    assert [[work.request_id for work in plan.works] for plan in plans] == [[0]] * 3
+    assert lent == FakeFile(0, tuple(LONG)).n_bytes
+    assert engine.cache.n_lent_bytes == 0
+    assert (engine.ends[asked].n_cached, engine.ends[asked].cache_tier) == (
+        len(LONG),
+        CacheTier.DISK,
+    )
+    assert engine.cache.disk.n_hit_tokens_host == len(LONG)
+
+
+def test_without_streams_nothing_is_done_until_the_file_is_there():
+    """
+    An empty plan is no stall: the request ends when its file was read.
+    """
+    engine = make_engine()
+    engine.scheduler.cancel(0, 0.0)
+    asked = engine.add(ASKED)
+
+    engine.step()
+    nothing = engine.step()
+    finish(engine)
+    engine.run()
+
+    assert not nothing
+    assert engine.ends[asked].n_cached == len(LONG)
+
+
+@KINDS
+@pytest.mark.parametrize("fails", [(), (Load,)])
+def test_a_read_that_fails_is_a_miss(kind, fails):
+    """
+    So is a load of what was read. The file goes, and the prompt is computed.
+    """
+    engine = make_engine(kind=kind)
+    asked = engine.add(ASKED)
+    engine.step()
+    engine.fails = fails
+
+    finish(engine, fails=not fails)
+    engine.run()
+
+    end = engine.ends[asked]
+    assert (end.reason, end.n_cached, end.cache_tier) == (FinishReason.LENGTH, 0, None)
+    assert engine.cache.disk.n_evictions == {Eviction.DROPPED: 1}
+    assert engine.cache.n_lent_bytes == 0
+    assert len(engine.of(Fetch)) == 1
+
+
+def test_after_a_read_that_fails_the_next_best_is_taken():
+    """
+    A slot has a shorter prefix, which is copied then.
+    """
+    engine = make_engine()
+    engine.run([*LONG[:10], 7, 7], max_tokens=1)
+    engine.add([*LONG[:10], *range(70)], 20)
+    engine.step()
+    asked = engine.add(ASKED)
+    engine.step()
+
+    finish(engine, fails=True)
+    engine.run()
+
+    assert len(engine.of(Fetch)) == 1
+    assert (engine.ends[asked].n_cached, engine.ends[asked].cache_tier) == (
+        10,
+        CacheTier.LIVE,
+    )
+
+
+def test_who_leaves_while_the_file_is_read_leaves_nothing_behind():
+    """
+    The slot is free at once, the memory when the file was read; the file stays.
+    """
+    engine = make_engine()
+    asked = engine.add(ASKED)
+    engine.step()
+
+    engine.scheduler.cancel(asked, 0.0)
+    engine.step()
+    lent = engine.cache.n_lent_bytes
+    finish(engine)
+    engine.step()
+
+    assert engine.ends[asked].reason is FinishReason.CANCELLED
+    assert (lent > 0, engine.cache.n_lent_bytes) == (True, 0)
+    assert (engine.cache.disk.n_entries, engine.cache.disk.n_pinned) == (1, 0)
+    assert engine.of(Load) == []
+
+
+@KINDS
+def test_equal_prompts_read_a_file_once(kind):
+    """
+    The others wait for the first one, and copy its slot.
+    """
+    engine = make_engine(kind=kind)
+    asked = [engine.add(ASKED), engine.add(ASKED)]
+    engine.step()
+    finish(engine)
+    engine.run()
+
+    assert len(engine.of(Fetch)) == len(engine.of(Copy)) == 1
+    assert [engine.ends[i].n_cached for i in asked] == [len(LONG)] * 2
+    assert [engine.ends[i].cache_tier for i in asked] == [
+        CacheTier.DISK,
+        CacheTier.LIVE,
+    ]
+
+
+def test_a_cleared_file_is_not_loaded():
+    """
+    Who cleared the cache means also what is on its way.
+    """
+    engine = make_engine()
+    asked = engine.add(ASKED)
+    engine.step()
+
+    engine.scheduler.clear_cache()
+    finish(engine)
+    engine.run()
+
+    assert engine.ends[asked].n_cached == 0
+    assert engine.of(Load) == []
+
+
+def test_a_file_for_which_host_memory_has_no_room_is_not_read():
+    """
+    What is on its way counts against max_bytes.
+    """
+    engine = make_engine(max_bytes=FakeFile(0, tuple(LONG)).n_bytes - 1)
+    asked = engine.add(ASKED)
+
+    engine.run()
+
+    assert engine.ends[asked].n_cached == 0
+    assert engine.of(Fetch) == []
+
+
+def test_a_new_context_takes_the_file_that_is_read():
+    """
+    The slot was empty before, and is empty now.
+    """
+    engine = make_engine()
+    asked = engine.add(ASKED)
+    engine.step()
+
+    engine.fail(engine.plan())
+    finish(engine)
+    engine.run()
+
+    assert engine.ends[asked].n_cached == len(LONG)
+    assert len(engine.of(Fetch)) == 1
+
+
+def test_a_file_that_finds_no_cells_any_more_is_a_miss():
+    """
+    While it was read, those who run have filled them; the file stays.
+    """
+    engine = make_engine()
+    asked = engine.add(ASKED)
+    engine.step()
+    slots = engine.scheduler._memory._slots
+    slots.limits = replace(slots.limits, n_cells=100)
+
+    finish(engine)
+    engine.step()
+
+    assert engine.of(Load) == []
+    assert engine.cache.disk.n_entries == 1
+    assert engine.cache.n_lent_bytes == 0
+    assert asked not in engine.ends
+
+
+def test_the_answer_to_a_file_is_right():
+    """
+    What was read stands in the slot, and the answer follows it.
+    """
+    engine = make_engine()
+    asked = engine.add(ASKED, 3)
+    engine.step()
+    finish(engine)
+    engine.run()
+
+    assert engine.texts[asked] == [*ASKED, ANSWER, ANSWER, ANSWER]
+
+
+def pieces(engine) -> list:
+    return [(p.start, p.stop) for load in engine.of(Load) for p in load.pieces]
+
+
+def test_a_long_file_is_loaded_a_portion_a_step():
+    """
+    Streams go on in each of these steps; the request goes on when it has all.
+    """
+    engine = make_engine()
+    engine.scheduler._memory.load_tokens = 32
+    asked = engine.add(ASKED)
+    engine.step()
+    finish(engine)
+
+    plans = [engine.step() for _ in range(3)]
+    engine.run()
+
+    assert pieces(engine) == [(0, 32), (32, 64), (64, 80)]
+    assert [len(plan.works) for plan in plans] == [1, 1, 2]
+    assert not any(plan.steady for plan in plans[:2])
+    assert engine.ends[asked].n_cached == len(LONG)
+    assert engine.cache.n_lent_bytes == 0
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_who_leaves_between_portions_leaves_what_was_loaded(n_steps):
+    """
+    The slot keeps it, and the memory of the rest is free.
+    """
+    engine = make_engine()
+    engine.scheduler._memory.load_tokens = 32
+    asked = engine.add(ASKED)
+    engine.step()
+    finish(engine)
+    for _ in range(n_steps):
+        engine.step()
+
+    engine.scheduler.cancel(asked, 0.0)
+    engine.step()
+    lent = engine.cache.n_lent_bytes
+    engine.scheduler.take_report = None  # nothing is read any more
+    [end] = engine.run([*LONG[:40], 7, 8, 9], max_tokens=1)
+
+    assert lent == 0
+    assert end.n_cached == min(32 * n_steps, 40)
+
+
+def test_a_portion_that_fails_is_a_miss():
+    """
+    What was loaded before it is gone, the prompt is computed, and the file goes.
+    """
+    engine = make_engine()
+    engine.scheduler._memory.load_tokens = 32
+    asked = engine.add(ASKED)
+    engine.step()
+    finish(engine)
+    engine.step()
+    engine.fails = (Load,)
+
+    engine.run()
+
+    assert engine.ends[asked].n_cached == 0
+    assert engine.cache.disk.n_evictions == {Eviction.DROPPED: 1}
+    assert engine.cache.n_lent_bytes == 0
+
+
+def test_a_new_context_begins_a_load_again():
+    """
+    The portions before are lost with the old one.
+    """
+    engine = make_engine()
+    engine.scheduler._memory.load_tokens = 32
+    asked = engine.add(ASKED)
+    engine.step()
+    finish(engine)
+    engine.step()
+
+    engine.fail(engine.plan())
+    engine.run()
+
+    assert pieces(engine)[:3] == [(0, 32), (32, 64), (0, 32)]
+    assert engine.ends[asked].n_cached == len(LONG)
