@@ -22,7 +22,7 @@ from pyllama_raw.sampling.params import MAX_PATTERN
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
 MAX_VALUES = 2**14  # of a schema
 MAX_CHARACTERS = 2**17  # of a schema's texts
-MAX_NAMES = 1000  # of one mapping: masks of 2000 optional properties can fail
+MAX_NAMES = 1000  # of one mapping: the time to compile them is quadratic
 INSTALL = 'pip install "pyllama-raw[guidance]"'
 
 
