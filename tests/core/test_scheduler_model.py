@@ -473,7 +473,7 @@ def test_long_histories_go_through_all_tiers():
     """
     What a slot holds is what its sequence says, after any copies, restores and reads.
     """
-    counts = sum((play(seed) for seed in range(16)), Counter())
+    counts = sum((play(seed) for seed in range(24)), Counter())
 
     names = ("host int", "disk int", "disk Snapshot", "Load", "Fetch", "Delete")
     assert min(counts[name] for name in names) > 25
