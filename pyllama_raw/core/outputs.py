@@ -53,50 +53,67 @@ class Outputs:
         n_tokens = n_output = 0
         alive, advance = self._roster.alive, self._memory.advance
         for work, output in zip(works, outputs, strict=True):
-            if type(output) is Lost:
-                continue
             n_new = len(work.tokens)
-            n_tokens += n_new
-            sequence = alive.get(work.request_id)
-            if sequence is None:
-                continue  # ended while the step ran
-            if type(output) is Scored:
-                sequence.prompt_logprobs += output.logprobs
-                output = output.then  # noqa: PLW2901
+            sequence = alive.get(work.request_id)  # None: it ended while the step ran
             if type(output) is Sampled:
-                advance(sequence, n_new + len(output.tokens) - 1)
-                n_output += self._take_sampled(sequence, output, now)
+                if sequence is not None:
+                    advance(sequence, n_new)
+                    n_output += len(output.tokens)
+                    self._take_sampled(sequence, output, now)
+            elif type(output) is Lost:
                 continue
-            advance(sequence, n_new)
-            if type(output) is RowFailed:
-                self._roster.finish(sequence, output.error, now)
+            elif sequence is not None:
+                advance(sequence, n_new)
+                n_output += self._take_other(sequence, output, now)
+            n_tokens += n_new
         counters = self._roster.counters
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
         return n_tokens
 
-    def _take_sampled(self, sequence: Sequence, sampled: Sampled, now: float) -> int:
-        """Tell what was sampled of *sequence*, up to its end; returns how many tokens."""
+    def _take_other(self, sequence: Sequence, output: Output, now: float) -> int:
+        """Take in what did not sample only; returns the number of sampled tokens."""
+        if type(output) is Scored:
+            sequence.prompt_logprobs += output.logprobs
+            output = output.then
+        if type(output) is RowFailed:
+            self._roster.finish(sequence, output.error, now)
+        if type(output) is Sampled:
+            self._take_sampled(sequence, output, now)
+            return len(output.tokens)
+        return 0
+
+    def _take_sampled(self, sequence: Sequence, sampled: Sampled, now: float) -> None:
+        """Tell what was sampled of *sequence*, and end it if that was all."""
         tokens, logprobs = sampled
+        n_before, n_sampled = sequence.n_output, len(tokens)
+        if n_sampled > 1:
+            self._memory.advance(sequence, n_sampled - 1)
         end: End | None = None
-        n_before = sequence.n_output
         for token in tokens:
-            sequence.append(token, now)
+            sequence.tokens.append(token)
+            sequence.n_output += 1
+            sequence.token_times.append(now)
             end = self._end(sequence, token)
             if end is not None:
                 break
-        n_taken = sequence.n_output - n_before
-        if n_taken < len(tokens):
+        if end is not None and n_sampled > 1:
+            n_taken = sequence.n_output - n_before
             tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
-            can_cut = self._memory.limits.can_cut
-            self._memory.rewind(sequence, len(sequence.tokens) - 1 if can_cut else 0)
+            self._forget(sequence, n_sampled - n_taken)
         request_id = sequence.request.request_id
         self._roster.events.append(new(Delta, (request_id, tokens, logprobs)))
         if end is not None:
             self._finish(sequence, *end, now)
         elif len(sequence.tokens) >= self._limits.n_ctx_slot:
             self._on_full(sequence, now)
-        return n_taken
+
+    def _forget(self, sequence: Sequence, n_tokens: int) -> None:
+        """Memory may hold *n_tokens* that were sampled after the end of *sequence*."""
+        self._roster.counters.output_tokens -= n_tokens
+        if n_tokens:
+            can_cut = self._memory.limits.can_cut
+            self._memory.rewind(sequence, len(sequence.tokens) - 1 if can_cut else 0)
 
     def _end(self, sequence: Sequence, token: int) -> End | None:
         """Why the request ends with *token*, if it does."""

@@ -14,7 +14,7 @@ from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot
 from pyllama_raw.core.memory.slots import slot_of
 from pyllama_raw.core.prefill import PrefillTurns, share_rows
-from pyllama_raw.core.request import TOKENS, Lot
+from pyllama_raw.core.request import Lot
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import Decode, Prefill, Score, StepPlan, Work
@@ -48,12 +48,13 @@ class Packer:
             return StepPlan()
         groups = self._groups(streams, prompts)
         lot = self._lots.pick(groups)
-        if lot not in self._turns:
-            self._turns = {k: turns for k, turns in self._turns.items() if k in groups}
-            self._turns[lot] = PrefillTurns(self._quantum)
         decodes, prompts = groups[lot]
         works = _replay(decodes) if replays else _decode(decodes)
         if prompts:
+            if lot not in self._turns:
+                known = self._turns.items()
+                self._turns = {k: turns for k, turns in known if k in groups}
+                self._turns[lot] = PrefillTurns(self._quantum)
             works += self._prefills(lot, len(decodes), len(streams), prompts)
         steady = (
             not (recovers or replays or len(groups) > 1)  # another plan is sure to come
@@ -69,7 +70,9 @@ class Packer:
             self._turns.clear()
             self._lots.restart()
         else:
-            self._turns[self._lots.repeat()].repeat()
+            lot = self._lots.repeat()
+            if lot in self._turns:
+                self._turns[lot].repeat()
 
     # -- who ---------------------------------------------------------------------
 
@@ -107,9 +110,11 @@ class Packer:
 
     def _groups(self, streams: list[Sequence], prompts: list[Sequence]) -> Groups:
         """Who can be computed, by who may share a decode."""
-        groups = {TOKENS: Group(streams, prompts)}
-        if self._roster.lots.keys() != {TOKENS}:
+        lots = self._roster.lots
+        if len(lots) > 1:
             groups = by_lot(streams, prompts)
+        else:
+            groups = dict.fromkeys(lots, Group(streams, prompts))
         if self._memory.limits.deterministic:
             groups = exact.divided(groups)
         if len(groups) > 1:

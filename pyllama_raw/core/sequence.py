@@ -110,12 +110,6 @@ class Sequence:
         """Who goes first: low priority number, then early arrival."""
         return (self.request.priority, self.order)
 
-    def append(self, sampled: int, now: float) -> None:
-        """Take a sampled token."""
-        self.tokens.append(sampled)
-        self.n_output += 1
-        self.token_times.append(now)
-
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* tokens after the first *n_keep*."""
         self.is_shifted = True

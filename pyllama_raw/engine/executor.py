@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import repeat
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -58,9 +56,13 @@ from pyllama_raw.sampling.params import SamplingParams
 
 log = logging.getLogger("pyllama_raw")
 
-# Makes a Sampled in a third of the time; there is one a token.
-_sampled: Callable[[tuple[tuple[int], tuple[()]]], Sampled]
-_sampled = partial(tuple.__new__, Sampled)
+
+class _Tokens(dict[int, Sampled]):
+    """A token as an output: each is made once, because there is one a row and step."""
+
+    def __missing__(self, token: int) -> Sampled:
+        sampled = self[token] = Sampled((token,))
+        return sampled
 
 
 class NativeExecutor:
@@ -106,6 +108,7 @@ class NativeExecutor:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = OpenRequests()
+        self._tokens = _Tokens()
         self._n_steps = self._n_dropped = self._decode_ns = self._sample_ns = 0
 
     @property
@@ -282,7 +285,7 @@ class NativeExecutor:
     def _outputs(
         self, works: tuple[Work, ...], outcome: StepOutcome
     ) -> tuple[Output, ...]:
-        outputs: Iterator[Output] = map(_sampled, zip(zip(outcome.tokens), repeat(())))
+        outputs: Iterator[Output] = map(self._tokens.__getitem__, outcome.tokens)
         if self._open.n_masked or outcome.codes:
             outputs = self._checked(works, outcome)
         if len(outcome.tokens) < len(works):
