@@ -122,9 +122,10 @@ def test_after_a_read_that_fails_the_next_best_is_taken():
     )
 
 
-def test_who_leaves_while_the_file_is_read_leaves_nothing_behind():
+@pytest.mark.parametrize(("fails", "n_files"), [(False, 1), (True, 0)])
+def test_who_leaves_while_the_file_is_read_leaves_nothing_behind(fails, n_files):
     """
-    The slot is free at once, the memory when the file was read; the file stays.
+    The slot is free at once, the memory when the file was read; a good file stays.
     """
     engine = make_engine()
     asked = engine.add(ASKED)
@@ -133,12 +134,12 @@ def test_who_leaves_while_the_file_is_read_leaves_nothing_behind():
     engine.scheduler.cancel(asked, 0.0)
     engine.step()
     lent = engine.cache.n_lent_bytes
-    finish(engine)
+    finish(engine, fails=fails)
     engine.step()
 
     assert engine.ends[asked].reason is FinishReason.CANCELLED
     assert (lent > 0, engine.cache.n_lent_bytes) == (True, 0)
-    assert (engine.cache.disk.n_entries, engine.cache.disk.n_pinned) == (1, 0)
+    assert (engine.cache.disk.n_entries, engine.cache.disk.n_pinned) == (n_files, 0)
     assert engine.of(Load) == []
 
 

@@ -22,7 +22,6 @@ from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.placement import (
-    Cold,
     CopyOf,
     Follow,
     Offer,
@@ -250,7 +249,7 @@ class Memory:
             case Follow(slot, n_tokens):
                 self._follow(sequence, self._slots.all[slot], n_tokens)
                 return
-            case Cold():
+            case _:  # Cold
                 self._count_live(sequence, 0)
         self._points.plan(sequence)
 
