@@ -36,10 +36,12 @@ def path():
 
 
 @pytest.fixture
-def loaded():
-    """The models that are loaded; none is left behind."""
-    yield shared_models._models
-    assert shared_models._models == []
+def loaded(monkeypatch: pytest.MonkeyPatch):
+    """The models that this test has loaded; none is left behind."""
+    models: list[object] = []
+    monkeypatch.setattr(shared_models, "_models", models)
+    yield models
+    assert models == []
 
 
 @pytest.mark.anyio

@@ -53,6 +53,7 @@ class Loads:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loads]:
     fake = Loads()
     monkeypatch.setattr(shared_models, "Model", fake)
+    monkeypatch.setattr(shared_models, "_models", [])
     yield fake
     assert shared_models._models == []
     assert fake.n_open == 0

@@ -80,7 +80,7 @@ def test_a_fault_of_the_cache_is_found(name, monkeypatch):
     """
     The end of each snapshot is lost: values of the last layer.
     """
-    saved = SlotOperations._saved
+    saved = SlotOperations._saved_state
 
     def lossy(self, slot, max_bytes):
         payload = saved(self, slot, max_bytes)
@@ -89,6 +89,6 @@ def test_a_fault_of_the_cache_is_found(name, monkeypatch):
             payload[-n_lost:] = bytes(n_lost)
         return payload
 
-    monkeypatch.setattr(SlotOperations, "_saved", lossy)
+    monkeypatch.setattr(SlotOperations, "_saved_state", lossy)
     report = converse(tiny_model(name), 20, 1, 0.1, hears_routers=True, **UNIFIED)
     assert report.n_wrong > 5
