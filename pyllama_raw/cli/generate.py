@@ -41,7 +41,6 @@ class Run:
     """One call of the command."""
 
     opening: AbstractAsyncContextManager[AsyncEngine]
-    max_requests: int  # that the engine takes at once
     inputs: list[Input]
     view: View
     terminal: Terminal
@@ -61,9 +60,11 @@ class Run:
         return 0 if all(outcome.succeeded for outcome in self.outcomes) else 1
 
     async def _serve_all(self, engine: AsyncEngine) -> None:
-        waiting = iter(self.inputs)
+        """By as many tasks as the engine takes requests: it never has to refuse one."""
+        waiting, limits = iter(self.inputs), engine.info.config.scheduler
+        max_requests = limits.n_slots + limits.max_waiting
         most = max((_n_outputs(item) for item in self.inputs), default=1)
-        n_tasks = min(len(self.inputs), max(self.max_requests // most, 1))
+        n_tasks = min(len(self.inputs), max(max_requests // most, 1))
         async with anyio.create_task_group() as watch:
             if self.terminal.has_status:
                 watch.start_soon(self._show_status, engine)
@@ -73,7 +74,6 @@ class Run:
             watch.cancel_scope.cancel()
 
     async def _serve_next(self, engine: AsyncEngine, waiting: Iterator[Input]) -> None:
-        """Serve inputs until there are none; as many tasks as the queue can hold."""
         for item in waiting:
             if isinstance(item, BadInput):
                 outcome = Outcome(item.index, error=item.error)
@@ -140,10 +140,9 @@ def generate(options: Namespace) -> int:
     opening = AsyncEngine.open(resolve_model(model_spec(options)), config)
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
-    max_requests = config.scheduler.n_slots + config.scheduler.max_waiting
     try:
         with output(options.summary) as summary:
-            run = Run(opening, max_requests, inputs, view, terminal, summary)
+            run = Run(opening, inputs, view, terminal, summary)
             return anyio.run(run.main)
     except BaseExceptionGroup as group:
         raise first(group) from None

@@ -17,7 +17,7 @@ from threading import Event
 from typing import Any
 
 from pyllama_raw.api import AsyncEngine
-from pyllama_raw.config import EngineConfig
+from pyllama_raw.config import EngineConfig, SchedulerConfig
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
@@ -344,19 +344,26 @@ def fake_parts(
     executor = executor or FakeExecutor(fake_limits())
     vocab = FakeVocab()
     scheduler = Scheduler(executor.limits, vocab.pieces, **scheduler_options)
+    limits = SchedulerConfig(
+        n_slots=executor.limits.n_slots,
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens,
+    )
     return EngineParts(
         scheduler,
         executor,
         vocab,
         chat_template,
         release,
-        Admission(executor.limits.n_slots, max_waiting, max_waiting_tokens),
-        partial(_describe, executor.limits, metadata or {}),
+        Admission(limits.n_slots, max_waiting, max_waiting_tokens),
+        partial(_describe, executor.limits, limits, metadata or {}),
         metadata=metadata or {},
     )
 
 
-def _describe(limits: ContextLimits, metadata: Mapping[str, str]) -> EngineInfo:
+def _describe(
+    limits: ContextLimits, scheduler: SchedulerConfig, metadata: Mapping[str, str]
+) -> EngineInfo:
     return EngineInfo(
         model_path="fake.gguf",
         metadata=metadata,
@@ -374,7 +381,7 @@ def _describe(limits: ContextLimits, metadata: Mapping[str, str]) -> EngineInfo:
         kernels={},
         devices=(),
         versions={},
-        config=EngineConfig(),
+        config=EngineConfig(scheduler=scheduler),
     )
 
 

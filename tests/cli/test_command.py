@@ -1,11 +1,13 @@
 """The commands from arguments to exit status, on an engine without a model."""
 
+import asyncio
 import io
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
 
@@ -19,6 +21,8 @@ from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.cli.support import FakeTty
 
 Cli = Callable[..., tuple[int, str, str]]
+
+TURNS = 20  # of the event loop: more than a task needs to hand its request in
 
 
 @pytest.fixture
@@ -157,9 +161,25 @@ def test_several_outputs_and_log_probabilities(cli: Cli):
 
 def test_more_prompts_than_the_queue_holds(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     """
-    Inputs beyond the limit of the waiting queue are held back, not refused.
+    Inputs beyond the limit of the waiting queue are held back, not refused, however long
+    the engine is busy with its first step.
     """
-    monkeypatch.setattr(AsyncEngine, "open", lambda *_: fake_engine(max_waiting=1024))
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @asynccontextmanager
+    async def open_fake(*_: object) -> AsyncIterator[AsyncEngine]:
+        loops.append(asyncio.get_running_loop())
+        own = FakeExecutor(fake_limits(), on_step=let_all_come)
+        async with fake_engine(own, max_waiting=2) as engine:
+            yield engine
+
+    def let_all_come(step: int, _: object) -> None:
+        for _ in range(TURNS * (step == 0)):
+            turned = Event()
+            loops[0].call_soon_threadsafe(turned.set)
+            assert turned.wait(10)
+
+    monkeypatch.setattr(AsyncEngine, "open", open_fake)
     stdin = '{"prompt": "a"}\n' * 1500
 
     status, out, _ = cli(
