@@ -23,6 +23,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -77,16 +78,15 @@ CMAKE_FLAGS = (
 AMX_FLAGS = ROOT / "scripts" / "amx.cmake"  # read behind project("ggml")
 TARGETS = ("llama", "mtmd")
 IN_FRONT = FFI_DIR / "memory" / "huge_pages.h"  # of every C file
-HEADERS = (
-    "llama.h",
-    "ggml-backend.h",
-    "ggml-cpu.h",
-    "ggml-opt.h",
-    "gguf.h",
-    "mtmd.h",
-    "mtmd-helper.h",
+WHOLE_HEADERS = ("llama.h", "gguf.h", "mtmd.h", "mtmd-helper.h")  # declared to Python
+PART_HEADERS = ("ggml.h", "ggml-backend.h", "ggml-opt.h", "ggml-cpu.h")
+HEADERS = (*PART_HEADERS, *WHOLE_HEADERS)
+SHIM_HEADERS = (
+    *(f"boundary/{name}.h" for name in ("errors", "abort_flag", "loading", "vocab")),
+    *("boundary/state.h", "boundary/log.h", "kernels/kernels.h", "kernels/watch.h"),
+    *("grammar/grammar.h", "step/sampler.h", "step/step.h"),
 )
-ALL_HEADERS = ("ggml.h", *HEADERS)  # llama.h includes the first one
+USED = FFI_DIR / "used.h"
 LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")
 SOURCE_PARTS = (
     "CMakeLists.txt",
@@ -161,18 +161,17 @@ def installed_at(prefix: Path) -> Library:
 
 def check_headers(variable: str, named: Path, folders: list[Path]) -> None:
     """
-    Refuse the llama.cpp in *named* if its headers do not fit our declarations.
+    Refuse the llama.cpp in *named* if its headers do not fit the names we use.
 
     Raises:
         BuildError: lists what is missing and what is declared otherwise.
     """
-    found = c_fit.find(ALL_HEADERS, folders)
-    theirs = (path.read_text("utf-8", "replace") for path in found.values())
-    lines = [f"missing: header {name}" for name in ALL_HEADERS if name not in found]
-    lines += c_fit.misfits(
-        c_declarations.merge(map(c_declarations.parse, _declared())),
-        c_declarations.merge(map(c_declarations.parse, theirs)),
-    )
+    lines = [
+        f"missing: header {name}"
+        for name in HEADERS
+        if name not in c_fit.find(HEADERS, folders)
+    ]
+    lines += c_fit.misfits(read(USED), declared(HEADERS, folders))
     if lines:
         raise BuildError(
             f"{variable}={named} is another llama.cpp than {LLAMA_COMMIT}, which this "
@@ -335,12 +334,11 @@ def ffibuilder(library: Library) -> Any:
     """Describe the extension: cffi API mode, C++, stable ABI of Python 3.11."""
     from cffi import FFI  # a build requirement, absent when only building the library
 
-    cdef = load_by_path(FFI_DIR / "cdef.py")
     ffi = FFI()
-    ffi.cdef(cdef.CDEF)
+    ffi.cdef(c_declarations.render(seen_by_python([library.include])))
     ffi.set_source(
         "pyllama_raw._ffi._llama",
-        "".join(f'#include "{name}"\n' for name in (*cdef.SHIM_FILES, *HEADERS)),
+        "".join(f'#include "{name}"\n' for name in (*SHIM_HEADERS, *HEADERS)),
         source_extension=".cpp",
         sources=sources(),
         include_dirs=[str(FFI_DIR), str(library.include)],
@@ -364,10 +362,46 @@ def sources() -> list[str]:
     return [str(path) for path in found if path.parent.name != "lib"]
 
 
-def _declared() -> list[str]:
-    """Our declarations of the headers, without those of the shim."""
-    cdef = load_by_path(FFI_DIR / "cdef.py")
-    return [(cdef.DIRECTORY / name).read_text("utf-8") for name in cdef.FILES]
+def seen_by_python(folders: list[Path]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """
+    What the extension declares of the headers in *folders*, and the shim.
+
+    Of ggml that is what we use and what the other headers name. Deprecated functions are
+    left out unless we use them.
+    """
+    used, known = read(USED), declared(HEADERS, folders)
+    whole = declared(WHOLE_HEADERS, folders)
+    seen = c_declarations.needed({name for _, name in (*used, *whole)}, known)
+    found = {}
+    for (kind, name), parts in seen.items():
+        if kind != "deprecated":
+            found[kind, name] = parts
+        elif ("function", name) in used:
+            found["function", name] = parts
+    for name in SHIM_HEADERS:
+        found |= read(FFI_DIR / name)
+    return found
+
+
+def declared(
+    names: Iterable[str], folders: list[Path]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """
+    What those of the headers *names* declare that are in *folders*.
+
+    The CPU backend may be a plug-in that nothing links: its functions are not there.
+    """
+    return {
+        key: parts
+        for name, path in c_fit.find(names, folders).items()
+        for key, parts in read(path).items()
+        if name != "ggml-cpu.h" or key[0] != "function"
+    }
+
+
+def read(header: Path) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The declarations of one header."""
+    return c_declarations.parse(header.read_text("utf-8", "replace"))
 
 
 def rpath(library: Library) -> str:

@@ -1,5 +1,5 @@
 """
-Reads the declarations of a C header, or of our cdef files, into comparable text.
+Reads the declarations of C headers into comparable text, and writes them for cffi.
 
 No C parser: comments, preprocessor and `__cplusplus` blocks go, what is left is cut at
 the semicolons outside braces. The compiler checks the meaning when the extension is built.
@@ -8,7 +8,8 @@ the semicolons outside braces. The compiler checks the meaning when the extensio
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+import textwrap
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,61 +18,78 @@ if TYPE_CHECKING:
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 TOKEN = re.compile(r"\.\.\.|\w+|[^\w\s]")
 EXPORT = re.compile(r"\b(?:LLAMA|MTMD|GGML|GGML_BACKEND)_API\b|\bextern\b")
-CONSTANT = re.compile(
-    r'#define (\w+) (?:\.\.\.|"[^"]*"|(?!__|extern\b)[\w ()<>|~+*-]+)$'
-)
-DEPRECATED = re.compile(r"(?:GGML_)?DEPRECATED\s*\(")
+CONSTANT = re.compile(r"#define (\w+) (?:\.\.\.|(?!__|extern\b)[\w ()<>|~+*-]+)$")
+DEPRECATED = re.compile(r"(?:GGML_)?DEPRECATED\s*\((.*?),\s*\".*\)$", re.DOTALL)
 CALLBACK = re.compile(r"\(\s*\*\s*(\w+)\s*\)\s*\(")
 FUNCTION = re.compile(r"(\w+)\s*\(")
+ARRAY = re.compile(r"\[[^\]]*\]")
 CPLUSPLUS = re.compile(r"__cplusplus|__CUDACC__")
-ARRAY_SIZE = re.compile(r"\[[^\]]+\]")  # the compiler fills `[...]` in
+NAMED_SIZE = re.compile(r"\[(?!\d+\])[^\]]+\]")  # the compiler fills `[...]` in
 COMPOUND = re.compile(
-    r"(typedef\s+)?(struct|enum)\s+(\w+)?\s*\{(.*)\}\s*(\w*)$", re.DOTALL
+    r"(typedef\s+)?(struct|enum)\s+(\w+)\s*\{(.*)\}\s*(\w*)$", re.DOTALL
 )
 
-KINDS = ("functions", "structs", "enums", "typedefs")
-
-
-@dataclass(frozen=True, slots=True)
-class Declarations:
-    """What a header declares: name -> canonical text, each in header order."""
-
-    functions: dict[str, str] = field(default_factory=dict)
-    structs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # fields
-    enums: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of values
-    typedefs: dict[str, str] = field(default_factory=dict)
-    constants: set[str] = field(default_factory=set)  # `#define` of a number or string
-    deprecated: set[str] = field(default_factory=set)  # functions
+# Kind and name -> the fields of a struct, the values of an enum, nothing of a constant, and
+# one text of all else. Deprecated functions are a kind of their own.
+Declarations = dict[tuple[str, str], tuple[str, ...]]
+ORDER = ("constant", "enum", "typedef", "struct", "function")  # before they are used
 
 
 def parse(source: str) -> Declarations:
-    """Read the declarations of C *source*."""
-    found = Declarations()
+    """Read the declarations of C *source*, in its order."""
+    found: Declarations = {}
     text = COMMENT.sub(" ", source).replace("\\\n", " ")
     body = []
     for line in c_lines(text):
         if not line.startswith("#"):
             body.append(line)
         elif match := CONSTANT.match(line):
-            found.constants.add(match[1])
+            found["constant", match[1]] = ()
     for statement in split("\n".join(body), ";"):
-        add(found, statement)
+        found.update(declaration(EXPORT.sub("", statement).strip()))
     return found
 
 
-def merge(parts: Iterable[Declarations]) -> Declarations:
-    """All *parts* as one."""
-    whole = Declarations()
-    for part in parts:
-        for kind in KINDS:
-            getattr(whole, kind).update(getattr(part, kind))
-        whole.constants.update(part.constants)
-        whole.deprecated.update(part.deprecated)
-    return whole
+def needed(names: Iterable[str], known: Declarations) -> Declarations:
+    """What *known* says of *names*, and of all that these declarations name, in its order."""
+    leads = defaultdict[str, set[str]](set)
+    for (kind, name), parts in known.items():
+        leads[name] |= set(TOKEN.findall(" ".join(parts)))
+        if kind == "enum":
+            for value in parts:
+                leads[value].add(name)
+    todo, seen = set(names), set[str]()
+    while todo:
+        seen |= todo
+        todo = set().union(*(leads[name] for name in todo if name in leads)) - seen
+    return {key: parts for key, parts in known.items() if key[1] in seen}
+
+
+def render(found: Declarations) -> str:
+    """*found* as C for cffi, which asks the compiler for what stands as `...`."""
+    chosen = sorted(found.items(), key=lambda item: ORDER.index(item[0][0]))
+    return "".join(rendered(*key, parts) + "\n" for key, parts in chosen)
+
+
+def rendered(kind: str, name: str, parts: tuple[str, ...]) -> str:
+    if kind == "constant":
+        return f"#define {name} ..."
+    if kind == "enum":
+        values = textwrap.fill(", ".join((*parts, "...")), 84)
+        return f"enum {name} {{\n{textwrap.indent(values, '    ')}\n}};"
+    if kind == "struct":
+        fields = "".join(f"    {plain(part)};\n" for part in (*parts, "..."))
+        return f"struct {name} {{\n{fields}}};"
+    return f"{plain(parts[0])};"
+
+
+def plain(code: str) -> str:
+    """Canonical *code* without the blanks that nobody would write."""
+    return re.sub(r" (?=[,)\[\];])|(?<=\() |(?<=\[) |(?<=\w) (?=\((?! \*))", "", code)
 
 
 def c_lines(text: str) -> Iterator[str]:
-    """The lines a C compiler sees: without the branches of `#ifdef __cplusplus`."""
+    """The lines that a C compiler sees: without the branches of `#ifdef __cplusplus`."""
     seen = [True]  # one entry per open #if
     for raw in text.splitlines():
         line = re.sub(r"^#\s+", "#", " ".join(raw.split()))
@@ -86,46 +104,47 @@ def c_lines(text: str) -> Iterator[str]:
 
 
 def split(text: str, mark: str) -> Iterator[str]:
-    """Cut *text* at each *mark* outside braces and parentheses."""
+    """Cut *text* outside braces and parentheses: at each *mark*, and behind functions."""
     depth, start = 0, 0
     for index, char in enumerate(text):
         if char in "{(":
             depth += 1
         elif char in "})":
             depth -= 1
-        elif char == mark and depth == 0:
+        is_body = char == "}" and text[start:index].partition("{")[0].rstrip().endswith(
+            ")"
+        )
+        if depth == 0 and (char == mark or is_body):
             yield text[start:index].strip()
             start = index + 1
     yield text[start:].strip()
 
 
-def add(found: Declarations, statement: str) -> None:
-    """Put *statement* into the part of *found* it belongs to."""
-    code = EXPORT.sub("", statement).strip()
+def declaration(code: str) -> Declarations:
+    """What the statement *code* declares; nothing of what has a body, such as a function."""
     if match := COMPOUND.match(code):
-        add_compound(found, match)
-    elif code.startswith("typedef"):
+        return compound(match)
+    if match := DEPRECATED.match(code):
+        return {("deprecated", function_name(match[1])): (canonical(match[1]),)}
+    if code.startswith("typedef"):
         match = CALLBACK.search(code)
-        name = match[1] if match else TOKEN.findall(ARRAY_SIZE.sub("", code))[-1]
-        found.typedefs[name] = canonical(code)
-    elif DEPRECATED.match(code):
-        found.deprecated.add(function_name(DEPRECATED.sub("", code, count=1)))
-    elif code.endswith(")") and "{" not in code:
-        found.functions[function_name(code)] = canonical(code)
+        name = match[1] if match else TOKEN.findall(ARRAY.sub("", code))[-1]
+        return {("typedef", name): (canonical(code),)}
+    if code.endswith(")") and "{" not in code:
+        return {("function", function_name(code)): (canonical(code),)}
+    return {}
 
 
-def add_compound(found: Declarations, match: re.Match[str]) -> None:
-    """A struct or enum with a body; its typedef, if any, counts as a typedef."""
+def compound(match: re.Match[str]) -> Declarations:
+    """A struct or enum with a body, and its typedef if it has one."""
     typedef, kind, tag, body, alias = match.groups()
-    name = tag or alias
+    parts = [canonical(part) for part in split(body, "," if kind == "enum" else ";")]
     if kind == "enum":
-        values = (canonical(value).split(" ")[0] for value in split(body, ","))
-        found.enums[name] = tuple(v for v in values if v not in {"", "..."})
-    else:
-        fields = (canonical(each) for each in split(body, ";"))
-        found.structs[name] = tuple(f for f in fields if f not in {"", "..."})
+        parts = [part.split(" ")[0] for part in parts]
+    found = {(kind, tag): tuple(part for part in parts if part not in {"", "..."})}
     if typedef:
-        found.typedefs[alias] = f"typedef {kind} {tag} {alias}"
+        found["typedef", alias] = (f"typedef {kind} {tag} {alias}",)
+    return found
 
 
 def function_name(code: str) -> str:
@@ -136,5 +155,5 @@ def function_name(code: str) -> str:
 
 
 def canonical(code: str) -> str:
-    """*code* as tokens with one blank between; array sizes do not count."""
-    return " ".join(TOKEN.findall(ARRAY_SIZE.sub("[...]", code)))
+    """*code* as tokens with one blank between; array sizes that have a name do not count."""
+    return " ".join(TOKEN.findall(NAMED_SIZE.sub("[...]", code)))

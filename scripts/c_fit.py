@@ -1,5 +1,5 @@
 """
-Whether the headers of a llama.cpp fit our declarations, told before anything is built.
+Whether the headers of a llama.cpp fit the names that we use, told before anything is built.
 
 Only what the compiler would refuse counts: names that a header adds do no harm.
 `build_lib.py` loads this file by path: standard library only.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from scripts.c_declarations import Declarations
@@ -34,30 +34,13 @@ def shown(lines: Sequence[str]) -> str:
 
 def misfits(ours: Declarations, theirs: Declarations) -> list[str]:
     """One line for each name of *ours* that *theirs* lacks or declares otherwise, sorted."""
-    lines = [f"missing: constant {name}" for name in ours.constants - theirs.constants]
-    for kind in ("functions", "typedefs"):
-        lines += _texts(kind[:-1], getattr(ours, kind), getattr(theirs, kind), theirs)
-    for kind in ("structs", "enums"):
-        lines += _parts(kind[:-1], getattr(ours, kind), getattr(theirs, kind))
+    lines = []
+    for (kind, name), parts in ours.items():
+        known = theirs.get((kind, name), theirs.get(("deprecated", name)))
+        if known is None:
+            lines.append(f"missing: {kind} {name}")
+        elif lost := [part for part in parts if part not in known]:
+            has_parts = kind in ("struct", "enum")
+            what = f" has no {', '.join(lost)}" if has_parts else ""
+            lines.append(f"changed: {kind} {name}{what}")
     return sorted(lines)
-
-
-def _texts(
-    kind: str, ours: Mapping[str, str], known: Mapping[str, str], theirs: Declarations
-) -> Iterator[str]:
-    for name, text in ours.items():
-        if name not in known:
-            if name not in theirs.deprecated:  # still there
-                yield f"missing: {kind} {name}"
-        elif known[name] != text:
-            yield f"changed: {kind} {name}"
-
-
-def _parts(
-    kind: str, ours: Mapping[str, tuple[str, ...]], known: Mapping[str, tuple[str, ...]]
-) -> Iterator[str]:
-    for name, parts in ours.items():
-        if name not in known:
-            yield f"missing: {kind} {name}"
-        elif lost := [part for part in parts if part not in known[name]]:
-            yield f"changed: {kind} {name} has no {', '.join(lost)}"

@@ -1,49 +1,30 @@
 """
-Compare our C declarations with the headers of a llama.cpp, or write the type stub.
+Compare the C names we use with the headers of a llama.cpp, or write them anew.
 
     python -m scripts.sync_cdef                      the headers of the built extension
     python -m scripts.sync_cdef --include DIR ...    other headers: before raising the pin
+    python -m scripts.sync_cdef --write              writes used.h as these headers have it
     python -m scripts.sync_cdef --write-stub         scripts/bootstrap does it
 
-Exits with 1 if anything is missing, gone or changed. The whole of llama.h, mtmd.h,
-mtmd-helper.h and gguf.h is declared, deprecated functions left out; of the other headers
-only what is used is, and that is compared.
+Exits with 1 if a name is missing there, deprecated, changed, or not in used.h.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import build_lib
-from pyllama_raw._ffi.cdef import DIRECTORY, FILES, SHIM
-from scripts.c_declarations import KINDS, Declarations, merge, parse
+from scripts.c_declarations import Declarations, needed, render
+from scripts.c_fit import find, misfits
 from scripts.c_stub import stub
 
-INCLUDE = DIRECTORY.parent / "lib" / "include"
-STUB = DIRECTORY.parent / "_llama.pyi"
-
-COMPLETE = ("llama.h", "mtmd.h", "mtmd-helper.h", "gguf.h")
-
-PARTIAL = {
-    "ggml.h": "graph building is not used: types, tensors, quantisation and logging are",
-    "ggml-backend.h": "schedulers and graphs are not used: devices and the registry are",
-    "ggml-cpu.h": "the CPU backend may be a plug-in that cannot be linked",
-    "ggml-opt.h": "only what llama_opt_init and llama_opt_epoch name",
-}
-
-EXCLUDED = {
-    "GGUF_MAGIC": "a string, and cffi constants are numbers",
-    "GGUF_KEY_GENERAL_ALIGNMENT": "a string, and cffi constants are numbers",
-}
-
-
-def declared() -> Declarations:
-    """What the cdef files declare, our own shim left out."""
-    return merge(parse((DIRECTORY / name).read_text("utf-8")) for name in FILES)
+PACKAGE = build_lib.ROOT / "pyllama_raw"
+STUB = build_lib.FFI_DIR / "_llama.pyi"
+HEAD = "/* What we use of llama.cpp. Written by `python -m scripts.sync_cdef --write`. */\n"
 
 
 def built_include() -> Path | None:
@@ -54,81 +35,58 @@ def built_include() -> Path | None:
     return home / "include" if (home / "done").is_file() else None
 
 
-def headers(folders: list[Path]) -> dict[str, Declarations]:
-    """
-    Read each header we know from the first of *folders* that has it.
-
-    Raises:
-        FileNotFoundError: none has it.
-    """
-    found = {}
-    for name in (*COMPLETE, *PARTIAL):
-        paths = [folder / name for folder in folders if (folder / name).is_file()]
-        if not paths:
-            raise FileNotFoundError(
-                f"{name} is in none of {', '.join(map(str, folders))}"
-            )
-        found[name] = parse(paths[0].read_text("utf-8"))
-    return found
+def words() -> set[str]:
+    """All words of the package, and the names of `lib` in tests and scripts."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.*"):
+        if path.suffix in (".py", ".cpp", ".h") and path != build_lib.USED:
+            found |= set(re.findall(r"\w+", path.read_text("utf-8")))
+    for folder in ("tests", "scripts"):
+        for path in (build_lib.ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r"\blib\.(\w+)", path.read_text("utf-8")))
+    return {word for word in found if re.match("(?i:llama|ggml|gguf|mtmd)_", word)}
 
 
-def compare(ours: Declarations, theirs: Mapping[str, Declarations]) -> list[str]:
-    """One line for each difference between the cdefs and the headers, sorted."""
-    union = merge(iter(theirs.values()))
-    complete = merge(theirs[name] for name in COMPLETE if name in theirs)
-    lines: list[str] = []
-    for kind in (*KINDS, "constants"):
-        mine, wanted, known = (getattr(d, kind) for d in (ours, complete, union))
-        one = kind.removesuffix("s")
-        lines += [
-            f"missing: {one} {n}" for n in set(wanted) - set(mine) - set(EXCLUDED)
-        ]
-        for name in set(mine) - set(known):
-            gone = "deprecated" if name in union.deprecated else "gone"
-            lines.append(f"{gone}: {one} {name}")
-        if kind != "constants":
-            lines += changes(one, mine, known)
-    return sorted(lines)
+def used(known: Declarations) -> Declarations:
+    """What *known* has of the names that we use."""
+    found = needed(words(), known)
+    return {key: parts for key, parts in found.items() if key[0] != "deprecated"}
 
 
-def changes(
-    kind: str,
-    mine: Mapping[str, str | tuple[str, ...]],
-    known: Mapping[str, str | tuple[str, ...]],
-) -> Iterator[str]:
-    """Declared otherwise in the header: both texts, or what a struct or enum differs in."""
-    for name in set(mine) & set(known):
-        left, right = mine[name], known[name]
-        if left == right:
-            continue
-        if isinstance(left, str) or isinstance(right, str):
-            yield f"changed: {kind} {name}\n    cdef:   {left}\n    header: {right}"
-            continue
-        parts = [f"lacks {part}" for part in right if part not in left]
-        parts += [f"has no longer {part}" for part in left if part not in right]
-        yield f"changed: {kind} {name}: {'; '.join(parts) or 'order of its parts'}"
+def differences(ours: Declarations, known: Declarations) -> list[str]:
+    """One line for each name of *ours* that *known* lacks, deprecates or has changed."""
+    deprecated = [
+        f"deprecated: function {name}"
+        for kind, name in known
+        if kind == "deprecated" and ("function", name) in ours
+    ]
+    return sorted([*misfits(ours, known), *deprecated])
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line *argv*; the exit code."""
-    parser = argparse.ArgumentParser(
-        description="Compare the cdefs with the C headers."
-    )
+    parser = argparse.ArgumentParser(description="Compare used.h with the C headers.")
     parser.add_argument("--include", nargs="+", type=Path, default=[])
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--write-stub", action="store_true")
     args = parser.parse_args(argv)
     if args.write_stub:
-        everything = merge(iter((declared(), parse(SHIM))))
-        STUB.write_text(stub(everything), "utf-8")
+        STUB.write_text(stub(), "utf-8")
         return 0
-    built = built_include()
-    if not args.include and built is None:
+    folders = args.include or [path for path in [built_include()] if path]
+    if not folders:
         parser.error("nothing is built here: name the headers with --include")
-    try:
-        lines = compare(declared(), headers(args.include or [built]))
-    except FileNotFoundError as error:
-        parser.error(str(error))
-    print("\n".join(lines) or "the declarations match the headers")
+    if lost := [n for n in build_lib.HEADERS if n not in find([n], folders)]:
+        parser.error(f"{lost[0]} is in none of {', '.join(map(str, folders))}")
+    known = build_lib.declared(build_lib.HEADERS, folders)
+    if args.write:
+        build_lib.USED.write_text(HEAD + render(used(known)), "utf-8")
+    ours = build_lib.read(build_lib.USED)
+    lines = differences(ours, known)
+    lines += [
+        f"not in used.h: {' '.join(key)}" for key in used(known) if key not in ours
+    ]
+    print("\n".join(lines) or "the headers have what we use")
     return 1 if lines else 0
 
 

@@ -15,7 +15,6 @@ import pytest
 
 import build_lib
 from build_lib import BuildError
-from pyllama_raw._ffi.cdef import DIRECTORY, FILES
 
 SUFFIX = "dylib" if sys.platform == "darwin" else "so"
 
@@ -32,25 +31,25 @@ def make_prefix(folder: Path) -> Path:
     """An installed llama.cpp, as far as names go."""
     (folder / "include").mkdir(parents=True)
     (folder / "lib").mkdir()
-    write_headers(folder / "include", build_lib.ALL_HEADERS)
+    write_headers(folder / "include", build_lib.HEADERS)
     for name in build_lib.LIBRARIES:
         (folder / "lib" / f"lib{name}.{SUFFIX}").touch()
     return folder
 
 
 def write_headers(folder: Path, names: Iterable[str]) -> None:
-    """Headers that declare what we declare: all of it in llama.h."""
+    """Headers that declare what we use: all of it in llama.h."""
     for name in names:
         (folder / name).touch()
     if (folder / "llama.h").exists():
-        text = "\n".join((DIRECTORY / name).read_text() for name in FILES)
+        text = build_lib.USED.read_text()
         (folder / "llama.h").write_text(re.sub(r"(#define \w+) \.\.\.", r"\1 1", text))
 
 
 def make_source_that_fits(folder: Path) -> Path:
     """A llama.cpp source tree with headers only."""
     places = {"l": "include", "g": "ggml/include", "m": "tools/mtmd"}
-    for name in build_lib.ALL_HEADERS:
+    for name in build_lib.HEADERS:
         place = folder / places[name[0]]
         place.mkdir(parents=True, exist_ok=True)
         write_headers(place, [name])
@@ -116,7 +115,7 @@ def test_prefix_with_static_libraries_is_refused(tmp_path):
 
 
 OTHER = [  # what another version has, and how that is said
-    ("llama_batch_get_one", "llama_batch_of", "missing: function llama_batch_get_one"),
+    ("llama_vocab_bos", "llama_vocab_of", "missing: function llama_vocab_bos"),
     (
         "#define LLAMA_DEFAULT_SEED",
         "#define OTHER",

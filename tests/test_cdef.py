@@ -1,28 +1,21 @@
 """
-The C declarations are the same as the headers.
+What Python sees of C is read from the headers, and what we use of them is known.
 """
 
-import runpy
 from pathlib import Path
 
 import pytest
 
-from pyllama_raw._ffi import cdef
-from scripts.c_declarations import parse
-from scripts.sync_cdef import (
-    COMPLETE,
-    PARTIAL,
-    built_include,
-    compare,
-    declared,
-    headers,
-    main,
-)
+import build_lib
+from scripts.c_declarations import Declarations, needed, parse, render
+from scripts.c_fit import misfits
+from scripts.sync_cdef import built_include, differences, main
 
 HEADER = """
 #ifndef LLAMA_H
 #define LLAMA_H // guard
 #define LLAMA_ANSWER 0x2a
+#define LLAMA_NAME "no number"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,16 +28,18 @@ extern "C" {
         LLAMA_KIND_NONE = -1,
         LLAMA_KIND_ONE  = 1 << 0, /* not , two */
     };
-    struct llama_params {
+    typedef struct llama_params {
         int32_t n_ctx; // size
         char    name[2*LLAMA_ANSWER];
-    };
+        char    key[128];
+    } llama_params;
     LLAMA_API struct llama_params
         llama_default_params(void);
+    static inline int llama_inline(int n) { return n; }
     LLAMA_API int32_t llama_run(
             struct llama_model * model,
                    llama_token   token); // 0 on success
-    DEPRECATED(LLAMA_API void llama_old(int32_t n), "use llama_run (really)");
+    DEPRECATED(LLAMA_API void llama_old(int32_t n), "use llama_run (really), or not");
 #ifdef __cplusplus
 }
 LLAMA_API std::map<int, int> llama_only_cpp(void);
@@ -52,131 +47,135 @@ LLAMA_API std::map<int, int> llama_only_cpp(void);
 #endif
 """
 
-CDEF = """
+SEEN = """\
 #define LLAMA_ANSWER ...
-struct llama_model;
+enum llama_kind {
+    LLAMA_KIND_NONE, LLAMA_KIND_ONE, ...
+};
 typedef int32_t llama_token;
-typedef bool (*llama_progress)(float progress, void * user_data);
-enum llama_kind { LLAMA_KIND_NONE, LLAMA_KIND_ONE, ... };
-struct llama_params { int32_t n_ctx; char name[...]; ...; };
+typedef bool (* llama_progress) (float progress, void * user_data);
+typedef struct llama_params llama_params;
+struct llama_params {
+    int32_t n_ctx;
+    char name[...];
+    char key[128];
+    ...;
+};
 struct llama_params llama_default_params(void);
 int32_t llama_run(struct llama_model * model, llama_token token);
 """
 
 
-def differences(header: str, ours: str = CDEF) -> list[str]:
-    """What is reported for one header and one cdef."""
-    return compare(parse(ours), {"llama.h": parse(header)})
+def without_deprecated(found: Declarations) -> Declarations:
+    return {key: parts for key, parts in found.items() if key[0] != "deprecated"}
 
 
-def test_headers_of_the_build_match():
+def test_header_is_declared():
     """
-    Every declaration of the headers that the extension was built from is declared alike.
+    Numbers, enums, types and functions are, with what the compiler knows left to it.
     """
-    include = built_include()
-    if include is None:
-        pytest.skip("the extension has not been built here")
-
-    assert compare(declared(), headers([include])) == []
+    assert render(without_deprecated(parse(HEADER))) == SEEN
 
 
-def test_layout_and_comments_do_not_count():
+def test_declarations_are_read_as_they_are_written():
     """
-    Comments, alignment, values, export macros, deprecated and C++ parts are no difference.
+    What is written for cffi can be read and compared with a header.
     """
-    assert differences(HEADER) == []
+    assert parse(SEEN) == without_deprecated(parse(HEADER))
+
+
+def test_only_what_is_named_is_needed():
+    """
+    A name brings the types that it names, and a value its enum.
+    """
+    known = parse(HEADER)
+
+    found = needed({"llama_run", "LLAMA_KIND_ONE", "llama_unknown"}, known)
+
+    assert list(found) == [
+        ("typedef", "llama_token"),
+        ("enum", "llama_kind"),
+        ("function", "llama_run"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "lines"),
     [
-        (
-            "// opaque",
-            "LLAMA_API void llama_new(void); //",
-            ["missing: function llama_new"],
-        ),
+        ("// opaque", "LLAMA_API void llama_new(void); //", []),
         (
             "llama_default_params(void)",
             "llama_defaults(void)",
-            ["gone: function llama_default_params", "missing: function llama_defaults"],
+            ["missing: function llama_default_params"],
         ),
         (
             "llama_token   token);",
             "llama_token   token, bool on);",
-            [
-                "changed: function llama_run\n"
-                "    cdef:   int32_t llama_run "
-                "( struct llama_model * model , llama_token token )\n"
-                "    header: int32_t llama_run "
-                "( struct llama_model * model , llama_token token , bool on )"
-            ],
+            ["changed: function llama_run"],
         ),
-        (
-            "_ANSWER 0x2a",
-            "_OTHER (1 << 3)",
-            ["gone: constant LLAMA_ANSWER", "missing: constant LLAMA_OTHER"],
-        ),
-        ("// opaque", "enum llama_e { LLAMA_E }; //", ["missing: enum llama_e"]),
+        ("_ANSWER 0x2a", "_OTHER (1 << 3)", ["missing: constant LLAMA_ANSWER"]),
         (
             "LLAMA_KIND_ONE ",
             "LLAMA_KIND_TWO ",
-            [
-                "changed: enum llama_kind: "
-                "lacks LLAMA_KIND_TWO; has no longer LLAMA_KIND_ONE"
-            ],
+            ["changed: enum llama_kind has no LLAMA_KIND_ONE"],
         ),
-        ("// opaque", "struct llama_s { int i; }; //", ["missing: struct llama_s"]),
-        (
-            "int32_t n_ctx;",
-            "int32_t n_ctx; bool on;",
-            ["changed: struct llama_params: lacks bool on"],
-        ),
+        ("int32_t n_ctx;", "int32_t n_ctx; bool on;", []),
         (
             "int32_t n_ctx;",
             "uint32_t n_ctx;",
-            [
-                "changed: struct llama_params: "
-                "lacks uint32_t n_ctx; has no longer int32_t n_ctx"
-            ],
+            ["changed: struct llama_params has no int32_t n_ctx"],
         ),
-        (
-            "(*llama_progress)",
-            "(*llama_other)",
-            ["gone: typedef llama_progress", "missing: typedef llama_other"],
-        ),
+        ("(*llama_progress)", "(*llama_other)", ["missing: typedef llama_progress"]),
         (
             "typedef int32_t llama_token",
             "typedef int64_t llama_token",
-            [
-                "changed: typedef llama_token\n"
-                "    cdef:   typedef int32_t llama_token\n"
-                "    header: typedef int64_t llama_token"
-            ],
+            ["changed: typedef llama_token"],
+        ),
+        (
+            "LLAMA_API int32_t llama_run(",
+            "LLAMA_API int32_t llama_ran(",
+            ["missing: function llama_run"],
         ),
     ],
 )
 def test_change_of_a_header_is_reported(old: str, new: str, lines: list[str]):
     """
-    Whatever a header adds, drops or changes is named, and nothing else is.
+    Whatever we use and a header drops or changes is named; what it adds is not.
     """
-    assert differences(HEADER.replace(old, new)) == lines
+    assert old in HEADER
+    assert misfits(parse(SEEN), parse(HEADER.replace(old, new))) == lines
 
 
 def test_deprecated_function_is_reported():
     """
-    A declared function that the header now deprecates is to be dropped.
+    A function that we use and the header now deprecates is there, and to be dropped.
     """
-    assert differences(HEADER, CDEF + "void llama_old(int32_t n);") == [
-        "deprecated: function llama_old"
-    ]
+    ours = parse(SEEN + "void llama_old(int32_t n);")
+
+    assert misfits(ours, parse(HEADER)) == []
+    assert differences(ours, parse(HEADER)) == ["deprecated: function llama_old"]
 
 
-def test_header_missing_is_an_error(tmp_path: Path):
+def test_headers_of_the_build_have_what_we_use(capsys: pytest.CaptureFixture[str]):
+    """
+    Every name that we use stands in used.h, as the headers of the extension have it.
+    """
+    if built_include() is None:
+        pytest.skip("the extension has not been built here")
+
+    code = main([])
+
+    assert (code, capsys.readouterr().out) == (0, "the headers have what we use\n")
+
+
+def test_header_missing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """
     A folder without the headers is named instead of everything being reported as gone.
     """
-    with pytest.raises(FileNotFoundError, match=r"llama\.h is in none of"):
-        headers([tmp_path])
+    with pytest.raises(SystemExit):
+        main(["--include", str(tmp_path)])
+
+    assert f"ggml.h is in none of {tmp_path}" in capsys.readouterr().err
 
 
 def test_command_line_fails_on_a_difference(
@@ -185,37 +184,23 @@ def test_command_line_fails_on_a_difference(
     """
     The command exits with 1 and prints the difference, so that a script can stop on it.
     """
-    for name in (*COMPLETE, *PARTIAL):
+    for name in build_lib.HEADERS:
         (tmp_path / name).touch()
 
     code = main(["--include", str(tmp_path)])
 
     assert code == 1
-    assert "gone: function llama_decode\n" in capsys.readouterr().out
+    assert "missing: function llama_decode\n" in capsys.readouterr().out
 
 
-def test_cdef_is_readable_by_path():
+def test_shim_is_declared_whole():
     """
-    The build reads the cdef without importing the package.
+    Python sees every function of the shim, which its headers name with their kind.
     """
-    assert runpy.run_path(cdef.__file__)["CDEF"] == cdef.CDEF
+    texts = [(build_lib.FFI_DIR / name).read_text() for name in build_lib.SHIM_HEADERS]
 
+    seen = build_lib.seen_by_python([])
 
-def test_every_cdef_file_is_used():
-    """
-    A file left out of FILES would be compared with nothing and declared to nobody.
-    """
-    assert sorted(cdef.FILES) == sorted(path.name for path in cdef.DIRECTORY.glob("*"))
-
-
-def test_shim_header_is_declared_whole():
-    """
-    What the headers of the shim declare is what Python sees: nothing is lost on the way.
-    """
-    shim = parse(cdef.SHIM)
-
-    seen = parse(cdef.strip_header(cdef.SHIM))
-
-    assert seen == shim
-    assert "plr_step" in shim.functions
-    assert "PLR_EXCEPTION" in shim.constants
+    assert ("function", "plr_step") in seen
+    assert ("constant", "PLR_EXCEPTION") in seen
+    assert {key: seen[key] for key in parse("\n".join(texts))} == seen
