@@ -206,4 +206,4 @@ def test_one_file_writes_how_much_is_computed():
         if written.search(path.read_text())
     }
 
-    assert writers == {"sequence.py": {"self"}, "slots.py": {"sequence"}}
+    assert writers == {"sequence.py": {"self"}, "slots.py": {"running"}}

@@ -14,26 +14,26 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from pyllama_raw.core.request import Lot
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running
 
 
 class Group(NamedTuple):
     """Those of a lot who can be computed, by slot."""
 
-    streams: list[Sequence]  # that go on by one token
-    prompts: list[Sequence]
+    streams: list[Running]  # that go on by one token
+    prompts: list[Running]
 
 
 Groups = dict[Lot, Group]
 
 
-def by_lot(streams: Items[Sequence], prompts: Items[Sequence]) -> Groups:
+def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
     """Those who may share a decode."""
     groups: Groups = {}
-    for sequence in streams:
-        groups.setdefault(sequence.request.lot, Group([], [])).streams.append(sequence)
-    for sequence in prompts:
-        groups.setdefault(sequence.request.lot, Group([], [])).prompts.append(sequence)
+    for running in streams:
+        groups.setdefault(running.request.lot, Group([], [])).streams.append(running)
+    for running in prompts:
+        groups.setdefault(running.request.lot, Group([], [])).prompts.append(running)
     return groups
 
 

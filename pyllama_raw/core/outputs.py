@@ -14,7 +14,7 @@ from pyllama_raw.core.request import (
     StopToken,
 )
 from pyllama_raw.core.roster import Roster
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import Lost, Output, RowFailed, Sampled, Scored, Work
 
 End = tuple[FinishReason, FinishDetail]
@@ -39,7 +39,7 @@ class Outputs:
                 others goes; None: its request ends.
         """
         self._roster = roster
-        self._memory = roster.memory
+        self._slots = roster.slots
         self._limits = limits
         self._pieces = pieces
         self._n_keep = n_keep
@@ -51,44 +51,46 @@ class Outputs:
         Every token of every stream comes through here: calls are few on purpose.
         """
         n_tokens = n_output = 0
-        alive, advance = self._roster.alive, self._memory.advance
+        all_running, advance = self._slots.running, self._slots.advance
         for work, output in zip(works, outputs, strict=True):
             n_new = len(work.tokens)
-            sequence = alive.get(work.request_id)  # None: it ended while the step ran
+            running = all_running.get(work.request_id)  # None: it ended meanwhile
             if type(output) is Sampled:
-                if sequence is not None:
-                    advance(sequence, n_new)
+                if running is not None:
+                    advance(running, n_new)
                     n_output += len(output.tokens)
-                    self._take_sampled(sequence, output, now)
+                    self._take_sampled(running, output, now)
             elif type(output) is Lost:
                 continue
-            elif sequence is not None:
-                advance(sequence, n_new)
-                n_output += self._take_other(sequence, output, now)
+            elif running is not None:
+                advance(running, n_new)
+                n_output += self._take_other(running, output, now)
             n_tokens += n_new
         counters = self._roster.counters
         counters.computed_tokens += n_tokens
         counters.output_tokens += n_output
         return n_tokens
 
-    def _take_other(self, sequence: Sequence, output: Output, now: float) -> int:
+    def _take_other(self, running: Running, output: Output, now: float) -> int:
         """Take in what did not sample only; returns the number of sampled tokens."""
+        sequence = running.sequence
         if type(output) is Scored:
             sequence.prompt_logprobs += output.logprobs
             output = output.then
         if type(output) is RowFailed:
             self._roster.finish(sequence, output.error, now)
         if type(output) is Sampled:
-            self._take_sampled(sequence, output, now)
+            self._take_sampled(running, output, now)
             return len(output.tokens)
         return 0
 
-    def _take_sampled(self, sequence: Sequence, sampled: Sampled, now: float) -> None:
-        """Tell what was sampled of *sequence*, and end it if that was all."""
+    def _take_sampled(self, running: Running, sampled: Sampled, now: float) -> None:
+        """Tell what was sampled of *running*, and end it if that was all."""
         tokens, logprobs = sampled
+        sequence = running.sequence
         n_before, n_sampled = sequence.n_output, len(tokens)
         if n_sampled > 1:
-            self._memory.advance(sequence, n_sampled - 1)
+            self._slots.advance(running, n_sampled - 1)
         end: End | None = None
         for token in tokens:
             sequence.tokens.append(token)
@@ -100,20 +102,20 @@ class Outputs:
         if end is not None and n_sampled > 1:
             n_taken = sequence.n_output - n_before
             tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
-            self._forget(sequence, n_sampled - n_taken)
+            self._forget(running, n_sampled - n_taken)
         request_id = sequence.request.request_id
         self._roster.events.append(new(Delta, (request_id, tokens, logprobs)))
         if end is not None:
             self._finish(sequence, *end, now)
         elif len(sequence.tokens) >= self._limits.n_ctx_slot:
-            self._on_full(sequence, now)
+            self._on_full(running, now)
 
-    def _forget(self, sequence: Sequence, n_tokens: int) -> None:
-        """Memory may hold *n_tokens* that were sampled after the end of *sequence*."""
+    def _forget(self, running: Running, n_tokens: int) -> None:
+        """Memory may hold *n_tokens* that were sampled after the end of *running*."""
         self._roster.counters.output_tokens -= n_tokens
         if n_tokens:
-            can_cut = self._memory.limits.can_cut
-            self._memory.rewind(sequence, len(sequence.tokens) - 1 if can_cut else 0)
+            can_cut = self._slots.limits.can_cut
+            self._slots.rewind(running, len(running.tokens) - 1 if can_cut else 0)
 
     def _end(self, sequence: Sequence, token: int) -> End | None:
         """Why the request ends with *token*, if it does."""
@@ -141,12 +143,13 @@ class Outputs:
         finder.push(self._pieces[token])
         return finder.stop
 
-    def _on_full(self, sequence: Sequence, now: float) -> None:
+    def _on_full(self, running: Running, now: float) -> None:
         """The slot has no position for another token: drop the older half, or end."""
         n_keep = self._n_keep
-        n_discard = 0 if n_keep is None else (len(sequence.tokens) - 1 - n_keep) // 2
+        n_discard = 0 if n_keep is None else (len(running.tokens) - 1 - n_keep) // 2
         if n_keep is None or n_discard < 1:
-            self._finish(sequence, FinishReason.LENGTH, LengthLimit.SLOT, now)
+            reason, detail = FinishReason.LENGTH, LengthLimit.SLOT
+            self._finish(running.sequence, reason, detail, now)
             return
-        shifted = self._memory.shift(sequence, n_keep, n_discard)
+        shifted = self._slots.shift(running, n_keep, n_discard)
         self._roster.counters.shifted += shifted

@@ -12,11 +12,10 @@ from __future__ import annotations
 from pyllama_raw.core import exact
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot
-from pyllama_raw.core.memory.slots import slot_of
 from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.request import Lot
 from pyllama_raw.core.roster import Roster
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.step import Decode, Prefill, Score, StepPlan, Work
 from pyllama_raw.core.suspects import Suspects
 
@@ -32,6 +31,7 @@ class Packer:
         self.prefill_cap: int | None = None  # after a step that found no space
         self._roster = roster
         self._memory = roster.memory
+        self._slots = roster.slots
         self._suspects = suspects
         self._budget = budget
         self._quantum = quantum
@@ -76,7 +76,7 @@ class Packer:
 
     # -- who ---------------------------------------------------------------------
 
-    def _ready(self, now: float) -> tuple[list[Sequence], list[Sequence], bool]:
+    def _ready(self, now: float) -> tuple[list[Running], list[Running], bool]:
         """
         Sequences that go on by one token, and prompts; preempts until all that decode fit.
 
@@ -87,111 +87,112 @@ class Packer:
             n_cells = len(streams) or min(len(prompts), 1)
             self._memory.reclaim(n_cells)
             # Each turn takes one of those who run away, so this comes to an end.
-            if n_cells <= self._memory.n_free_cells or not self._memory.running:
+            if n_cells <= self._slots.n_free_cells or not self._slots.running:
                 return ready
             self._roster.make_room(now)
 
-    def _divide(self) -> tuple[list[Sequence], list[Sequence], bool]:
-        streams: list[Sequence] = []
-        prompts: list[Sequence] = []
+    def _divide(self) -> tuple[list[Running], list[Running], bool]:
+        streams: list[Running] = []
+        prompts: list[Running] = []
         replays = False
-        for sequence in self._memory.running:
-            if sequence.leader is None and sequence.fetch_id is None:
-                if sequence.points:
-                    self._memory.reach(sequence)
-                if len(sequence.tokens) - sequence.n_computed == 1:
-                    streams.append(sequence)
-                elif sequence.n_computed < sequence.n_chunked:
-                    prompts.append(sequence)
+        for running in self._slots.running.values():
+            if running.leader is None and running.fetch_id is None:
+                if running.points:
+                    self._memory.reach(running)
+                if len(running.tokens) - running.n_computed == 1:
+                    streams.append(running)
+                elif running.n_computed < running.sequence.n_chunked:
+                    prompts.append(running)
                 else:
-                    streams.append(sequence)
+                    streams.append(running)
                     replays = True
         return streams, prompts, replays
 
-    def _groups(self, streams: list[Sequence], prompts: list[Sequence]) -> Groups:
+    def _groups(self, streams: list[Running], prompts: list[Running]) -> Groups:
         """Who can be computed, by who may share a decode."""
         lots = self._roster.lots
         if len(lots) > 1:
             groups = by_lot(streams, prompts)
         else:
             groups = dict.fromkeys(lots, Group(streams, prompts))
-        if self._memory.limits.deterministic:
+        if self._slots.limits.deterministic:
             groups = exact.divided(groups)
         if len(groups) > 1:
             n_streams = len(streams)
             self._memory.reclaim(n_streams + 1)
-            if self._memory.n_free_cells <= n_streams:  # none for prompts
+            if self._slots.n_free_cells <= n_streams:  # none for prompts
                 groups = {lot: group for lot, group in groups.items() if group.streams}
         return groups
 
     # -- how much ----------------------------------------------------------------
 
     def _prefills(
-        self, lot: Lot, n_decodes: int, n_streams: int, prompts: list[Sequence]
+        self, lot: Lot, n_decodes: int, n_streams: int, prompts: list[Running]
     ) -> list[Work]:
         """Chunks of *prompts* beside *n_decodes* of all *n_streams*."""
-        limits = self._memory.limits
+        limits = self._slots.limits
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, single=lot.is_single)
         budget = self._prefill_budget(n_decodes, n_streams, prompts)
         shares = self._turns[lot].share(budget, prompts, single=lot.is_single)
         shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)
-        return [_prefill(s, n) for s in prompts if (n := shares.get(slot_of(s), 0))]
+        return [_prefill(r, n) for r in prompts if (n := shares.get(r.slot, 0))]
 
     def _prefill_budget(
-        self, n_decodes: int, n_streams: int, prompts: list[Sequence]
+        self, n_decodes: int, n_streams: int, prompts: list[Running]
     ) -> int:
         budget = self._budget.limit(streams=n_streams > 0)
-        n_behind = sum(sequence.n_behind for sequence in prompts)
+        n_behind = sum(running.n_behind for running in prompts)
         left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
         if self.prefill_cap is not None:
             left = min(left, self.prefill_cap)
         self._memory.reclaim(n_streams + left)
         return min(
             left,
-            self._memory.limits.n_batch - n_decodes,
-            self._memory.n_free_cells - n_streams,
+            self._slots.limits.n_batch - n_decodes,
+            self._slots.n_free_cells - n_streams,
         )
 
     # -- what comes next -----------------------------------------------------------
 
-    def _completes(self, works: list[Work], prompts: list[Sequence]) -> bool:
+    def _completes(self, works: list[Work], prompts: list[Running]) -> bool:
         """Whether all who run have a row in *works*, in the order of the next plan."""
         slots = [work.slot for work in works]
         return (
-            len(works) == len(self._memory.running)
+            len(works) == len(self._slots.running)
             and slots == sorted(slots)
             and all(work.samples and type(work) is not Score for work in works)
-            and not any(sequence.points for sequence in prompts)
+            and not any(running.points for running in prompts)
             and not self._roster.could_start
         )
 
-    def _all_go_on(self, sequences: list[Sequence]) -> bool:
-        """Whether none of *sequences* has its last token, or a full slot, after a step."""
-        n_ctx_slot = self._memory.limits.n_ctx_slot
-        for s in sequences:
-            if s.request.max_tokens - s.n_output < 2 or n_ctx_slot - len(s.tokens) < 2:
+    def _all_go_on(self, group: list[Running]) -> bool:
+        """Whether none of *group* has its last token, or a full slot, after a step."""
+        n_ctx_slot = self._slots.limits.n_ctx_slot
+        for r in group:
+            n_left = r.request.max_tokens - r.sequence.n_output
+            if n_left < 2 or n_ctx_slot - len(r.tokens) < 2:
                 return False
         return True
 
 
-def _decode(streams: list[Sequence]) -> list[Work]:
+def _decode(streams: list[Running]) -> list[Work]:
     """The last token of each."""
     return [
-        new(Decode, (s.request.request_id, s.slot, s.n_computed, s.tokens[-1:]))
-        for s in streams
+        new(Decode, (r.request.request_id, r.slot, r.n_computed, r.tokens[-1:]))
+        for r in streams
     ]
 
 
-def _replay(streams: list[Sequence]) -> list[Work]:
+def _replay(streams: list[Running]) -> list[Work]:
     """The next token of each; nothing is sampled where the one after it is known."""
-    return [_decode([s])[0] if s.n_behind == 1 else _prefill(s, 1) for s in streams]
+    return [_decode([r])[0] if r.n_behind == 1 else _prefill(r, 1) for r in streams]
 
 
-def _prefill(sequence: Sequence, n_tokens: int) -> Work:
+def _prefill(running: Running, n_tokens: int) -> Work:
     """The next *n_tokens* of what is known."""
-    request_id, slot = sequence.request.request_id, slot_of(sequence)
-    tokens, start = sequence.tokens, sequence.n_computed
+    request_id, slot = running.request.request_id, running.slot
+    sequence, tokens, start = running.sequence, running.tokens, running.n_computed
     end = start + n_tokens
     chunk, samples = tokens[start:end], end == len(tokens)
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 
 from pyllama_raw.core.exact import chunk_size
-from pyllama_raw.core.memory.slots import slot_of
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running
 
 
 class PrefillTurns:
@@ -28,7 +27,7 @@ class PrefillTurns:
         self._last_turn = 0  # the one that went first the last time
 
     def share(
-        self, budget: int, prompts: Items[Sequence], *, single: bool = False
+        self, budget: int, prompts: Items[Running], *, single: bool = False
     ) -> dict[int, int]:
         """
         Divide *budget* tokens among *prompts*.
@@ -44,69 +43,70 @@ class PrefillTurns:
         ring = self._ring(prompts)
         given: dict[int, int] = {}
         while ring and budget > 0:
-            sequence = ring[0]
-            slot = slot_of(sequence)
-            if sequence.deficit == 0:
-                sequence.deficit = self._quantum
+            running = ring[0]
+            slot = running.slot
+            if running.deficit == 0:
+                running.deficit = self._quantum
             taken = given.get(slot, 0)
-            ready = n_ready(sequence)
+            ready = n_ready(running)
             wanted = ready - taken
             if given and (budget == 1 < wanted or (single and slot not in given)):
                 break  # better two tokens in the next step than one in this
-            share = min(budget, sequence.deficit)
+            share = min(budget, running.deficit)
             chunk = chunk_size(taken + share, ready, taken + budget)
             given[slot], n_tokens = chunk, chunk - taken
             budget -= n_tokens
-            sequence.deficit = max(sequence.deficit - n_tokens, 0)
+            running.deficit = max(running.deficit - n_tokens, 0)
             if n_tokens == wanted:
-                sequence.deficit = 0
+                running.deficit = 0
                 ring.popleft()
-            elif sequence.deficit == 0:
+            elif running.deficit == 0:
                 ring.rotate(-1)
         if ring:
-            self._turn = slot_of(ring[0])
+            self._turn = ring[0].slot
         return given
 
     def repeat(self) -> None:
         """What was shared last was not computed: whose turn it was goes first again."""
         self._turn = self._last_turn
 
-    def _ring(self, prompts: Items[Sequence]) -> deque[Sequence]:
+    def _ring(self, prompts: Items[Running]) -> deque[Running]:
         ring = deque(prompts)
         for _ in range(len(ring)):
-            if slot_of(ring[0]) >= self._turn:
+            if ring[0].slot >= self._turn:
                 break
             ring.rotate(-1)
         return ring
 
 
-def n_ready(sequence: Sequence) -> int:
+def n_ready(running: Running) -> int:
     """
-    Tokens *sequence* may compute in one step.
+    Tokens *running* may compute in one step.
 
     Chunks end at its points; while it is scored each token takes an output row, and what
     has been scored before is computed without.
     """
-    n_ready = sequence.n_in_chunks - sequence.n_computed
-    if sequence.points:
-        n_ready = sequence.points[0] - sequence.n_computed
+    sequence, n_computed = running.sequence, running.n_computed
+    n_ready = sequence.n_in_chunks - n_computed
+    if running.points:
+        n_ready = running.points[0] - n_computed
     if sequence.is_scoring:
         n_scored = len(sequence.prompt_logprobs)
-        n_plain = n_scored - sequence.n_computed
-        n_rows = sequence.max_rows
+        n_plain = n_scored - n_computed
+        n_rows = running.max_rows
         n_ready = min(n_ready, n_plain) or chunk_size(n_rows, n_ready, n_rows)
     return n_ready
 
 
-def share_rows(n_rows: int, prompts: Items[Sequence], *, single: bool = False) -> None:
+def share_rows(n_rows: int, prompts: Items[Running], *, single: bool = False) -> None:
     """
     Divide *n_rows* output rows among *prompts*: one for each that is not scored.
 
     Where only one of them gets into the step, it has all.
     """
-    scoring = [sequence for sequence in prompts if sequence.is_scoring]
+    scoring = [running for running in prompts if running.sequence.is_scoring]
     if scoring:
         n_free = n_rows - (len(prompts) - len(scoring))
         n_each = n_rows if single else n_free // len(scoring)
-        for sequence in scoring:
-            sequence.max_rows = max(n_each, 1)
+        for running in scoring:
+            running.max_rows = max(n_each, 1)

@@ -13,7 +13,7 @@ from math import isnan
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.request import Event, FinishReason, Lot, Request
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.core.waiting import WaitingQueue
 from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
@@ -24,6 +24,7 @@ class Roster:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
+        self.slots = memory.slots
         self.waiting = WaitingQueue()
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
@@ -51,7 +52,7 @@ class Roster:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
         hash(request.namespace)  # raises here instead of in the middle of a step
-        return Sequence(request, order, now, self.memory.limits.n_chunked(request))
+        return Sequence(request, order, now, self.slots.limits.n_chunked(request))
 
     def _enter(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -80,7 +81,7 @@ class Roster:
     @property
     def could_start(self) -> bool:
         """Whether somebody waits for a slot, and one is free."""
-        return bool(self.waiting) and self.memory.has_free
+        return bool(self.waiting) and self.slots.has_free
 
     def start(self, sequence: Sequence, now: float) -> None:
         """Give a waiting sequence a slot."""
@@ -89,21 +90,22 @@ class Roster:
         if sequence.admitted is None:
             sequence.admitted = now
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, running: Running) -> None:
         """Take the slot of a running sequence; it waits at its old rank."""
         self.counters.preempted += 1
-        sequence.n_preempted += 1
-        self.memory.leave(sequence, in_flight=self.in_flight)
-        self.waiting.push(sequence)
+        running.sequence.n_preempted += 1
+        self.memory.leave(running, in_flight=self.in_flight)
+        self.waiting.push(running.sequence)
 
     def finish(
         self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
     ) -> None:
         """End a request, wherever it is."""
-        if sequence.slot is None:
+        running = self.slots.running.get(sequence.request.request_id)
+        if running is None:
             self.waiting.remove(sequence)
         else:
-            self.memory.leave(sequence, in_flight=self.in_flight)
+            self.memory.leave(running, in_flight=self.in_flight)
         self._remove(sequence)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
@@ -114,21 +116,24 @@ class Roster:
 
     def make_room(self, now: float) -> None:
         """Preempt the worst ranked sequence; one that is alone ends instead."""
-        running = self.memory.running
+        running = list(self.slots.running.values())
+        if not running:
+            return
+        worst = max(running, key=lambda each: each.sequence.rank)
         if len(running) > 1:
-            self.preempt(max(running, key=lambda sequence: sequence.rank))
-        elif running:
-            message = f"{len(running[0].tokens)} tokens do not fit; raise n_ctx"
-            self.finish(running[0], NoKVSpace("llama_decode", 1, message), now)
+            self.preempt(worst)
+        else:
+            message = f"{len(worst.tokens)} tokens do not fit; raise n_ctx"
+            self.finish(worst.sequence, NoKVSpace("llama_decode", 1, message), now)
 
     def stall(self, now: float) -> None:
         """Nothing can be computed for anybody who is left: end them all."""
-        limits = self.memory.limits
+        limits = self.slots.limits
         error = EngineStalled(
-            n_running=len(self.memory.running),
+            n_running=len(self.slots.running),
             n_waiting=len(self.waiting),
             n_slots=limits.n_slots,
-            n_cells_used=self.memory.n_cells_used,
+            n_cells_used=self.slots.cells.n_used,
             n_cells=limits.n_cells,
         )
         for sequence in list(self.alive.values()):
@@ -140,14 +145,14 @@ class Roster:
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
-        counters, limits = self.counters, self.memory.limits
+        counters, limits = self.counters, self.slots.limits
         return SchedulerStats(
             n_slots=limits.n_slots,
-            running=len(self.memory.running),
+            running=len(self.slots.running),
             waiting=len(self.waiting),
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
-            n_cells_used=self.memory.n_cells_used,
+            n_cells_used=self.slots.cells.n_used,
             submitted=counters.submitted,
             finished={str(k): n for k, n in counters.finished.items()},
             failed=counters.failed,
@@ -166,7 +171,7 @@ class Roster:
         """Each request is in one place, and none is missing."""
         self.memory.check_integrity()
         self.waiting.check_integrity()
-        here = [*self.memory.running, *self.waiting]
+        here = [r.sequence for r in self.slots.running.values()] + list(self.waiting)
         assert len(here) == len(self.alive)
         assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
         stats = self.stats()

@@ -8,8 +8,7 @@ Rules, in this order:
    computed again later. Only a sequence that is alone and does not fit is ended.
 3. Every request ends exactly once, with a `Finished` event. If there is work and
    nothing of it can be computed, all end with `EngineStalled`.
-4. After a failed decode all go on from the tokens that are known; only a request that
-   fails alone, twice, ends with the error.
+4. A step that did not work loses nothing: see `Failures`.
 
 The caller passes the time in; nothing here blocks.
 """
@@ -21,11 +20,12 @@ from collections.abc import Sequence as Items
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
-from pyllama_raw.core.exact import N_FRESH
+from pyllama_raw.core.failures import Failures
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import growth
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
@@ -38,12 +38,11 @@ from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import (
     DecodeStatus,
     Fetched,
-    Held,
     StepPlan,
     StepResult,
     Written,
 )
-from pyllama_raw.core.suspects import Part, Suspects
+from pyllama_raw.core.suspects import Suspects
 from pyllama_raw.errors import PromptTooLong
 
 NO_COST = SnapshotCost()
@@ -85,6 +84,7 @@ class Scheduler:
             cost=snapshot_cost,
             interval=snapshot_interval_tokens,
         )
+        self._slots = self._memory.slots
         self._roster = Roster(self._memory)
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
@@ -93,6 +93,7 @@ class Scheduler:
         self._suspects = Suspects()
         budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._speed)
         self._packer = Packer(self._roster, self._suspects, budget, prefill_quantum)
+        self._failures = Failures(self._roster, self._packer, self._suspects)
         self._started = 0.0  # when the last plan was made
 
     # -- requests ---------------------------------------------------------------
@@ -100,7 +101,7 @@ class Scheduler:
     @property
     def limits(self) -> ContextLimits:
         """What the context can hold and do, as far as is known."""
-        return self._memory.limits
+        return self._slots.limits
 
     @property
     def has_work(self) -> bool:
@@ -189,10 +190,10 @@ class Scheduler:
         self._memory.catch_up()
         _, works, lot, steady = self._packer.pack(now)
         self._started = now
-        steady = steady and not self._memory.is_loading
+        steady = steady and not self._memory.restores.is_loading
         plan = StepPlan(self._memory.take_moves(), works, lot, steady)
         self._roster.in_flight = bool(plan)
-        goes_on = plan or self._roster.events or self._memory.is_fetching
+        goes_on = plan or self._roster.events or self._memory.restores.is_fetching
         if self.has_work and not goes_on:
             self._roster.stall(now)  # no later plan would be another one
         return plan
@@ -200,13 +201,13 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         if not self._roster.could_start:
             return
-        alone = not self._memory.running
+        alone = not self._slots.running
         if self._packer.prefill_cap is not None and not alone:
             return  # libllama lacks space: start nobody until a step has worked
-        room = self._memory.n_unpromised
+        room = self._slots.n_unpromised
         blocked: Sequence | None = None
         for sequence in self._roster.waiting.first(ADMISSION_WINDOW):
-            wanted = self._memory.promise(sequence)
+            wanted = growth(sequence)
             if wanted > room and not alone:
                 blocked = blocked or sequence
             else:
@@ -216,7 +217,7 @@ class Scheduler:
                 if blocked is not None:
                     blocked.n_overtaken += 1
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
-            if at_limit or not self._memory.has_free:
+            if at_limit or not self._slots.has_free:
                 return
 
     # -- results ----------------------------------------------------------------
@@ -226,64 +227,13 @@ class Scheduler:
         self._roster.counters.steps += 1
         self._roster.in_flight = False
         self._memory.settle(result)
-        match result.status:
-            case DecodeStatus.OK:
-                self._packer.prefill_cap = None
-                n_tokens = self._outputs.take(plan.works, result.outputs, now)
-                if self._suspects.all:
-                    self._suspects.clear(self._roster.alive)
-                if n_tokens > len(plan.works):  # else there was no prompt
-                    self._speed.observe(n_tokens, now - self._started)
-            case DecodeStatus.ABORTED:
-                self._roster.counters.aborted_steps += 1
-                self._rewind(plan, result)
-            case DecodeStatus.NO_SPACE:
-                self._roster.counters.no_space_steps += 1
-                self._squeeze(plan, now)
-            case _:  # INVALID, FAILED
-                self._fail(plan, result, now)
+        if result.status is not DecodeStatus.OK:
+            self._failures.take(plan, result, now)
+            return self.take_events()
+        self._packer.prefill_cap = None
+        n_tokens = self._outputs.take(plan.works, result.outputs, now)
+        if self._suspects.all:
+            self._suspects.clear(self._roster.alive, self._slots.running)
+        if n_tokens > len(plan.works):  # else there was no prompt
+            self._speed.observe(n_tokens, now - self._started)
         return self.take_events()
-
-    def _rewind(self, plan: StepPlan, result: StepResult) -> None:
-        for work, output in zip(plan.works, result.outputs, strict=True):
-            sequence = self._roster.alive.get(work.request_id)
-            if sequence is not None:
-                n_held = output.n_tokens if isinstance(output, Held) else 0
-                # The last token is computed again: its output row was not sampled.
-                n_fresh = min(N_FRESH, len(work.tokens))
-                is_prompt = work.start < sequence.n_chunked
-                n_tokens = sequence.n_in_chunks if is_prompt else len(sequence.tokens)
-                known = min(n_held, n_tokens - n_fresh)
-                if sequence.is_scoring:  # nor were those of its other tokens
-                    known = min(known, len(sequence.prompt_logprobs))
-                self._memory.rewind(sequence, known)
-
-    def _squeeze(self, plan: StepPlan, now: float) -> None:
-        """libllama found no room: take smaller prefill chunks, then preempt."""
-        self._memory.reclaim(self.limits.n_cells)
-        n_prefill = sum(len(w.tokens) for w in plan.works if len(w.tokens) > 1)
-        self._packer.prefill_cap = max(n_prefill // 2, 1)
-        if not n_prefill:
-            self._roster.make_room(now)
-
-    def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """All go on, with what is known of them, but for who is sure to be the cause."""
-        assert result.error is not None
-        roster, is_fatal = self._roster, result.status is DecodeStatus.FAILED
-        parts = [
-            Part(roster.alive[work.request_id], work.start + len(work.tokens))
-            for work in plan.works
-            if work.request_id in roster.alive and work.slot not in result.not_restored
-        ]
-        roster.counters.failed_steps += 1
-        alone = len(plan.works) == 1
-        if is_fatal:
-            roster.counters.rebuilds += 1
-            self._memory.forget_slots()  # the new context is empty
-        elif alone:  # the slot may hold something else than is believed
-            for sequence, _ in parts:
-                self._memory.rewind(sequence, 0)
-        self._packer.repeat(from_start=is_fatal)
-        culprit = self._suspects.accuse(parts, alone=alone)
-        if culprit is not None:
-            roster.finish(culprit, result.error, now)

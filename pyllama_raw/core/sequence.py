@@ -1,4 +1,4 @@
-"""A request in progress: its tokens so far and how many of them are computed."""
+"""A request in progress: its tokens so far, and what a slot has of them while it runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NO_LIMIT = 2**31
 
 class Sequence:
     """
-    What changes about one request; owned by the scheduler.
+    What changes about one request from its start to its end; as such it waits.
 
-    `tokens` is what the slot holds or will hold: the prompt, then the output, less what
+    `tokens` is what a slot holds or will hold: the prompt, then the output, less what
     a context shift dropped. The last sampled token is in `tokens`, not yet computed.
 
     Args:
@@ -35,24 +35,16 @@ class Sequence:
     __slots__ = (
         "admitted",
         "cache_tier",
-        "deficit",
         "detail",
-        "fetch_id",
-        "fork_at",
         "is_shifted",
-        "leader",
-        "max_rows",
         "n_cached",
         "n_chunked",
-        "n_computed",
         "n_output",
         "n_overtaken",
         "n_preempted",
         "order",
-        "points",
         "prompt_logprobs",
         "request",
-        "slot",
         "stop_finder",
         "submitted",
         "token_times",
@@ -65,32 +57,19 @@ class Sequence:
         self.request = request
         self.order = order  # of arrival; kept through preemption
         self.tokens: array[int] = array("i", request.tokens)
-        self.n_computed = 0
         self.n_chunked = n_chunked
         self.n_output = 0
-        self.slot: int | None = None
-        self.deficit = 0  # prefill tokens left of this turn
         self.n_overtaken = 0
         self.n_preempted = 0
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
-        self.fetch_id: int | None = None  # a file that is read for us right now
-        self.leader: Sequence | None = None  # computes our prefix right now
-        self.fork_at = 0  # tokens to take over from the leader
-        self.points: list[int] = []  # where chunks end, rising; all are ahead
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
-        self.max_rows = 1  # of the next step, while prompt_logprobs is incomplete
         self.is_shifted = False  # a context shift made `tokens` no prefix of anything
         self.stop_finder = Detokenizer(request.stop) if request.stop else None
         self.detail: FinishDetail | None = None  # once its own end is known
         self.submitted = now
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
-
-    @property
-    def n_behind(self) -> int:
-        """Tokens not computed; 1 means decode."""
-        return len(self.tokens) - self.n_computed
 
     @property
     def n_in_chunks(self) -> int:
@@ -140,3 +119,50 @@ class Sequence:
             prompt_logprobs=tuple(self.prompt_logprobs),
             detail=self.detail,
         )
+
+
+class Running:
+    """
+    A sequence in a slot, until it ends or is preempted.
+
+    `request` and `tokens` are those of the sequence: every step looks at them.
+    """
+
+    __slots__ = (
+        "deficit",
+        "fetch_id",
+        "fork_at",
+        "leader",
+        "max_rows",
+        "n_computed",
+        "points",
+        "request",
+        "sequence",
+        "slot",
+        "tokens",
+    )
+
+    def __init__(self, sequence: Sequence, slot: int, n_computed: int = 0) -> None:
+        self.sequence = sequence
+        self.request = sequence.request
+        self.tokens = sequence.tokens
+        self.slot = slot
+        self.n_computed = n_computed
+        self.deficit = 0  # prefill tokens left of this turn
+        self.fetch_id: int | None = None  # a file that is read for it right now
+        self.leader: Running | None = None  # computes its prefix right now
+        self.fork_at = 0  # tokens to take over from the leader
+        self.points: list[int] = []  # where chunks end, rising; all are ahead
+        self.max_rows = 1  # of the next step, while prompt_logprobs is incomplete
+
+    @property
+    def n_behind(self) -> int:
+        """Tokens not computed; 1 means decode."""
+        return len(self.tokens) - self.n_computed
+
+    def note_cached(self, tier: CacheTier | None) -> None:
+        """What the slot holds came from *tier*; it counts at the first start."""
+        sequence = self.sequence
+        if not (sequence.n_output or sequence.n_preempted):
+            sequence.n_cached = self.n_computed
+            sequence.cache_tier = tier if self.n_computed else None

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running, Sequence
 
 N_TOGETHER = 1  # failures after which a sequence is computed with others again
 N_ALONE = 2  # failures alone that end a request
@@ -28,7 +28,7 @@ STRETCH_FACTOR = 4
 class Part(NamedTuple):
     """What a sequence had in a batch that failed."""
 
-    sequence: Sequence
+    running: Running
     end: int  # tokens of it that would have been computed then
 
 
@@ -44,11 +44,10 @@ class Suspect:
     def is_isolated(self) -> bool:
         return self.n_failed > N_TOGETHER
 
-    @property
-    def is_cleared(self) -> bool:
-        sequence = self.sequence
-        return (
-            sequence.n_computed >= self.until or sequence.n_output >= self.until_output
+    def is_cleared(self, running: Running | None) -> bool:
+        """Whether it has got past its failure; *running*: its sequence, if it is."""
+        return self.sequence.n_output >= self.until_output or (
+            running is not None and running.n_computed >= self.until
         )
 
 
@@ -71,7 +70,8 @@ class Suspects:
             alone: nobody else was in the batch.
         """
         isolates = False
-        for sequence, end in parts:
+        for running, end in parts:
+            sequence = running.sequence
             request_id = sequence.request.request_id
             suspect = self.all.setdefault(request_id, Suspect(sequence))
             was_isolated = suspect.is_isolated
@@ -97,26 +97,28 @@ class Suspects:
             if not suspect.n_alone:
                 suspect.n_failed = min(suspect.n_failed, N_TOGETHER)
 
-    def clear(self, alive: Mapping[int, Sequence]) -> None:
+    def clear(
+        self, alive: Mapping[int, Sequence], running: Mapping[int, Running]
+    ) -> None:
         """Forget who has got past its failure, or has ended."""
         self.all = {
             request_id: suspect
             for request_id, suspect in self.all.items()
-            if request_id in alive and not suspect.is_cleared
+            if request_id in alive and not suspect.is_cleared(running.get(request_id))
         }
 
     def narrow(
-        self, streams: list[Sequence], prompts: list[Sequence]
-    ) -> tuple[list[Sequence], list[Sequence]]:
+        self, streams: list[Running], prompts: list[Running]
+    ) -> tuple[list[Running], list[Running]]:
         """Of who could be computed, only the first of those to be computed alone."""
         isolated = [
-            sequence
-            for sequence in (*streams, *prompts)
-            if self._is_isolated(sequence.request.request_id)
+            running
+            for running in (*streams, *prompts)
+            if self._is_isolated(running.request.request_id)
         ]
         if not isolated:
             return streams, prompts
-        first = min(isolated, key=lambda sequence: sequence.rank)
+        first = min(isolated, key=lambda running: running.sequence.rank)
         return ([first], []) if first in streams else ([], [first])
 
     def _is_isolated(self, request_id: int) -> bool:

@@ -47,8 +47,7 @@ class WaitingQueue:
         self.n_tokens = sum(len(sequence.tokens) for sequence in self)
 
     def check_integrity(self) -> None:
-        """Sorted, without a slot, and the tokens add up."""
+        """Sorted, and the tokens add up."""
         ranks = [rank for rank, _ in self._items]
         assert ranks == sorted(ranks)
-        assert all(s.slot is None and s.n_computed == 0 for s in self)
         assert self.n_tokens == sum(len(s.tokens) for s in self)

@@ -166,7 +166,8 @@ class History:
         if not here or self.scheduler._suspects.all:  # who is suspected goes alone
             self.bounds.clear()
             return
-        running = [s for s in self.scheduler._memory.running if s.leader is None]
+        running = self.scheduler._memory.slots.running.values()
+        running = [each for each in running if each.leader is None]
         limits = self.scheduler.limits
         n_parts = 1 + limits.deterministic  # of a lot: streams and prompts
         bound = n_parts * len({s.request.lot for s in running}) - 1

@@ -7,7 +7,7 @@ from pyllama_raw.core.prefill import (
     PrefillTurns,
     share_rows,
 )
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running, Sequence
 from tests.core.support import make_request
 
 
@@ -34,7 +34,7 @@ def test_one_token_of_budget_is_not_spent_on_another_prompt():
     """
     What is left for the next prompt waits until it is more than one token.
     """
-    prompts = [make_sequence(slot, 10) for slot in range(2)]
+    prompts = [make_running(slot, 10) for slot in range(2)]
 
     shares = PrefillTurns(quantum=4).share(5, prompts)
 
@@ -50,7 +50,7 @@ def test_no_prompt_is_divided_into_single_tokens(n_prompts, quantum, budget):
     """
     Where a step takes one prompt, whatever the quantum and the budget.
     """
-    sequences = [make_sequence(slot, n) for slot, n in enumerate(n_prompts)]
+    sequences = [make_running(slot, n) for slot, n in enumerate(n_prompts)]
     turns = PrefillTurns(quantum)
     while behind := [s for s in sequences if s.n_behind]:
         shares = turns.share(budget, behind, single=True)
@@ -82,14 +82,13 @@ def test_who_is_alone_in_a_step_has_all_rows(single, expected):
     """
     Scored prompts share output rows only where they share a step.
     """
-    prompts = [make_sequence(slot, 10, scores_prompt=True) for slot in range(2)]
+    prompts = [make_running(slot, 10, scores_prompt=True) for slot in range(2)]
 
     share_rows(8, prompts, single=single)
 
     assert [sequence.max_rows for sequence in prompts] == [expected] * 2
 
 
-def make_sequence(slot: int, n_prompt: int, **fields) -> Sequence:
+def make_running(slot: int, n_prompt: int, **fields) -> Running:
     sequence = Sequence(make_request(slot, n_prompt, **fields), slot, 0.0)
-    sequence.slot = slot
-    return sequence
+    return Running(sequence, slot)

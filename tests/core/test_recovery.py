@@ -397,7 +397,7 @@ def test_prompts_that_lack_cells_make_room():
         engine.add(prompt, 100)
     while min(len(text) for text in engine.texts.values()) < 108:
         engine.step()
-    engine.scheduler._memory.keeps = False  # nothing is shared this time
+    engine.scheduler._memory.starts.keeps = False  # nothing is shared this time
     engine.fail(engine.plan())
 
     engine.run()

@@ -237,7 +237,7 @@ def test_who_waits_goes_on_when_the_leader_is_preempted():
     leader, follower = engine.add(A, 8), engine.add(A, 8)
     engine.step()
     roster = engine.scheduler._roster
-    roster.preempt(roster.alive[leader])
+    roster.preempt(roster.slots.running[leader])
 
     engine.run()
 
@@ -252,11 +252,10 @@ def test_nobody_waits_in_a_circle():
     """
     slots = Slots(ContextLimits(2, 64, 64, 128))
     first, second = make_sequence(A), make_sequence(A)
-    slots.place(first, slots.all[0])
-    slots.place(second, slots.all[1])
+    leader, follower = slots.seat(first, 0), slots.seat(second, 1)
 
     assert find_sources(slots, second) == [Source(0, 0, len(A) - 2)]
-    second.leader = first
+    follower.leader = leader
     assert find_sources(slots, first) == []
 
 
@@ -266,10 +265,9 @@ def test_a_leader_that_shifted_is_of_no_use():
     """
     slots = Slots(ContextLimits(2, 64, 64, 128))
     first, second = make_sequence(A), make_sequence(A)
-    slots.place(first, slots.all[0])
-    slots.place(second, slots.all[1])
-    slots.rewind(first, 20)
-    slots.shift(first, 4, 8)
+    leader, _ = slots.seat(first, 0), slots.seat(second, 1)
+    slots.advance(leader, 20)
+    slots.shift(leader, 4, 8)
 
     assert find_sources(slots, second) == []
 
@@ -286,9 +284,9 @@ def test_who_missed_the_point_of_its_leader_starts_anew():
     leader = engine.add(A)
     follower = engine.add(A)
     engine.step()
-    alive = engine.scheduler._roster.alive
-    assert alive[follower].leader is alive[leader]
-    alive[follower].fork_at = 4
+    running = engine.scheduler._memory.slots.running
+    assert running[follower].leader is running[leader]
+    running[follower].fork_at = 4
 
     engine.run()
 

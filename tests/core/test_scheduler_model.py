@@ -108,8 +108,8 @@ class SchedulerModel(RuleBasedStateMachine):
             snapshot_cost=COST,
             snapshot_interval_tokens=interval,
         )
-        self.scheduler._memory.min_wait = 2
-        self.scheduler._memory.load_tokens = 4
+        self.scheduler._memory.starts.min_wait = 2
+        self.scheduler._memory.restores.load_tokens = 4
         self.now = 0.0
         self.memory = FakeMemory(self.scheduler.limits, self.fails)
         self.data = None
@@ -274,7 +274,7 @@ class SchedulerModel(RuleBasedStateMachine):
         return output(work, *tokens, lost=lost)
 
     def pending(self):
-        return self.scheduler._memory._moves
+        return self.scheduler._memory.slots._moves
 
     @precondition(lambda self: self.plan is not None)
     @rule(token=st.sampled_from([21, 22, 97, STOP_TOKEN]), data=st.data())

@@ -282,8 +282,8 @@ def test_points_behind_what_was_restored_are_dropped():
     engine = Engine(1, kind=SnapshotKind.EXACT)
     request_id = engine.add(A)
     engine.step()
-    sequence = engine.scheduler._roster.alive[request_id]
-    sequence.points[:] = [10, 12, sequence.n_computed]
+    running = engine.scheduler._memory.slots.running[request_id]
+    running.points[:] = [10, 12, running.n_computed]
 
     engine.run()
 

@@ -27,19 +27,19 @@ class CellPool:
     def __init__(self, n_slots: int) -> None:
         self.n_used = 0
         self._paths: list[list[Segment]] = [[] for _ in range(n_slots)]
-        self._tails = [0] * n_slots  # cells after the path
+        self.tails = [0] * n_slots  # cells after the path
 
     def grow(self, slot: int, n_cells: int) -> None:
         """*slot* fills *n_cells* new cells."""
-        self._tails[slot] += n_cells
+        self.tails[slot] += n_cells
         self.n_used += n_cells
 
     def cut(self, slot: int, n_kept: int) -> None:
         """*slot* keeps its first *n_kept* cells; others keep what they share."""
         path = self._paths[slot]
         excess = max(self.length(slot) - n_kept, 0)
-        n_cut = min(excess, self._tails[slot])
-        self._tails[slot] -= n_cut
+        n_cut = min(excess, self.tails[slot])
+        self.tails[slot] -= n_cut
         self.n_used -= n_cut
         excess -= n_cut
         while excess:
@@ -57,9 +57,9 @@ class CellPool:
     def share(self, src: int, dst: int, n_cells: int) -> None:
         """*dst*, which is empty, gets the first *n_cells* of *src* too."""
         assert self.length(dst) == 0
-        if self._tails[src]:
-            self._paths[src].append(Segment(src, self._tails[src]))
-            self._tails[src] = 0
+        if self.tails[src]:
+            self._paths[src].append(Segment(src, self.tails[src]))
+            self.tails[src] = 0
         for segment in self._paths[src]:
             if n_cells <= 0:
                 return
@@ -69,14 +69,14 @@ class CellPool:
 
     def length(self, slot: int) -> int:
         """Cells *slot* uses, shared or not."""
-        return self._tails[slot] + sum(s.holds[slot] for s in self._paths[slot])
+        return self.tails[slot] + sum(s.holds[slot] for s in self._paths[slot])
 
     def is_shared(self, slot: int) -> bool:
         return any(len(segment.holds) > 1 for segment in self._paths[slot])
 
     def n_used_by(self, slots: Collection[int]) -> int:
         """Distinct cells that at least one of *slots* uses."""
-        return sum(self._tails[slot] for slot in slots) + sum(
+        return sum(self.tails[slot] for slot in slots) + sum(
             max((n for slot, n in segment.holds.items() if slot in slots), default=0)
             for segment in self._segments()
         )
@@ -85,8 +85,8 @@ class CellPool:
         """The sum of the segments is the number of used cells."""
         segments = self._segments()
         n_in_segments = sum(segment.n_cells for segment in segments)
-        assert self.n_used == n_in_segments + sum(self._tails)
-        assert min(self._tails) >= 0
+        assert self.n_used == n_in_segments + sum(self.tails)
+        assert min(self.tails) >= 0
         for segment in segments:
             assert segment.n_cells == max(segment.holds.values())
             assert all(n > 0 for n in segment.holds.values())

@@ -1,31 +1,37 @@
 """
-Places in the context's memory: which sequence is where, and what an idle slot still holds.
+Places in the context's memory: who runs where, and what idle slots still hold.
 
 A slot that a request left keeps its tokens until somebody needs the place or the cells,
 so the next turn of a chat finds them. Unified memory is one pool of cells for all slots;
 in split memory each slot has its own and the slot limit alone counts.
+
+Rules:
+1. Nobody else writes what a slot holds or how much of a sequence is computed.
+2. Each change leaves behind the move that the context has to make, in one list, because
+   moves depend on each other: a slot may be copied first and emptied later in a step.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cells import CellPool
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
 
 
-@dataclass(eq=False, slots=True)
-class Slot:
-    """One place: held by a running sequence, or idle with what the last one left."""
+@dataclass(slots=True)
+class Idle:
+    """A slot without a sequence, and what the last one left."""
 
-    index: int
-    sequence: Sequence | None = None
-    left: bytes = b""  # tokens an idle slot still holds, one C int each
+    slot: int
+    left: bytes = b""  # tokens it still holds, one C int each
     namespace: Namespace = None  # of left
     last_used: int = 0  # counts departures
     is_usable: bool = True  # False: left holds more than others may take over, uncut
@@ -34,43 +40,41 @@ class Slot:
     def n_left(self) -> int:
         return len(self.left) // array("i").itemsize
 
+    @property
+    def tokens(self) -> array[int]:
+        return array("i", self.left)
 
-@dataclass(eq=False, slots=True)
+
 class Slots:
     """The slots by index; used cells are those of running and of idle slots."""
 
-    limits: ContextLimits
-    all: list[Slot] = field(init=False)
-    cells: CellPool = field(init=False)
-    running: list[Sequence] = field(init=False)  # those that hold a slot, by slot
-    _n_departures: int = 0
-
-    def __post_init__(self) -> None:
-        n_slots = self.limits.n_slots + self.limits.n_parked
-        self.all = [Slot(index) for index in range(n_slots)]
+    def __init__(self, limits: ContextLimits) -> None:
+        n_slots = limits.n_slots + limits.n_parked
+        self.limits = limits
+        self.all: list[Idle | Running] = [Idle(slot) for slot in range(n_slots)]
+        self.running: dict[int, Running] = {}  # by request_id, in the order of slots
         self.cells = CellPool(n_slots)
-        self.running = []
+        self._moves: list[Move] = []
+        self._n_departures = 0
 
-    def _list_running(self) -> None:
-        """A new list each time: callers go through the old one while it changes."""
-        self.running = [s.sequence for s in self.all if s.sequence is not None]
+    # -- what there is -------------------------------------------------------------
 
     @property
     def has_free(self) -> bool:
+        """Whether another sequence may have a slot."""
         return len(self.running) < self.limits.n_slots
 
     @property
-    def idle(self) -> list[Slot]:
+    def idle(self) -> list[Idle]:
         """Slots without a sequence: useless ones first, then the longest unused."""
-        free = [slot for slot in self.all if slot.sequence is None]
+        idle = [place for place in self.all if isinstance(place, Idle)]
         return sorted(
-            free, key=lambda slot: slot.last_used if slot.left and slot.is_usable else 0
+            idle, key=lambda place: place.last_used if _is_of_use(place) else 0
         )
 
-    @property
-    def n_used_by_running(self) -> int:
-        running = {slot.index for slot in self.all if slot.sequence is not None}
-        return self.cells.n_used_by(running)
+    def is_here(self, running: Running) -> bool:
+        """Whether *running* has not left its slot since."""
+        return self.all[running.slot] is running
 
     @property
     def n_free_cells(self) -> int:
@@ -83,113 +87,176 @@ class Slots:
     @property
     def n_not_running(self) -> int:
         """Cells that no running sequence holds; a split slot never lacks any."""
-        if not self.limits.unified:
-            return self.limits.n_slots * self.limits.n_ctx_slot
-        return self.limits.n_cells - self.n_used_by_running
+        limits = self.limits
+        if not limits.unified:
+            return limits.n_slots * limits.n_ctx_slot
+        slots = {running.slot for running in self.running.values()}
+        return limits.n_cells - self.cells.n_used_by(slots)
 
     @property
     def n_unpromised(self) -> int:
         """Cells that no running sequence needs; idle slots have to give theirs."""
-        wanted = sum(growth(sequence) for sequence in self.running)
-        return self.n_not_running - (wanted if self.limits.unified else 0)
+        if not self.limits.unified:
+            return self.n_not_running
+        wanted = sum(growth(r.sequence, r.n_computed) for r in self.running.values())
+        return self.n_not_running - wanted
 
-    def place(self, sequence: Sequence, slot: Slot) -> None:
+    @property
+    def has_moves(self) -> bool:
+        """Whether the context does not hold yet what slots say."""
+        return bool(self._moves)
+
+    def take_moves(self) -> list[Move]:
+        """What the context has to do, in this order."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def add(self, moves: Iterable[Move]) -> None:
+        """Have *moves* done that change no slot."""
+        self._moves += moves
+
+    # -- a sequence comes, goes on and leaves ----------------------------------------
+
+    def seat(self, sequence: Sequence, slot: int) -> Running:
         """Give *sequence* an idle slot, with the tokens that are in it."""
-        assert sequence.slot is None
-        assert slot.sequence is None
-        slot.sequence = sequence
-        sequence.slot = slot.index
-        sequence.n_computed = slot.n_left
-        slot.left = b""
+        place = self.all[slot]
+        assert isinstance(place, Idle)
+        self.all[slot] = running = Running(sequence, slot, place.n_left)
         self._list_running()
+        return running
 
-    def share(self, src: Slot, sequence: Sequence, n_tokens: int) -> None:
-        """*sequence*, whose slot is empty, gets the first tokens of *src* too."""
-        assert sequence.n_computed == 0
-        sequence.n_computed = n_tokens
-        dst = slot_of(sequence)
+    def copy(self, src: int, running: Running, n_tokens: int) -> None:
+        """*running*, whose slot is empty, gets the first tokens of *src* too."""
+        assert running.n_computed == 0
+        running.n_computed = n_tokens
         if self.limits.unified:
-            self.cells.share(src.index, dst, n_tokens)
+            self.cells.share(src, running.slot, n_tokens)
         else:
-            self.cells.grow(dst, n_tokens)
+            self.cells.grow(running.slot, n_tokens)
+        self._moves.append(Copy(src, running.slot, n_tokens))
 
-    def advance(self, sequence: Sequence, n_tokens: int) -> None:
-        """The next *n_tokens* of *sequence* are in memory, too."""
-        sequence.n_computed += n_tokens
-        self.cells.grow(slot_of(sequence), n_tokens)
+    def load(self, running: Running, n_tokens: int, load: Load) -> None:
+        """*load* fills the slot of *running* up to *n_tokens*."""
+        self._hold(running, n_tokens)
+        self._moves.append(load)
 
-    def rewind(self, sequence: Sequence, n_computed: int) -> None:
-        """Only the first *n_computed* tokens of *sequence* are in memory."""
-        slot = slot_of(sequence)
-        if n_computed > sequence.n_computed:
-            self.cells.grow(slot, n_computed - sequence.n_computed)
-        self.cells.cut(slot, n_computed)
-        sequence.n_computed = n_computed
+    def advance(self, running: Running, n_tokens: int) -> None:
+        """
+        The next *n_tokens* of *running* are in memory, too.
 
-    def shift(self, sequence: Sequence, n_keep: int, n_discard: int) -> None:
-        """Drop tokens from the middle; what is left is no prefix of anything."""
-        sequence.drop(n_keep, n_discard)
-        sequence.n_computed -= n_discard
-        self.cells.cut(slot_of(sequence), sequence.n_computed)
+        It is grow() by hand, because every token of every stream comes through here.
+        """
+        running.n_computed += n_tokens
+        cells = self.cells
+        cells.tails[running.slot] += n_tokens
+        cells.n_used += n_tokens
 
-    def depart(self, sequence: Sequence, *, keep: bool) -> Slot:
-        """Take the slot of *sequence*; with *keep* the slot still holds its tokens."""
-        slot = self.all[slot_of(sequence)]
-        held = sequence.tokens[: sequence.n_computed].tobytes()
-        slot.is_usable = self._is_usable(sequence)
-        slot.sequence = None
-        sequence.slot = None
-        sequence.deficit = 0
-        sequence.n_computed = 0
+    def rewind(self, running: Running, n_tokens: int) -> None:
+        """Keep the first *n_tokens* of *running* only; an aborted step may have added some."""
+        self._hold(running, n_tokens)
+        self._moves.append(Trim(running.slot, n_tokens))
+
+    def shift(self, running: Running, n_keep: int, n_discard: int) -> bool:
+        """
+        Drop tokens from the middle; what is left is no prefix of anything.
+
+        False: all of it is to be computed again, because cells have one position for all who
+        share them, or this memory cannot shift.
+        """
+        shifts = self.limits.can_shift and not self.cells.is_shared(running.slot)
+        running.sequence.drop(n_keep, n_discard)
+        if shifts:
+            self._hold(running, running.n_computed - n_discard)
+            self._moves.append(Shift(running.slot, n_keep, n_discard))
+        else:
+            self.rewind(running, 0)
+        return shifts
+
+    def leave(self, running: Running, n_kept: int) -> None:
+        """Take the slot of *running*; it still holds its first *n_kept* tokens, if it can."""
         self._n_departures += 1
-        slot.last_used = self._n_departures
-        slot.left, slot.namespace = held, sequence.request.namespace
-        if not keep:
-            self.empty(slot)
+        idle = Idle(
+            running.slot,
+            running.tokens[: running.n_computed].tobytes(),
+            running.request.namespace,
+            self._n_departures,
+            self._is_usable(running),
+        )
+        self.all[idle.slot] = idle
         self._list_running()
-        return slot
+        if n_kept == 0 or self.limits.can_cut:
+            self.cut(idle, n_kept)
 
-    def _is_usable(self, sequence: Sequence) -> bool:
-        """Whether what *sequence* leaves is of use; what can be cut will be."""
-        limits, n_held = self.limits, sequence.n_computed
+    def _is_usable(self, running: Running) -> bool:
+        """Whether what *running* leaves is of use; what can be cut will be."""
+        limits, n_held = self.limits, running.n_computed
         return limits.can_cut or (
-            n_held <= limits.n_kept(sequence) and n_held == limits.n_movable(n_held)
+            n_held <= limits.n_kept(running.sequence)
+            and n_held == limits.n_movable(n_held)
         )
 
-    def trim(self, slot: Slot, n_tokens: int) -> None:
+    def cut(self, idle: Idle, n_tokens: int) -> None:
         """An idle slot keeps its first *n_tokens* only."""
-        slot.left = slot.left[: n_tokens * array("i").itemsize]
-        self.cells.cut(slot.index, n_tokens)
+        if n_tokens == 0:
+            self._moves.append(Release(idle.slot))
+        elif n_tokens < idle.n_left:
+            self._moves.append(Trim(idle.slot, n_tokens))
+        self._shorten(idle, n_tokens)
 
-    def empty(self, slot: Slot) -> None:
-        """An idle slot holds nothing any more."""
-        self.trim(slot, 0)
+    def lose(self, slot: int) -> None:
+        """The context turned out to hold nothing of *slot*."""
+        match self.all[slot]:
+            case Running() as running:
+                self._hold(running, 0)
+                running.note_cached(None)
+            case Idle() as idle:
+                self._shorten(idle, 0)
+
+    def lose_all(self) -> None:
+        """The context is new, and there is nothing left to move in it."""
+        self._moves = []
+        for slot in range(len(self.all)):
+            self.lose(slot)
+
+    def _hold(self, running: Running, n_tokens: int) -> None:
+        n_more = n_tokens - running.n_computed
+        if n_more > 0:
+            self.cells.grow(running.slot, n_more)
+        else:
+            self.cells.cut(running.slot, n_tokens)
+        running.n_computed = n_tokens
+
+    def _shorten(self, idle: Idle, n_tokens: int) -> None:
+        idle.left = idle.left[: n_tokens * array("i").itemsize]
+        self.cells.cut(idle.slot, n_tokens)
+
+    def _list_running(self) -> None:
+        """Another dictionary each time: callers go through the old one meanwhile."""
+        running = (place for place in self.all if isinstance(place, Running))
+        self.running = {place.request.request_id: place for place in running}
 
     def check_integrity(self) -> None:
         """Each sequence is where it says; a slot's cells are its computed tokens."""
         self.cells.check_integrity()
-        for slot in self.all:
-            sequence = slot.sequence
-            if sequence is None:
-                assert self.cells.length(slot.index) == slot.n_left
-                continue
-            assert slot.left == b""
-            assert sequence.slot == slot.index
-            assert 0 <= sequence.n_computed < len(sequence.tokens)
-            assert self.cells.length(slot.index) == sequence.n_computed
-            assert len(sequence.tokens) <= self.limits.n_ctx_slot
-        assert self.running == [s.sequence for s in self.all if s.sequence]
-        assert len(self.running) <= self.limits.n_slots
+        for slot, place in enumerate(self.all):
+            assert place.slot == slot
+            n_held = place.n_left if isinstance(place, Idle) else place.n_computed
+            assert self.cells.length(slot) == n_held
+            if isinstance(place, Running):
+                assert place is self.running[place.request.request_id]
+                assert place.tokens is place.sequence.tokens
+                assert 0 <= n_held < len(place.tokens) <= self.limits.n_ctx_slot
+        slots = [running.slot for running in self.running.values()]
+        assert slots == sorted(slots)
+        assert len(slots) <= self.limits.n_slots
         assert self.n_free_cells >= 0
 
 
-def slot_of(sequence: Sequence) -> int:
-    """Where a running *sequence* is."""
-    assert sequence.slot is not None
-    return sequence.slot
-
-
-def growth(sequence: Sequence) -> int:
+def growth(sequence: Sequence, n_computed: int = 0) -> int:
     """Cells to promise *sequence*: its tokens behind and some output."""
     left = sequence.request.max_tokens - sequence.n_output
-    return sequence.n_behind + min(left, HEADROOM)
+    return len(sequence.tokens) - n_computed + min(left, HEADROOM)
+
+
+def _is_of_use(idle: Idle) -> bool:
+    return bool(idle.left) and idle.is_usable

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running
 
 
 class Points:
@@ -26,11 +26,11 @@ class Points:
         self._interval = interval
         self._are_kept = cache.stores and not limits.can_cut
 
-    def plan(self, sequence: Sequence) -> None:
-        """Find the points of *sequence*, which begins or has gone on by a leap."""
+    def plan(self, running: Running) -> None:
+        """Find the points of *running*, which begins or has gone on by a leap."""
         if not self._are_kept:
             return
-        request = sequence.request
+        request = running.request
         points = snapshot_points(
             request.n_prompt,
             interval=self._interval,
@@ -39,12 +39,12 @@ class Points:
             cache_points=request.cache_points,
         )
         movable = {self._limits.n_movable(point) for point in points}
-        points_now = {*movable, *sequence.points}
-        sequence.points = spaced(points_now, sequence.n_computed, N_FRESH)
+        points_now = {*movable, *running.points}
+        running.points = spaced(points_now, running.n_computed, N_FRESH)
 
-    def reach(self, sequence: Sequence) -> bool:
-        """Whether *sequence* is to be captured where it stands; the point is behind then."""
-        points, n_computed = sequence.points, sequence.n_computed
+    def reach(self, running: Running) -> bool:
+        """Whether *running* is to be captured where it stands; the point is behind then."""
+        points, n_computed = running.points, running.n_computed
         while points and points[0] < n_computed:  # what was loaded reached further
             points.pop(0)
         if not points or points[0] > n_computed:

@@ -10,8 +10,8 @@ from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.radix_tree import n_common
-from pyllama_raw.core.memory.slots import Slot, Slots
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.memory.slots import Idle, Slots
+from pyllama_raw.core.sequence import Running, Sequence
 
 
 def n_reusable(sequence: Sequence) -> int:
@@ -27,18 +27,18 @@ def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
 
 
 def _shared(
-    slot: Slot, sequence: Sequence, key: bytes, limits: ContextLimits
+    place: Idle | Running, sequence: Sequence, key: bytes, limits: ContextLimits
 ) -> Source | None:
-    other = slot.sequence
-    if other is sequence:
-        return None
-    if other is None:
-        namespace, tokens, n_held = slot.namespace, slot.left, slot.n_left
-        n_kept = n_held if slot.is_usable else 0
+    if isinstance(place, Idle):
+        namespace, tokens, n_held = place.namespace, place.left, place.n_left
+        n_kept = n_held if place.is_usable else 0
     else:
-        namespace, tokens = other.request.namespace, other.tokens.tobytes()
-        n_held, n_kept = other.n_computed, limits.n_kept(other)
-    if namespace != sequence.request.namespace or (other and other.is_shifted):
+        other = place.sequence
+        if other is sequence or other.is_shifted:
+            return None
+        namespace, tokens = place.request.namespace, place.tokens.tobytes()
+        n_held, n_kept = place.n_computed, limits.n_kept(other)
+    if namespace != sequence.request.namespace:
         return None
     n_same = min(n_common(tokens, key), n_kept)
     if n_same == 0:
@@ -46,29 +46,29 @@ def _shared(
     n_now = min(n_same, n_held)
     if not limits.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
         n_now = 0  # such memory is of use as a whole only
+    if isinstance(place, Idle):
+        return Source(place.slot, n_now, n_now, n_held) if n_now else None
     n_later = n_now
-    if other is not None and other.n_behind > 1 and not _waits_for(other, sequence):
-        n_later = max(n_now, _n_later(other, n_same, limits))
-    if not n_later:
-        return None
-    return Source(slot.index, n_now, n_later, n_held if other is None else None)
+    if place.n_behind > 1 and not _waits_for(place, sequence):
+        n_later = max(n_now, _n_later(place, n_same, limits))
+    return Source(place.slot, n_now, n_later) if n_later else None
 
 
-def _n_later(leader: Sequence, n_same: int, limits: ContextLimits) -> int:
+def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
     """How many of the first *n_same* tokens *leader* can stop at, to be copied."""
     if limits.can_cut:
         return n_same
-    n_tokens = leader.n_in_chunks
+    n_tokens = leader.sequence.n_in_chunks
     if 0 < n_tokens - n_same < N_FRESH:
         n_same = n_tokens - N_FRESH
     n_later = limits.n_movable(n_same)
     return n_later if n_later >= leader.n_computed + N_FRESH else 0
 
 
-def _waits_for(sequence: Sequence | None, other: Sequence) -> bool:
-    """Whether *sequence* goes on only when *other* has."""
-    while sequence is not None:
-        if sequence is other:
+def _waits_for(running: Running | None, sequence: Sequence) -> bool:
+    """Whether *running* goes on only when *sequence* has."""
+    while running is not None:
+        if running.sequence is sequence:
             return True
-        sequence = sequence.leader
+        running = running.leader
     return False

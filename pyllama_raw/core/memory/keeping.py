@@ -1,0 +1,65 @@
+"""What slots hold is saved before somebody else needs the place or the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyllama_raw.core.memory.slots import Idle, Slots
+from pyllama_raw.core.memory.tiers import Tiers
+from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.sequence import Running
+from pyllama_raw.core.step import Move
+
+
+class Keeping:
+    """Takes from idle slots what others need; what a slot held goes to the tiers first."""
+
+    def __init__(self, slots: Slots, tiers: Tiers) -> None:
+        self._slots = slots
+        self._tiers = tiers
+
+    def reclaim(self, n_cells: int) -> None:
+        """Empty idle slots, the longest unused first, until *n_cells* are free."""
+        for idle in self._slots.idle:
+            if self._slots.n_free_cells >= n_cells:
+                return
+            self.cut(idle, 0)
+
+    def cut(self, idle: Idle, n_tokens: int) -> None:
+        """Keep the first *n_tokens* of an idle slot only, after all of it was saved."""
+        if n_tokens < idle.n_left:
+            if idle.is_usable:
+                saves = self._tiers.save(idle.slot, idle.namespace, idle.tokens)
+                self._slots.add(saves)
+            self._slots.add(self._writes(idle))
+            self._slots.cut(idle, n_tokens)
+
+    def capture(self, running: Running) -> None:
+        """Save *running* as it stands."""
+        tokens, namespace = (
+            running.tokens[: running.n_computed],
+            running.request.namespace,
+        )
+        self._slots.add(self._tiers.save(running.slot, namespace, tokens))
+
+    def last_moves(self) -> Iterator[tuple[Move, ...]]:
+        """
+        What writes to files what idle slots hold, when nobody runs.
+
+        Each is to be done and settled before the next one is asked for.
+        """
+        for idle in self._slots.idle:
+            if writes := self._writes(idle):
+                yield tuple(writes)
+
+    def clear(self, namespace: Namespace) -> None:
+        """Empty idle slots of *namespace*, None: all."""
+        for idle in self._slots.idle:
+            if idle.n_left and namespace in (None, idle.namespace):
+                self._slots.cut(idle, 0)
+
+    def _writes(self, idle: Idle) -> list[Move]:
+        """What keeps in files what an idle slot holds."""
+        return self._tiers.write(
+            idle.slot, idle.namespace, idle.tokens, is_whole=idle.is_usable
+        )
