@@ -100,7 +100,7 @@ async def _moment(engine: AsyncEngine, n_steps: int) -> tuple[int, float]:
     """Steps done, at least *n_steps*, and the CPU time of the engine thread by then."""
     while True:
         await anyio.sleep(1e-3)  # stats() would be up to 0.25 s old
-        n_done = engine._parts.executor.times.n_steps
+        n_done = engine._parts.scheduler.stats().steps
         if n_done >= n_steps:
             return n_done, _engine_thread_s()
 

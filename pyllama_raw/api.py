@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import (
-    Iterable,
-    Sequence,
-)
-from dataclasses import asdict
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from types import TracebackType
@@ -27,12 +23,8 @@ from pyllama_raw.arguments import (
     checked_top,
 )
 from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.errors import (
-    ClosedError,
-    DeadlineExceeded,
-    InvalidRequest,
-    shown,
-)
+from pyllama_raw.errors import ClosedError, DeadlineExceeded, InvalidRequest
+from pyllama_raw.facts import Facts
 from pyllama_raw.loading import Opening, Progress, Report, load
 from pyllama_raw.many import complete_all
 from pyllama_raw.messages import Message
@@ -44,14 +36,13 @@ from pyllama_raw.workers import in_worker
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.config import EngineConfig
     from pyllama_raw.core.memory.cache_stats import CacheStats
-    from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation
-    from pyllama_raw.results import EngineState, EngineStats, Result, Score
+    from pyllama_raw.results import Result, Score
     from pyllama_raw.sampling.params import SamplingParams
 
 
-class AsyncEngine:
+class AsyncEngine(Facts):
     """A loaded model that serves any number of requests at once."""
 
     def __init__(
@@ -141,15 +132,6 @@ class AsyncEngine:
             with anyio.CancelScope(shield=True):
                 await join(self._thread.join)
 
-    def __repr__(self) -> str:
-        """The model, who runs and who waits, as of the latest step."""
-        name = shown(self._parts.metadata.get("general.name", "model without a name"))
-        state, stats = "open" if self._thread.alive else "closed", self._thread.stats
-        return (
-            f"<AsyncEngine of {name}: {state}, {stats.running} of {stats.n_slots} slots "
-            f"run, {stats.waiting} wait>"
-        )
-
     def __del__(self) -> None:
         if hasattr(self, "_thread") and self._thread.alive:
             self._thread.close()
@@ -161,57 +143,6 @@ class AsyncEngine:
             )
 
     # -- requests ---------------------------------------------------------------
-
-    @property
-    def alive(self) -> bool:
-        """Whether requests are taken: not once aclose() is called or the engine fails."""
-        return self._thread.alive
-
-    @property
-    def error(self) -> BaseException | None:
-        """What has ended the engine by itself; None: nothing did."""
-        return self._thread.error
-
-    @cached_property
-    def info(self) -> EngineInfo:
-        """The model, what the options came to, and versions; also after aclose()."""
-        return self._parts.describe()
-
-    @property
-    def n_ctx_slot(self) -> int:
-        """Prompt and output tokens one request may have together."""
-        return self._parts.scheduler.limits.n_ctx_slot
-
-    def stats(self) -> EngineStats:
-        """
-        Running, waiting, slots, KV cells and totals, as of the latest step.
-
-        It can be asked for after the end, too; `state` tells. `dataclasses.asdict` makes
-        JSON of it, as of every value of statistics.
-        """
-        from pyllama_raw.results import EngineStats
-
-        times = self._parts.executor.times
-        return EngineStats(
-            **asdict(self._thread.stats),
-            decode_s=times.decode_s,
-            sample_s=times.sample_s,
-            capture_s=times.capture_s,
-            restore_s=times.restore_s,
-            dropped_steps=times.n_dropped,
-            lane_fallbacks=times.lane_fallbacks,
-            state=self._state,
-        )
-
-    @property
-    def _state(self) -> EngineState:
-        from pyllama_raw.results import EngineState
-
-        if self.alive:
-            return EngineState.RUNNING
-        if self._thread.closing:
-            return EngineState.CLOSING
-        return EngineState.CLOSED if self.error is None else EngineState.FAILED
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""

@@ -13,13 +13,21 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+)
 from weakref import WeakSet
 
 import anyio
@@ -27,24 +35,43 @@ from anyio.from_thread import BlockingPortal
 
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.errors import ClosedError
+from pyllama_raw.facts import Facts
+from pyllama_raw.generation import Generation
 from pyllama_raw.loading import Progress
-from pyllama_raw.messages import Message
 from pyllama_raw.model import Model
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
     from pyllama_raw.config import EngineConfig
-    from pyllama_raw.core.memory.cache_stats import CacheStats
-    from pyllama_raw.engine.info import EngineInfo
-    from pyllama_raw.generation import Generation
-    from pyllama_raw.options import ChatOptions, RequestOptions
-    from pyllama_raw.results import Delta, EngineStats, Result, Score
+    from pyllama_raw.options import RequestOptions
+    from pyllama_raw.results import Delta, Result
     from pyllama_raw.sampling.params import SamplingParams
 
+A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Engine:
+class _Blocking(Generic[A]):
+    """Has an object whose methods are awaited in the event loop of another thread."""
+
+    _loop: _Loop
+    _awaited: A
+
+
+def _waiting(
+    verb: Callable[Concatenate[A, P], Awaitable[T]],
+) -> Callable[Concatenate[_Blocking[A], P], T]:
+    """The method *verb* of an awaited object for callers that wait."""
+
+    @wraps(verb)
+    def wait(self: _Blocking[A], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return self._loop.run(verb, self._awaited, *arguments, **named)
+
+    return wait
+
+
+class Engine(_Blocking[AsyncEngine], Facts):
     """A loaded model that any thread may use; see AsyncEngine for each verb."""
 
     def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
@@ -52,10 +79,11 @@ class Engine:
         self._closing = Lock()
         self._loop = _Loop()
         try:
-            self._engine = self._loop.run(make)
+            self._awaited = self._loop.run(make)
         except BaseException:
             self._loop.stop()
             raise
+        self._parts, self._thread = self._awaited._parts, self._awaited._thread
         _open.add(self)
 
     @classmethod
@@ -84,52 +112,16 @@ class Engine:
         if not self._loop.is_ours:  # the parent's: a fork has none of its threads
             return
         if drain_s and self._loop.is_running:
-            self._loop.run(self._engine.aclose, drain_s)
+            self._loop.run(self._awaited.aclose, drain_s)
         with self._closing:
             if self._loop.is_running:
-                self._loop.run(self._engine.aclose)
+                self._loop.run(self._awaited.aclose)
                 self._loop.stop()
 
     def __del__(self) -> None:
         """AsyncEngine ends its own thread and warns."""
-        if hasattr(self, "_engine"):
+        if hasattr(self, "_awaited"):
             self._loop.leave()
-
-    # -- facts ------------------------------------------------------------------
-
-    @property
-    def alive(self) -> bool:
-        """Whether requests are taken."""
-        return self._engine.alive
-
-    @property
-    def error(self) -> BaseException | None:
-        """What has ended the engine by itself; None: nothing did."""
-        return self._engine.error
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model, what the options came to, and versions."""
-        return self._engine.info
-
-    @property
-    def n_ctx_slot(self) -> int:
-        """Prompt and output tokens one request may have together."""
-        return self._engine.n_ctx_slot
-
-    def stats(self) -> EngineStats:
-        """See AsyncEngine.stats."""
-        return self._engine.stats()
-
-    def cache_stats(self) -> CacheStats:
-        """See AsyncEngine.cache_stats."""
-        return self._loop.run(self._engine.cache_stats)
-
-    def clear_cache(self, cache_salt: str | None = None) -> int:
-        """See AsyncEngine.clear_cache."""
-        return self._loop.run(self._engine.clear_cache, cache_salt)
-
-    # -- requests ---------------------------------------------------------------
 
     def generate(
         self,
@@ -138,70 +130,30 @@ class Engine:
         **options: Unpack[RequestOptions],
     ) -> BlockingGeneration:
         """A stream of output; use it as `with`, then `for`. See AsyncEngine.generate."""
-        generation = self._engine.generate(prompt, params, **options)
+        generation = self._awaited.generate(prompt, params, **options)
         return BlockingGeneration(self._loop, generation)
 
-    def complete(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Result:
-        """See AsyncEngine.complete."""
-        return self._loop.run(self._engine.complete, prompt, params, **options)
-
-    def complete_n(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        **options: Unpack[RequestOptions],
-    ) -> tuple[Result, ...]:
-        """See AsyncEngine.complete_n."""
-        return self._loop.run(self._engine.complete_n, prompt, params, **options)
-
-    def complete_many(
-        self,
-        prompts: Iterable[Prompt],
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> list[Result]:
-        """See AsyncEngine.complete_many."""
-        return self._loop.run(self._engine.complete_many, prompts, params, **options)
-
-    def score(
-        self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
-    ) -> Score:
-        """See AsyncEngine.score."""
-        return self._loop.run(self._engine.score, prompt, n_top, **options)
-
-    def tokenize(self, text: str) -> list[int]:
-        """See AsyncEngine.tokenize."""
-        return self._loop.run(self._engine.tokenize, text)
-
-    def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
-        """See AsyncEngine.detokenize."""
-        return self._loop.run(self._engine.detokenize, token_ids, special)
-
-    def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
-        """See AsyncEngine.count."""
-        return self._loop.run(self._engine.count, prompt, **options)
-
-    def render(
-        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
-    ) -> str:
-        """See AsyncEngine.render."""
-        return self._loop.run(self._engine.render, messages, **options)
+    complete = _waiting(AsyncEngine.complete)
+    complete_n = _waiting(AsyncEngine.complete_n)
+    complete_many = _waiting(AsyncEngine.complete_many)
+    score = _waiting(AsyncEngine.score)
+    tokenize = _waiting(AsyncEngine.tokenize)
+    detokenize = _waiting(AsyncEngine.detokenize)
+    count = _waiting(AsyncEngine.count)
+    render = _waiting(AsyncEngine.render)
+    cache_stats = _waiting(AsyncEngine.cache_stats)
+    clear_cache = _waiting(AsyncEngine.clear_cache)
 
 
-class BlockingGeneration:
+class BlockingGeneration(_Blocking[Generation]):
     """What `Engine.generate` returns: a Generation whose reader waits."""
 
     def __init__(self, loop: _Loop, generation: Generation) -> None:
         self._loop = loop
-        self._generation = generation
+        self._awaited = generation
 
     def __enter__(self) -> Self:
-        self._loop.run(self._generation.__aenter__)
+        self._loop.run(self._awaited.__aenter__)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -217,29 +169,24 @@ class BlockingGeneration:
         return delta
 
     async def _next(self) -> Delta | None:
-        return await anext(self._generation, None)
+        return await anext(self._awaited, None)
 
-    def collect(self) -> Result:
-        """See Generation.collect."""
-        return self._loop.run(self._generation.collect)
-
-    def collect_all(self) -> tuple[Result, ...]:
-        """See Generation.collect_all."""
-        return self._loop.run(self._generation.collect_all)
+    collect = _waiting(Generation.collect)
+    collect_all = _waiting(Generation.collect_all)
 
     @property
     def result(self) -> Result:
         """See Generation.result."""
-        return self._generation.result
+        return self._awaited.result
 
     @property
     def results(self) -> tuple[Result, ...]:
         """See Generation.results."""
-        return self._generation.results
+        return self._awaited.results
 
     def cancel(self) -> None:
         """End the request within one step; the result keeps what was generated."""
-        self._generation.cancel()
+        self._awaited.cancel()
 
 
 class _Loop:
@@ -258,7 +205,11 @@ class _Loop:
         return self._pid == os.getpid()
 
     def run(
-        self, function: Callable[..., Awaitable[T]], /, *arguments: Any, **named: Any
+        self,
+        function: Callable[P, Awaitable[T]],
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
     ) -> T:
         """What *function* returns or raises."""
         if not (self.is_running and self.is_ours):

@@ -13,8 +13,15 @@ from pydantic import Field, model_validator
 
 from pyllama_raw import cpus
 from pyllama_raw.frozen import AnyPath, Frozen, Listed, Mapped, wrong
+from pyllama_raw.kinds import (
+    FlashAttention,
+    KVType,
+    LazyMode,
+    LoadMode,
+    RopeScaling,
+    SplitMode,
+)
 
-KVType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -28,17 +35,15 @@ class ModelConfig(Frozen):
     """Layers that devices compute; -1 is all that fit."""
     devices: Listed[str] | None = None
     """Devices to use, named as `info` lists them. None: all."""
-    split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
+    split_mode: SplitMode = "layer"
     """How several devices share the model."""
     main_gpu: Annotated[int, Field(ge=0)] = 0
     """The device that has the whole model if split_mode is none."""
     tensor_split: Listed[Annotated[Finite, Field(ge=0)]] | None = None
     """The share of each device in the model. None: by free memory."""
-    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io"] = (
-        "auto"
-    )
+    load_mode: LoadMode = "auto"
     """How the model file is read into memory."""
-    lazy_mode: Literal["off", "auto", "on"] = "auto"
+    lazy_mode: LazyMode = "auto"
     """Whether weights may be read from the file when they are first used."""
     kv_overrides: Mapped[str, bool | int | Finite | str] = Field(default_factory=dict)
     """Metadata of the model file that is replaced, by key."""
@@ -69,7 +74,7 @@ class ContextConfig(Frozen):
     """Threads that compute prompts. None: n_threads."""
     kv_unified: bool = True
     """One pool of cells for all slots; otherwise each slot has its own part."""
-    flash_attn: Literal["auto", "on", "off"] = "auto"
+    flash_attn: FlashAttention = "auto"
     """Flash attention; auto uses it where the device can."""
     type_k: KVType = "f16"
     """Type of the keys in a cell."""
@@ -83,7 +88,7 @@ class ContextConfig(Frozen):
     """Whether devices compute large products of weights that the host holds."""
     fast_kernels: bool = True
     """Whether kernels of our own compute Q4_1, Q8_0 and attention where they can."""
-    rope_scaling: Literal["model", "none", "linear", "yarn", "longrope"] = "model"
+    rope_scaling: RopeScaling = "model"
     """How positions beyond the training length are scaled; model is its own way."""
     rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0
     """Base frequency of RoPE; 0 is that of the model."""

@@ -9,6 +9,7 @@ message cannot end its own turn, whatever the template does with it.
 from __future__ import annotations
 
 from array import array
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
-MAX_IDS = 2**24  # that detokenize() takes
+MAX_IDS = 2**20  # that detokenize() takes
 LONG_PROMPT = 4096  # characters that an event loop may wait for
 MANY_IDS = 2**14  # token ids, likewise
 LONG_TOKEN = 8  # characters of a token; most texts have about four
@@ -98,10 +99,15 @@ class PromptEncoder:
         """Their pieces as text. Raises InvalidRequest, ClosedError."""
         if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
             raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
+        decoder = getincrementaldecoder("utf-8")(errors="replace")
+        pieces: dict[int, bytes] = {}
+        texts: list[str] = []
         with self._using_vocab():
-            ids = self._checked_ids(token_ids)
-            pieces = (self._vocab.piece(token, special) for token in ids)
-            return b"".join(pieces).decode(errors="replace")
+            for part in self._parts(token_ids):
+                for token in {*part} - pieces.keys():
+                    pieces[token] = self._vocab.piece(token, special)
+                texts.append(decoder.decode(b"".join(map(pieces.__getitem__, part))))
+        return "".join([*texts, decoder.decode(b"", final=True)])
 
     def run(self, function: Callable[[], T]) -> T:
         """Call *function*, which may use the vocabulary."""
@@ -148,24 +154,28 @@ class PromptEncoder:
             return self._chat_tokens(prompt, settings)
         if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
             raise PromptTooLong(len(prompt), self._n_ctx_slot)
-        return self._checked_ids(prompt)
+        tokens = array("i")
+        for part in self._parts(prompt):
+            tokens += part
+        return tokens
 
-    def _checked_ids(self, prompt: Sequence[int]) -> array[int]:
+    def _parts(self, prompt: Sequence[int]) -> Iterator[array[int]]:
+        """Checked ids, in parts, because no other thread runs while one is made."""
         n_tokens = self._vocab.n_tokens
         allowed = f"token ids from 0 to {n_tokens - 1}"
-        tokens, ids = array("i"), islice(prompt, len(prompt))
+        ids = islice(prompt, len(prompt))
         while True:
-            try:  # part by part, because no other thread runs while one is made
+            try:
                 part = array("i", islice(ids, MANY_IDS))
             except (TypeError, OverflowError) as error:
                 kind = type(prompt).__name__
                 raise InvalidRequest("prompt", f"{kind}: {error}", allowed) from error
             if not part:
-                return tokens
+                return
             if not 0 <= min(part) <= max(part) < n_tokens:
                 wrong = next(token for token in part if not 0 <= token < n_tokens)
                 raise InvalidRequest("prompt", wrong, allowed)
-            tokens += part
+            yield part
 
     def _chat_tokens(
         self, messages: Sequence[Message], settings: ChatSettings
@@ -251,8 +261,6 @@ def _is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 
 def _text_of(vocab: TextVocab, token: int | None) -> str:
-    return (
-        ""
-        if token is None
-        else vocab.piece(token, special=True).decode(errors="replace")
-    )
+    if token is None:
+        return ""
+    return vocab.piece(token, special=True).decode(errors="replace")

@@ -15,7 +15,7 @@ from pyllama_raw.core.request import (
     SamplerUse,
     TokenLogprobs,
 )
-from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.core.stats import SchedulerStats, StepTimes
 from pyllama_raw.errors import shown
 
 
@@ -142,21 +142,9 @@ class EngineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats(SchedulerStats):
+class EngineStats(StepTimes, SchedulerStats):
     """The engine after its latest step, and all totals."""
 
-    decode_s: float
-    """Total seconds in llama_decode."""
-    sample_s: float
-    """Total seconds of choosing tokens."""
-    capture_s: float
-    """Total seconds of copying slots to host memory, for the cache."""
-    restore_s: float
-    """Total seconds of copying snapshots back."""
-    dropped_steps: int
-    """Steps that were begun ahead and not wanted; `steps` does not count them."""
-    lane_fallbacks: int
-    """Requests that were sampled on the host although lanes were wanted."""
     state: EngineState = EngineState.RUNNING
     """Whether the engine takes requests, and if not, how it ended."""
 

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
-    "api", "arguments", "blocking", "chat", "choice", "generation", "loading", "many", "markers", "messages",
+    "api", "arguments", "blocking", "chat", "choice", "facts", "generation", "loading", "many", "markers", "messages",
     "model", "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
     "workers",
 }  # fmt: skip
@@ -21,11 +21,12 @@ RULE: dict[str, set[str]] = {
     "fetch": set(),
     "core": {"errors"},
     "_ffi": {"errors"},
-    "native": {"_ffi", "errors"},
+    "kinds": set(),
+    "native": {"_ffi", "errors", "kinds"},
     "cpus": set(),
     "described": set(),
     "frozen": {"described", "errors", "options"},
-    "config": {"cpus", "errors", "frozen"},
+    "config": {"cpus", "errors", "frozen", "kinds"},
     "sampling": {"config", "errors", "frozen"},
     "engine": {"config", "core", "errors", "native", "sampling"},
     "models": {"errors", "fetch"},
@@ -40,6 +41,7 @@ RULE: dict[str, set[str]] = {
     "prompt": CONNECTION | {"chat", "markers", "messages"},
     "choice": {"core", "errors", "results"},
     "generation": CONNECTION | {"choice", "results"},
+    "facts": {"engine", "errors", "results"},
     "loading": set(),
     "model": CONNECTION | {"arguments", "loading", "models"},
     "arguments": {"config", "errors", "frozen", "options", "sampling"},
@@ -49,8 +51,7 @@ RULE: dict[str, set[str]] = {
     | {"arguments", "chat", "generation", "messages", "options", "prompt", "workers"},
     "api": CONNECTION | (API - {"api", "blocking", "choice", "profile", "sync"}),
     "blocking": CONNECTION
-    | {"api", "arguments", "generation", "loading", "messages", "model", "options"}
-    | {"prompt"}
+    | {"api", "facts", "generation", "loading", "model", "options", "prompt"}
     | {"results"},
     "sync": {"arguments", "blocking", "config", "errors"}
     | {"messages", "prompt", "results", "sampling"},

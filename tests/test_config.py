@@ -114,6 +114,18 @@ def test_context_options_reach_libllama(name):
     assert c_value(**{name: value}) != c_value(n_threads=1)
 
 
+def test_a_context_has_the_defaults_of_the_options():
+    """
+    What a test or a benchmark leaves out is as users have it, but for what is chosen by
+    the machine and the number of slots.
+    """
+    model, context = native._MODEL_DEFAULTS, native._CONTEXT_DEFAULTS
+    fields = ContextConfig().model_dump(exclude={"fast_kernels", "n_ctx", "n_threads"})
+
+    assert model == ModelConfig().model_dump()
+    assert {name: context[name] for name in fields} == fields
+
+
 def test_scheduler_options_are_those_of_the_scheduler():
     """
     Names and defaults of the configuration are those of the scheduler and of admission.

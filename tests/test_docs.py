@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import pyllama_raw
+from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors
 from pyllama_raw.cli.command import _parser
 
@@ -19,6 +21,12 @@ SHELLS = [*DOCS, ROOT / "benchmarks" / "README.md"]
 INCLUDED = r'--8<-- "(.*)"\n'  # how a page of the site includes a file
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SERVICE = ROOT / "examples" / "service.py"  # tests/examples runs it: it does not end
+
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.PyllamaError)
+]
 
 # Runs an example on the model of the tests.
 ON_MODEL = """
@@ -98,25 +106,43 @@ def test_links_and_paths_lead_somewhere(path: Path):
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_the_readme_has_the_figures_that_were_measured():
+    """
+    Its table is what benchmarks/figures.py makes of the files of results.
+    """
+    shown = (ROOT / "README.md").read_text().partition(BEGIN)[2].partition(END)[0]
+
+    assert shown == table()
+
+
 def test_the_errors_page_has_every_error():
     """
-    Its table has each class in the order of the tree, its code, and whether to try again.
+    Its table has each class in the order of the tree, its code, whether to try again, and
+    its HTTP status.
     """
     text = (ROOT / "docs" / "errors.md").read_text()
 
-    kinds = [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.PyllamaError)
-    ]
     told = [
-        (kind.__name__, kind.code, "yes" if kind.is_retryable else "no")
-        for kind in kinds[1:]
+        (
+            *(kind.__name__, kind.code, "yes" if kind.is_retryable else "no"),
+            str(kind.http_status),
+        )
+        for kind in ERRORS[1:]
     ]
-    assert (
-        re.findall(r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \|", text, re.MULTILINE)
-        == told
-    )
+    line = r"^\| `(\w+)` \| `(\w+)` \|.*\| (yes|no) \| (\d+) \|$"
+    assert re.findall(line, text, re.MULTILINE) == told
+
+
+def test_the_api_page_has_every_public_name():
+    """
+    Each class and function is shown; errors together, and types of arguments where they
+    are used.
+    """
+    text = (ROOT / "docs" / "api.md").read_text()
+    shown = set(re.findall(r"^::: pyllama_raw\.[\w.]*\.(\w+)$", text, re.MULTILINE))
+    others = {"FinishDetail", "Message", "Prompt"} | {kind.__name__ for kind in ERRORS}
+
+    assert shown == set(pyllama_raw.__all__) - others
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path):

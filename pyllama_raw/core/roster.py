@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from math import isnan
 
 from pyllama_raw.core.deadlines import Deadlines
@@ -145,7 +146,7 @@ class Roster:
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
-        counters, limits = self.counters, self.slots.limits
+        limits = self.slots.limits
         return SchedulerStats(
             n_slots=limits.n_slots,
             running=len(self.slots.running),
@@ -153,18 +154,7 @@ class Roster:
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
-            submitted=counters.submitted,
-            finished={str(k): n for k, n in counters.finished.items()},
-            failed=counters.failed,
-            preempted=counters.preempted,
-            shifted=counters.shifted,
-            steps=counters.steps,
-            aborted_steps=counters.aborted_steps,
-            no_space_steps=counters.no_space_steps,
-            failed_steps=counters.failed_steps,
-            rebuilds=counters.rebuilds,
-            computed_tokens=counters.computed_tokens,
-            output_tokens=counters.output_tokens,
+            **asdict(self.counters),
         )
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""Counters of the scheduler, and the frozen view of them a caller gets."""
+"""Counters of scheduler and executor, and the frozen view of them a caller gets."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pyllama_raw.core.request import FinishReason
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started; the scheduler counts where it decides."""
+    """Totals of SchedulerStats; the scheduler counts where it decides."""
 
     submitted: int = 0
-    finished: dict[FinishReason, int] = field(
-        default_factory=lambda: dict.fromkeys(FinishReason, 0)
+    finished: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(map(str, FinishReason), 0)
     )
     failed: int = 0
     preempted: int = 0
@@ -23,7 +23,7 @@ class Counters:
     no_space_steps: int = 0
     failed_steps: int = 0
     rebuilds: int = 0
-    computed_tokens: int = 0  # all tokens that went through a successful decode
+    computed_tokens: int = 0
     output_tokens: int = 0
 
 
@@ -67,3 +67,21 @@ class SchedulerStats:
     """Tokens that went through a successful decode."""
     output_tokens: int
     """Tokens of all outputs."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the time of an executor went since it was made."""
+
+    decode_s: float = 0.0
+    """Total seconds in llama_decode."""
+    sample_s: float = 0.0
+    """Total seconds of choosing tokens."""
+    capture_s: float = 0.0
+    """Total seconds of copying slots to host memory, for the cache."""
+    restore_s: float = 0.0
+    """Total seconds of copying snapshots back."""
+    dropped_steps: int = 0
+    """Steps that were begun ahead and not wanted; `steps` does not count them."""
+    lane_fallbacks: int = 0
+    """Requests that were sampled on the host although lanes were wanted."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
+from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
     Decode,
@@ -39,7 +40,6 @@ from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
-from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch, with_logprobs
 from pyllama_raw.errors import (
@@ -109,18 +109,17 @@ class NativeExecutor:
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = OpenRequests()
         self._tokens = _Tokens()
-        self._n_steps = self._n_dropped = self._decode_ns = self._sample_ns = 0
+        self._n_dropped = self._decode_ns = self._sample_ns = 0
 
     @property
     def times(self) -> StepTimes:
         copied = self._copied
         return StepTimes(
-            self._n_steps,
-            self._n_dropped,
             self._decode_ns / 1e9,
             self._sample_ns / 1e9,
             copied.capture_ns / 1e9,
             copied.restore_ns / 1e9,
+            self._n_dropped,
             self.lanes.n_fallbacks,
         )
 
@@ -216,7 +215,6 @@ class NativeExecutor:
             return self._refused(error)
         except NativeError as error:  # lanes could not be switched
             return self._rebuilt(error)
-        self._n_steps += 1
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.sampling.params import SamplingParams
@@ -30,19 +31,6 @@ def at_once(function: Callable[[], T], /) -> T:
 
 def _no_rules(params: SamplingParams, reading: Reading) -> object:  # noqa: ARG001
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Where the executor's time went since it was made."""
-
-    n_steps: int = 0
-    n_dropped: int = 0  # steps begun ahead that were not the next ones
-    decode_s: float = 0.0  # in llama_decode and llama_synchronize
-    sample_s: float = 0.0  # choosing tokens, all rows
-    capture_s: float = 0.0  # copying slots to host memory
-    restore_s: float = 0.0  # and back
-    lane_fallbacks: int = 0  # requests sampled on the host, though lanes were wanted
 
 
 class TimedExecutor(Executor, Protocol):

@@ -8,19 +8,22 @@ truncate, ignore or abort on is a ConfigError that names the knob.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
+from pyllama_raw import kinds
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.native.libllama import device_pointers, ffi, lib
 
 INT32_MAX = 2**31 - 1
 
-_SPLIT_MODES = ("none", "layer", "row", "tensor")
-_LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io")
-_LAZY_MODES = ("off", "auto", "on")
-_FLASH_ATTN = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
-_ROPE_SCALINGS = ("model", "none", "linear", "yarn", "longrope")
-_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+_SPLIT_MODES = get_args(kinds.SplitMode)
+_LOAD_MODES = get_args(kinds.LoadMode)
+_LAZY_MODES = get_args(kinds.LazyMode)
+_FLASH_ATTN = dict(
+    zip(get_args(kinds.FlashAttention), ("AUTO", "ENABLED", "DISABLED"), strict=True)
+)
+_ROPE_SCALINGS = get_args(kinds.RopeScaling)
+_KV_TYPES = get_args(kinds.KVType)
 
 _MODEL_DEFAULTS: dict[str, Any] = {
     "n_gpu_layers": -1,
@@ -164,7 +167,9 @@ def _set_threads(params: Any, values: Mapping[str, Any]) -> None:
 
 def _flash_attn(value: str) -> int:
     if value not in _FLASH_ATTN:
-        raise ConfigError(f"flash_attn={value!r} must be one of auto, on, off")
+        raise ConfigError(
+            f"flash_attn={value!r} must be one of {', '.join(_FLASH_ATTN)}"
+        )
     found: int = getattr(lib, f"LLAMA_FLASH_ATTN_TYPE_{_FLASH_ATTN[value]}")
     return found
 

@@ -22,6 +22,7 @@ from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
     Decode,
@@ -38,7 +39,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.info import EngineInfo
-from pyllama_raw.engine.parts import EngineParts, StepTimes
+from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
 from pyllama_raw.sampling.params import SamplingParams
 from pyllama_raw.testing.memory import FakeMemory
@@ -175,7 +176,7 @@ class FakeExecutor:
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(self.n_steps)
+        return StepTimes()
 
     def open(self, request: Request) -> None:
         assert request.request_id not in self.opened

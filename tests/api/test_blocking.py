@@ -179,7 +179,7 @@ def test_a_forgotten_engine_ends_its_threads():
     Dropping the last reference closes the engine and its event loop.
     """
     engine = blocking()
-    loop, thread = engine._loop._thread, engine._engine._thread
+    loop, thread = engine._loop._thread, engine._thread
     kept = [engine]
     del engine
     with pytest.warns(ResourceWarning, match="aclose"):

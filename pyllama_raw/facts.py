@@ -1,0 +1,73 @@
+"""What an engine tells of itself without a wait: the same for AsyncEngine and Engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyllama_raw.errors import shown
+
+if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.engine.info import EngineInfo
+    from pyllama_raw.engine.loop import EngineThread
+    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.results import EngineState, EngineStats
+
+
+class Facts:
+    """Any thread may ask, and after the end, too."""
+
+    _parts: EngineParts
+    _thread: EngineThread
+
+    def __repr__(self) -> str:
+        """The model, who runs and who waits, as of the latest step."""
+        name = shown(self._parts.metadata.get("general.name", "model without a name"))
+        state, stats = "open" if self._thread.alive else "closed", self._thread.stats
+        return (
+            f"<{type(self).__name__} of {name}: {state}, {stats.running} of "
+            f"{stats.n_slots} slots run, {stats.waiting} wait>"
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken: not once it is closed or has failed."""
+        return self._thread.alive
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended the engine by itself; None: nothing did."""
+        return self._thread.error
+
+    @cached_property
+    def info(self) -> EngineInfo:
+        """The model, what the options came to, and versions."""
+        return self._parts.describe()
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """Prompt and output tokens one request may have together."""
+        return self._parts.scheduler.limits.n_ctx_slot
+
+    def stats(self) -> EngineStats:
+        """
+        Running, waiting, slots, KV cells and totals, as of the latest step.
+
+        `state` tells whether the engine has ended. `dataclasses.asdict` makes JSON of it,
+        as of every value of statistics.
+        """
+        from pyllama_raw.results import EngineStats
+
+        counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
+        return EngineStats(**counts, **times, state=self._state)
+
+    @property
+    def _state(self) -> EngineState:
+        from pyllama_raw.results import EngineState
+
+        if self.alive:
+            return EngineState.RUNNING
+        if self._thread.closing:
+            return EngineState.CLOSING
+        return EngineState.CLOSED if self.error is None else EngineState.FAILED
