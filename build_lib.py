@@ -356,6 +356,24 @@ def ffibuilder(library: Library) -> Any:
     return ffi
 
 
+def kept_extension(library: Library) -> Path | None:
+    """
+    Where the cache keeps, or is to keep, the extension made of the files as they are.
+
+    None beside a library that is not of the cache: it may change under its name.
+    """
+    if not library.bundled:
+        return None
+    from cffi import __version__ as cffi_version
+
+    digest = hashlib.sha256(f"{cffi_version}\0{sys.version}".encode())
+    makers = [Path(__file__), ROOT / "setup.py", *(ROOT / "scripts").glob("c_*.py")]
+    for path in sorted([*makers, *FFI_DIR.rglob("*")]):
+        if path.suffix in {".py", ".h", ".cpp"}:
+            digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return library.prefix / "extension" / f"{digest.hexdigest()[:16]}.so"
+
+
 def sources() -> list[str]:
     """The C++ files of the shim; in lib/ lies a licence that ends like one."""
     found = sorted(FFI_DIR.glob("*/*.cpp"))

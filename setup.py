@@ -1,7 +1,8 @@
 """
 What pyproject.toml cannot say: the extension and the libraries that go beside it.
 
-Nothing is looked for or built until build_ext runs, so reading metadata stays quick.
+Nothing is looked for or built until build_ext runs, so reading metadata stays quick. An
+extension is kept beside the library in the cache: other environments take it from there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,21 @@ class BuildWithLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         build_lib.toolchain.check_python_headers()
         library = build_lib.find_or_build()
+        kept = build_lib.kept_extension(library)
+        made = Path(self.get_ext_fullpath(ext.name))
+        if kept is not None and kept.is_file():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(kept, made)
+        else:
+            self._compile(ext, library)
+            if kept is not None:
+                kept.parent.mkdir(exist_ok=True)
+                with build_lib.fetch.atomic_file(kept) as file:
+                    file.write(made.read_bytes())
+        ext.sources = []  # the manifest of sources takes no absolute paths
+        _copy_libraries(library, made.parent / "lib")
+
+    def _compile(self, ext: Extension, library: Any) -> None:
         builder = build_lib.ffibuilder(library)
         described = builder.distutils_extension(self.build_temp, verbose=False)
         for field in (
@@ -47,10 +63,6 @@ class BuildWithLibrary(build_ext):
                 f"{error}\nThe headers in {library.include} do not fit the declarations "
                 f"of this version, written for llama.cpp {build_lib.LLAMA_COMMIT}."
             ) from error
-        finally:
-            ext.sources = []  # the manifest of sources takes no absolute paths
-        beside = Path(self.get_ext_fullpath(ext.name)).parent / "lib"
-        _copy_libraries(library, beside)
 
     def copy_extensions_to_source(self) -> None:
         """An editable install and --inplace: the source tree gets the libraries too."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,21 @@ def test_key_names_the_flags(monkeypatch):
 
     assert flagged != plain
     assert build_lib.build_key() == plain
+
+
+def test_an_extension_is_kept_by_its_sources(monkeypatch, tmp_path):
+    """
+    A changed source asks for another one; beside a library of the user's none is kept.
+    """
+    monkeypatch.setattr(build_lib, "FFI_DIR", tmp_path)
+    library = build_lib.Library(tmp_path, tmp_path, tmp_path, bundled=True)
+    kept = []
+    for text in ("int a;", "int b;", "int a;"):
+        (tmp_path / "step.cpp").write_text(text)
+        kept.append(build_lib.kept_extension(library))
+
+    assert kept[0] == kept[2] != kept[1]
+    assert build_lib.kept_extension(replace(library, bundled=False)) is None
 
 
 def test_key_names_the_content_of_a_source_tree(monkeypatch, tmp_path):

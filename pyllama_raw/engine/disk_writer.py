@@ -5,10 +5,15 @@ One thread writes and deletes, in the order that was decided. Another one reads,
 request waits for that, and a write may wait for the lock of the directory. States on their
 way count against `max_bytes` of host memory, so those that come too fast are not even
 copied.
+
+The threads of libllama wait for each other many times in a step, so whoever takes a CPU
+from one of them delays all running streams. These threads therefore give way.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -21,6 +26,8 @@ from pyllama_raw.engine.state_file import State, StoredFile
 from pyllama_raw.engine.state_parts import FileState
 
 Report = Callable[[Written | Fetched], None]
+
+NICENESS = 10  # about a tenth of a CPU that others want, all of one that nobody wants
 
 
 class DiskWorker:
@@ -60,6 +67,8 @@ class DiskWorker:
         return True
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # elsewhere it is that of the process
+            os.nice(NICENESS)
         while (job := self._jobs.get()) is not None:
             try:
                 self._do(job)

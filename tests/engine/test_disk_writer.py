@@ -1,10 +1,13 @@
 """The thread that writes files, and what the engine thread makes of its reports."""
 
+import os
+import sys
 import weakref
 from array import array
 from threading import Event
 
 import numpy as np
+import pytest
 
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
@@ -12,7 +15,7 @@ from pyllama_raw.core.memory.tier import KnownState, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Fetched
 from pyllama_raw.engine.disk_store import DiskStore
-from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.disk_writer import NICENESS, DiskWorker, DiskWriter
 from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.memory import FakeFile
@@ -94,6 +97,19 @@ def test_close_writes_what_is_left(tmp_path):
     idle.close()
 
     assert len(reports) == len(list(tmp_path.glob("*/*.plrstate"))) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
+def test_a_worker_gives_way_to_threads_that_compute():
+    """
+    Its thread alone has a lower priority.
+    """
+    seen = []
+    worker = DiskWorker("test")
+    worker.put(lambda: seen.append(os.nice(0)))
+    worker.close()
+
+    assert seen == [min(os.nice(0) + NICENESS, 19)]
 
 
 def test_an_unexpected_error_is_a_miss(tmp_path):

@@ -45,8 +45,8 @@ async def engine(model_path):
         yield opened
 
 
-def params(seed: int = 0, **constraint) -> SamplingParams:
-    return SamplingParams(max_tokens=200, seed=seed, **constraint)
+def params(seed: int = 0, max_tokens: int = 200, **constraint) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, **constraint)
 
 
 async def test_finished_outputs_are_valid(engine):
@@ -90,13 +90,13 @@ async def test_an_invalid_schema_disturbs_no_other(engine):
     """
     One of four is refused before it is queued; the others are what they are alone.
     """
-    schema = dict(SCHEMAS)["a colour"]
+    valid = params(3, 40, json_schema=dict(SCHEMAS)["a colour"])
     prompts = [f"Colour number {i}: " for i in range(3)]
-    alone = [await engine.complete(p, params(3, json_schema=schema)) for p in prompts]
+    alone = [await engine.complete(prompt, valid) for prompt in prompts]
     together = {}
 
     async def run(prompt):
-        together[prompt] = await engine.complete(prompt, params(3, json_schema=schema))
+        together[prompt] = await engine.complete(prompt, valid)
 
     async def refused():
         with pytest.raises(BadSchema, match="nonsense"):

@@ -154,12 +154,12 @@ def test_the_default_model_loses_no_token(model_path):
     As with the tiny models, at one step; at any if the stride is 1.
     """
     with opened(model_path) as parts:
-        requests = make_requests(max_tokens=4)
+        requests = make_requests(max_tokens=4)[::2]
         whole = Served(parts, requests)
         again = Served(parts, requests)  # prompts take turns from here on as later
-        steps = range(15, again.n_steps) if STRIDE > 1 else range(again.n_steps)
+        steps = range(again.n_steps) if STRIDE == 1 else [again.n_steps // 2]
 
-        runs = [Served(parts, requests, -3, step) for step in steps[::STRIDE]]
+        runs = [Served(parts, requests, -3, step) for step in steps]
 
     assert [run.errors for run in runs] == [{}] * len(runs)
     assert [run.tokens for run in runs] == [whole.tokens] * len(runs)
