@@ -61,7 +61,7 @@ def make_app(engine: AsyncEngine) -> Starlette:
     return Starlette(routes=[chat, Route("/health", partial(health, engine))])
 
 
-async def health(engine: AsyncEngine, request: Request) -> Response:  # noqa: ARG001
+async def health(engine: AsyncEngine, request: Request) -> Response:
     """200 while requests are taken, then 503: a balancer sends them elsewhere."""
     answer = {"alive": engine.alive, "stats": asdict(engine.stats())}
     return JSONResponse(answer, 200 if engine.alive else 503)

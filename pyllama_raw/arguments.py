@@ -18,10 +18,11 @@ from functools import partial
 from itertools import islice
 from numbers import Real
 from operator import index
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError, cut, shown
-from pyllama_raw.options import ChatOptions, RequestOptions
+from pyllama_raw.options import ChatOptions, PolicyData, RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_raw.sampling.params import SamplingParams
@@ -32,6 +33,7 @@ MAX_PRIORITY = 2**31 - 1
 MAX_DEADLINE_S = 1e9  # Python's waits take no more than some 9e9 seconds
 MAX_SALT = 1024  # characters
 MAX_CACHE_POINTS = 1024
+MAX_POLICY_DATA = 32
 MAX_POSITION = 2**31 - 1
 MAX_TOP = 20  # likely tokens listed at each place
 SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
@@ -91,15 +93,47 @@ def checked_prompts(prompts: Iterable[T]) -> Iterable[T]:
 
 def checked_salt(value: object) -> str | None:
     """Text that a namespace can be named by."""
+    return _name("cache_salt", value)
+
+
+def _name(option: str, value: object) -> str | None:
     allowed = f"text of 1 to {MAX_SALT} characters without lone surrogates, or None"
     if value is None:
         return None
-    with _reading("cache_salt", value, allowed):
+    with _reading(option, value, allowed):
         if isinstance(value, str):
-            salt = str.__str__(value)  # plain, whatever its class overrides
-            if 0 < len(salt) <= MAX_SALT and salt.encode():
-                return salt
-    raise InvalidRequest("cache_salt", value, allowed)
+            name = str.__str__(value)  # plain, whatever its class overrides
+            if 0 < len(name) <= MAX_SALT and name.encode():
+                return name
+    raise InvalidRequest(option, value, allowed)
+
+
+def _policy_data(value: Any) -> PolicyData | None:
+    """A copy that nobody can change."""
+    allowed = (
+        f"a mapping of at most {MAX_POLICY_DATA} names to numbers, True, False, None or "
+        f"texts of at most {MAX_SALT} characters, or None"
+    )
+    if value is None:
+        return None
+    with _reading("policy_data", value, allowed):
+        if isinstance(value, Mapping):
+            items = tuple(islice(value.items(), MAX_POLICY_DATA + 1))
+            if len(items) <= MAX_POLICY_DATA and all(map(_is_plain, items)):
+                return MappingProxyType(dict(items))
+    raise InvalidRequest("policy_data", value, allowed)
+
+
+def _is_plain(item: tuple[object, object]) -> bool:
+    """Whether no code of the caller's runs when somebody reads *item*."""
+    name, value = item
+    if type(name) is not str or len(name) > MAX_SALT:
+        return False
+    if type(value) is str:
+        return len(value) <= MAX_SALT
+    if type(value) is int:
+        return value.bit_length() <= 64
+    return value is None or type(value) in (bool, float)
 
 
 def checked_top(value: object) -> int:
@@ -150,6 +184,8 @@ _OPTIONS: dict[str, Callable[[object], object]] = {
     "deadline_s": _deadline,
     "cache_salt": checked_salt,
     "cache_points": _cache_points,
+    "client": partial(_name, "client"),
+    "policy_data": _policy_data,
     "tools": partial(_kind, "tools", Sequence, "a list of mappings, or None"),
     "template_kwargs": partial(_kind, "template_kwargs", Mapping, "a mapping, or None"),
     "chat_template": partial(

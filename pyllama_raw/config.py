@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from pyllama_raw import cpus
 from pyllama_raw.frozen import AnyPath, Frozen, Listed, Mapped, wrong
@@ -137,7 +138,7 @@ class SchedulerConfig(Frozen):
     max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20
     """Prompt tokens of all requests that wait."""
     max_overtakes: Annotated[int, Field(ge=0)] = 16
-    """Requests that may pass the first one in the queue while it does not fit."""
+    """Requests that may pass the first one while it does not fit, or by a policy."""
     context_full: Literal["stop", "shift"] = "stop"
     """
     What happens when a slot is full: the output stops, or its oldest tokens are shifted
@@ -145,6 +146,24 @@ class SchedulerConfig(Frozen):
     """
     n_keep: Annotated[int, Field(ge=0)] = 4
     """Tokens at the beginning of a prompt that a shift never drops."""
+    policy: str = "fcfs"
+    """
+    Who goes first: fcfs, priority, sjf, lpm, edf, vtc, hrrn, a registered name, or
+    module:Class.
+    """
+    budget_mode: Literal["balanced", "latency_first", "throughput_first"] = "balanced"
+    """How streams and prompts share a step; balanced serves all streams, then prompts."""
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, name: str) -> str:
+        if name != "fcfs":
+            from pyllama_raw.policy import allowed_names, is_known
+
+            if not is_known(name):
+                allowed = {"allowed": allowed_names()}
+                raise PydanticCustomError("wrong_value", "give {allowed}", allowed)
+        return name
 
 
 class CacheConfig(Frozen):

@@ -76,6 +76,7 @@ ALLOWED = {
     "literal_error": "{expected}",
     "model_type": "a {class_name}",
     "wrong_option": "{allowed}",
+    "wrong_value": "{allowed}",
 }
 
 

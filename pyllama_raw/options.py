@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
+PolicyData = Mapping[str, str | int | float | bool | None]
+
 
 class ChatOptions(TypedDict, total=False):
     """How the template makes a prompt of chat messages; nothing for other prompts."""
@@ -28,3 +30,7 @@ class RequestOptions(ChatOptions, total=False):
     """Only requests with an equal salt share cached prefixes."""
     cache_points: Iterable[int]
     """Positions of the prompt that are worth a snapshot."""
+    client: str | None
+    """Who sends the request, for policies that are fair by client."""
+    policy_data: PolicyData | None
+    """What else a scheduling policy may know of the request."""

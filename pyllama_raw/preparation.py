@@ -92,6 +92,8 @@ class Preparation:
             deadline=None if deadline_s is None else started + deadline_s,
             namespace=self._namespace(options.get("cache_salt")),
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
+            client=options.get("client"),
+            policy_data=options.get("policy_data"),
         )
         return _fork(request, params, seed, request_ids)
 

@@ -137,9 +137,12 @@ def test_scheduler_options_are_those_of_the_scheduler():
         if parameter.default is not parameter.empty
     }
 
-    for name in ("cache", "disk", "snapshot_cost", "snapshot_interval_tokens"):
+    of_parts = ("cache", "disk", "snapshot_cost", "snapshot_interval_tokens", "report")
+    for name in of_parts:
         del accepted[name]
-    assert SchedulerConfig().model_dump(exclude={"n_slots"}) == accepted
+    assert SchedulerConfig().model_dump(exclude={"n_slots"}) == accepted | {
+        "policy": "fcfs"  # the scheduler takes an instance, or None for fcfs
+    }
 
 
 def test_deterministic_pins_the_context():

@@ -21,6 +21,7 @@ from pyllama_raw.profile import Profile
 
 ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
     (SchedulerConfig, ("n_slots", "token_budget", "target_step_s", "context_full")),
+    (SchedulerConfig, ("policy", "budget_mode")),
     (EngineConfig, ("deterministic", "sampler_placement")),
     (ContextConfig, ("n_ctx", "n_threads", "n_threads_batch", "n_batch", "n_ubatch")),
     (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),

@@ -43,6 +43,7 @@ def _words(text: str) -> list[str]:
 
 
 HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
+    "policy": {"metavar": "NAME"},
     "devices": {"action": "append", "metavar": "NAME"},
     "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
     "directory": {"type": Path, "metavar": "DIR"},

@@ -89,6 +89,8 @@ class Run:
                 item.sampling,
                 priority=item.priority,
                 deadline_s=item.deadline_s,
+                client=item.client,
+                policy_data=item.policy_data,
             ) as generation:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:

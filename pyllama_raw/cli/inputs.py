@@ -26,6 +26,7 @@ from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.config import Token
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.frozen import allowed
+from pyllama_raw.options import PolicyData
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -39,6 +40,8 @@ class InputRequest:
     sampling: SamplingParams
     priority: int = 0
     deadline_s: float | None = None
+    client: str | None = None
+    policy_data: PolicyData | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ def parse_line(
         sampling,
         parsed.priority,
         parsed.deadline_s or deadline_s,
+        parsed.client,
+        parsed.policy_data,
     )
 
 
@@ -124,6 +129,8 @@ class _LineBase(BaseModel):
     messages: Annotated[list[_Message], Field(min_length=1)] | None = None
     priority: int = 0
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    client: str | None = None
+    policy_data: dict[str, str | int | float | bool | None] | None = None
 
     @field_validator("stop", mode="before", check_fields=False)
     @classmethod

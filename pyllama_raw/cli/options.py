@@ -12,6 +12,7 @@ from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_samplin
 from pyllama_raw.config import SchedulerConfig
 from pyllama_raw.native.quantize import FILE_TYPES
 
+OF_REQUEST = ("priority", "deadline_s", "client", "policy_data")
 CHAT_CTX = 8192  # cells; a model that knows less uses less
 CHAT_TOKENS = 1024  # of an answer
 MODEL_HELP = (
@@ -28,7 +29,7 @@ def add_generate(parser: ArgumentParser) -> None:
         "--input",
         metavar="FILE",
         help="JSON lines with prompt (text or token ids) or messages, and for each line "
-        "any of: " + ", ".join((*SAMPLING, "priority", "deadline_s")) + "; - is stdin",
+        "any of: " + ", ".join((*SAMPLING, *OF_REQUEST)) + "; - is stdin",
     )
     parser.add_argument(
         "--chat", action="store_true", help="a PROMPT is a message to the model"

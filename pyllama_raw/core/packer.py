@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pyllama_raw.core import exact
 from pyllama_raw.core.budget import StepBudget
+from pyllama_raw.core.budget_modes import BudgetMode, divide
 from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot
 from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.request import Lot
@@ -19,6 +20,8 @@ from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.step import Decode, Prefill, Score, StepPlan, Work
 from pyllama_raw.core.suspects import Suspects
 
+MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
+
 new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a token
 
 
@@ -26,7 +29,12 @@ class Packer:
     """Chooses works from those who run."""
 
     def __init__(
-        self, roster: Roster, suspects: Suspects, budget: StepBudget, quantum: int
+        self,
+        roster: Roster,
+        suspects: Suspects,
+        budget: StepBudget,
+        quantum: int,
+        mode: BudgetMode,
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
         self._roster = roster
@@ -35,6 +43,9 @@ class Packer:
         self._suspects = suspects
         self._budget = budget
         self._quantum = quantum
+        self._mode = mode
+        self._n_without = 0  # steps in a row in which streams left prompts nothing
+        self._next_stream = 0  # slot of the stream that has waited longest for its turn
         self._turns: dict[Lot, PrefillTurns] = {}
         self._lots = LotTurns()
 
@@ -49,13 +60,16 @@ class Packer:
         groups = self._groups(streams, prompts)
         lot = self._lots.pick(groups)
         decodes, prompts = groups[lot]
-        works = _replay(decodes) if replays else _decode(decodes)
+        n_prefill = 0
         if prompts:
+            decodes, n_prefill = self._division(decodes, len(streams))
+        works = _replay(decodes) if replays else _decode(decodes)
+        if n_prefill:
             if lot not in self._turns:
                 known = self._turns.items()
                 self._turns = {k: turns for k, turns in known if k in groups}
                 self._turns[lot] = PrefillTurns(self._quantum)
-            works += self._prefills(lot, len(decodes), len(streams), prompts)
+            works += self._prefills(lot, len(decodes), len(streams), prompts, n_prefill)
         steady = (
             not (recovers or replays or len(groups) > 1)  # another plan is sure to come
             and (not prompts or self._completes(works, prompts))
@@ -126,24 +140,56 @@ class Packer:
 
     # -- how much ----------------------------------------------------------------
 
+    def _division(
+        self, decodes: list[Running], n_streams: int
+    ) -> tuple[list[Running], int]:
+        """Those of *decodes* that go on beside prompts, and the tokens of the prompts."""
+        total, n_ready = self._budget.limit(streams=n_streams > 0), len(decodes)
+        mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
+        if mode != "throughput_first":  # no stream waits
+            n_floor = max(total // 8, 1) if mode == "balanced" else 0
+            total = max(total, n_ready + n_floor)
+        n_decodes, n_prefill = divide(mode, n_ready, 1, total, reserve=n_ready)
+        self._n_without = 0 if n_prefill else self._n_without + 1
+        if n_decodes < n_ready:
+            decodes = self._in_turn(decodes, n_decodes)
+        return decodes, n_prefill
+
+    def _in_turn(self, streams: list[Running], n: int) -> list[Running]:
+        """*n* of *streams*, by slot; each has its turn."""
+        slots = [running.slot for running in streams]
+        ahead = [slot for slot in slots if slot >= self._next_stream]
+        chosen = [*ahead, *slots][:n]
+        self._next_stream = chosen[-1] + 1
+        return [running for running in streams if running.slot in chosen]
+
     def _prefills(
-        self, lot: Lot, n_decodes: int, n_streams: int, prompts: list[Running]
+        self,
+        lot: Lot,
+        n_decodes: int,
+        n_streams: int,
+        prompts: list[Running],
+        n_tokens: int,
     ) -> list[Work]:
-        """Chunks of *prompts* beside *n_decodes* of all *n_streams*."""
-        limits = self._slots.limits
+        """Chunks of *prompts*, *n_tokens* at most, beside *n_decodes* of all *n_streams*."""
+        limits, caps = self._slots.limits, dict[int, int]()
+        if self._roster.policy is not None:
+            some, policy = n_decodes > 0, self._roster.policy
+            prompts, caps = policy.quotas(prompts, all_may_wait=some)
+        budget = self._prefill_budget(n_decodes, n_streams, prompts, n_tokens)
+        if budget < 1:
+            return []
         n_rows = (limits.n_outputs or limits.n_slots) - n_decodes
         share_rows(n_rows, prompts, single=lot.is_single)
-        budget = self._prefill_budget(n_decodes, n_streams, prompts)
-        shares = self._turns[lot].share(budget, prompts, single=lot.is_single)
+        turns = self._turns[lot]
+        shares = turns.share(budget, prompts, single=lot.is_single, caps=caps)
         shares = exact.without_rest(shares, n_decodes, limits.n_ubatch)
         return [_prefill(r, n) for r in prompts if (n := shares.get(r.slot, 0))]
 
     def _prefill_budget(
-        self, n_decodes: int, n_streams: int, prompts: list[Running]
+        self, n_decodes: int, n_streams: int, prompts: list[Running], n_tokens: int
     ) -> int:
-        budget = self._budget.limit(streams=n_streams > 0)
-        n_behind = sum(running.n_behind for running in prompts)
-        left = min(max(budget - n_decodes, budget // 8, 1), n_behind)
+        left = min(n_tokens, sum(running.n_behind for running in prompts))
         if self.prefill_cap is not None:
             left = min(left, self.prefill_cap)
         self._memory.reclaim(n_streams + left)

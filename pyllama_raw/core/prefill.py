@@ -12,10 +12,14 @@ Source: Shreedhar and Varghese, Efficient Fair Queuing using Deficit Round Robin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from types import MappingProxyType
 
 from pyllama_raw.core.exact import chunk_size
 from pyllama_raw.core.sequence import Running
+
+NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
 
 class PrefillTurns:
@@ -27,7 +31,12 @@ class PrefillTurns:
         self._last_turn = 0  # the one that went first the last time
 
     def share(
-        self, budget: int, prompts: Items[Running], *, single: bool = False
+        self,
+        budget: int,
+        prompts: Items[Running],
+        *,
+        single: bool = False,
+        caps: Mapping[int, int] = NO_CAPS,
     ) -> dict[int, int]:
         """
         Divide *budget* tokens among *prompts*.
@@ -35,6 +44,7 @@ class PrefillTurns:
         Args:
             prompts: sequences with a slot and more than one token behind, by slot.
             single: whether only one may have tokens.
+            caps: the most tokens of some, two or more, by slot.
 
         Returns:
             Tokens by slot; they sum up to the budget unless no prompt can take more.
@@ -49,6 +59,8 @@ class PrefillTurns:
                 running.deficit = self._quantum
             taken = given.get(slot, 0)
             ready = n_ready(running)
+            if slot in caps:
+                ready = min(ready, caps[slot])
             wanted = ready - taken
             if given and (budget == 1 < wanted or (single and slot not in given)):
                 break  # better two tokens in the next step than one in this

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.policies.policy import Value
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import PyllamaError
 
@@ -93,6 +95,8 @@ class Request:
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
     lot: Lot = TOKENS
+    client: str | None = None  # who sent it; read by policies only
+    policy_data: Mapping[str, Value] | None = None  # likewise
 
     @property
     def n_prompt(self) -> int:

@@ -13,6 +13,7 @@ from math import isnan
 
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.policies.runner import PolicyRunner
 from pyllama_raw.core.request import Event, FinishReason, Lot, Request
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.stats import Counters, SchedulerStats
@@ -23,10 +24,11 @@ from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 class Roster:
     """Who waits and who runs; every request in it ends exactly once, by finish()."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, policy: PolicyRunner | None = None) -> None:
         self.memory = memory
         self.slots = memory.slots
-        self.waiting = WaitingQueue()
+        self.policy = policy  # None: first come, first served
+        self.waiting = WaitingQueue() if policy is None else policy.queue
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
         self.lots = Counter[Lot]()  # of these
@@ -45,6 +47,9 @@ class Roster:
             self._forget(entered)
             raise
         self.counters.submitted += len(entered)
+        if self.policy is not None:
+            for sequence in entered:
+                self.policy.tell("on_arrival", sequence, now)
 
     def _sequence(self, request: Request, order: int, now: float) -> Sequence:
         """The request in progress, if the order of the queue and the cache can bear it."""
@@ -90,13 +95,17 @@ class Roster:
         self.memory.seat(sequence)
         if sequence.admitted is None:
             sequence.admitted = now
+        if self.policy is not None:
+            self.policy.tell("on_admitted", sequence, now)
 
-    def preempt(self, running: Running) -> None:
+    def preempt(self, running: Running, now: float) -> None:
         """Take the slot of a running sequence; it waits at its old rank."""
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
         self.memory.leave(running, in_flight=self.in_flight)
         self.waiting.push(running.sequence)
+        if self.policy is not None:
+            self.policy.tell("on_preempted", running.sequence, now)
 
     def finish(
         self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
@@ -108,6 +117,8 @@ class Roster:
         else:
             self.memory.leave(running, in_flight=self.in_flight)
         self._remove(sequence)
+        if self.policy is not None:
+            self.policy.tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
             self.events.append(sequence.finish(end, None, now))
@@ -116,16 +127,16 @@ class Roster:
             self.events.append(sequence.finish(None, end, now))
 
     def make_room(self, now: float) -> None:
-        """Preempt the worst ranked sequence; one that is alone ends instead."""
+        """Preempt the worst sequence; one that is alone ends instead."""
         running = list(self.slots.running.values())
-        if not running:
-            return
-        worst = max(running, key=lambda each: each.sequence.rank)
-        if len(running) > 1:
-            self.preempt(worst)
-        else:
-            message = f"{len(worst.tokens)} tokens do not fit; raise n_ctx"
-            self.finish(worst.sequence, NoKVSpace("llama_decode", 1, message), now)
+        if len(running) == 1:
+            (alone,) = running
+            message = f"{len(alone.tokens)} tokens do not fit; raise n_ctx"
+            self.finish(alone.sequence, NoKVSpace("llama_decode", 1, message), now)
+        elif running and self.policy is not None:
+            self.preempt(self.policy.victim(running), now)
+        elif running:
+            self.preempt(max(running, key=lambda each: each.sequence.rank), now)
 
     def stall(self, now: float) -> None:
         """Nothing can be computed for anybody who is left: end them all."""
@@ -154,6 +165,7 @@ class Roster:
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
+            policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )
 

@@ -15,11 +15,13 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
+from itertools import islice
 from typing import Literal
 
 from pyllama_raw.core.budget import StepBudget
+from pyllama_raw.core.budget_modes import BudgetMode
 from pyllama_raw.core.failures import Failures
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
@@ -30,6 +32,9 @@ from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.packer import Packer
+from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.runner import PolicyFault, PolicyRunner
+from pyllama_raw.core.policies.shipped import Fcfs
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
@@ -63,16 +68,21 @@ class Scheduler:
         max_overtakes: int = 16,
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
+        policy: SchedulingPolicy | None = None,
+        budget_mode: BudgetMode = "balanced",
         cache: PrefixCache | None = None,
         disk: Tier | None = None,
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
+        report: Callable[[PolicyFault], None] = lambda _: None,
     ) -> None:
         """
         Args:
             pieces: bytes of each token, read for stop strings.
+            policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
+            report: told of what the policy does wrong.
         """
         self._max_overtakes = max_overtakes
         self._speed = PrefillSpeed()
@@ -85,14 +95,19 @@ class Scheduler:
             interval=snapshot_interval_tokens,
         )
         self._slots = self._memory.slots
-        self._roster = Roster(self._memory)
+        self._policy = None
+        if policy is not None and type(policy) is not Fcfs:
+            self._policy = PolicyRunner(policy, self._memory, max_overtakes, report)
+        self._roster = Roster(self._memory, self._policy)
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
             self._roster, limits, pieces, n_keep if shifts else None
         )
         self._suspects = Suspects()
         budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._speed)
-        self._packer = Packer(self._roster, self._suspects, budget, prefill_quantum)
+        self._packer = Packer(
+            self._roster, self._suspects, budget, prefill_quantum, budget_mode
+        )
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._started = 0.0  # when the last plan was made
 
@@ -186,6 +201,8 @@ class Scheduler:
             sequence = self._roster.alive.get(request_id)
             if sequence is not None:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
+        if self._policy is not None:
+            self._policy.begin(now)
         self._admit(now)
         self._memory.catch_up()
         _, works, lot, steady = self._packer.pack(now)
@@ -206,19 +223,32 @@ class Scheduler:
             return  # libllama lacks space: start nobody until a step has worked
         room = self._slots.n_unpromised
         blocked: Sequence | None = None
-        for sequence in self._roster.waiting.first(ADMISSION_WINDOW):
+        for sequence in self._candidates():
             wanted = growth(sequence)
             if wanted > room and not alone:
+                if sequence.n_overtaken >= self._max_overtakes:
+                    return
                 blocked = blocked or sequence
             else:
                 room -= wanted
                 alone = False
                 self._roster.start(sequence, now)
-                if blocked is not None:
-                    blocked.n_overtaken += 1
+                self._note_overtaken(sequence, blocked)
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
             if at_limit or not self._slots.has_free:
                 return
+
+    def _candidates(self) -> Iterable[Sequence]:
+        """Who may start in this step, the best first."""
+        if self._policy is None:
+            return self._roster.waiting.first(ADMISSION_WINDOW)
+        return islice(self._policy.candidates(), ADMISSION_WINDOW)
+
+    def _note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
+        if blocked is not None:
+            blocked.n_overtaken += 1
+        if self._policy is not None:
+            self._policy.queue.note_overtaken(by, blocked)
 
     # -- results ----------------------------------------------------------------
 
@@ -231,6 +261,8 @@ class Scheduler:
             self._failures.take(plan, result, now)
             return self.take_events()
         self._packer.prefill_cap = None
+        if self._policy is not None:
+            self._policy.computed(plan.works, now)
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)

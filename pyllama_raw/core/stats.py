@@ -49,6 +49,8 @@ class SchedulerStats:
     """Requests that ended without an error, by finish reason."""
     failed: int
     """Requests that ended with an error."""
+    policy_faults: int
+    """How often a hook of the scheduling policy raised or returned what it must not."""
     preempted: int
     """How often a request lost its slot and was computed again later."""
     shifted: int

@@ -26,6 +26,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return (sequence for _, sequence in self._items)
 
+    @property
+    def head(self) -> Sequence:
+        """The first of those that wait."""
+        return self._items[0][1]
+
     def first(self, n: int) -> list[Sequence]:
         """The best *n*, safe to remove from while reading."""
         return [sequence for _, sequence in self._items[:n]]

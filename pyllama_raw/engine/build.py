@@ -32,6 +32,7 @@ from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.placement import refusal
+from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.state_file import HEADER_BYTES
@@ -42,6 +43,7 @@ from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
+from pyllama_raw.policy import make_policy
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
@@ -122,8 +124,10 @@ def _make_scheduler(
         disk=None if store is None else make_disk_tier(store, layout.kind, cost),
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
+        policy=make_policy(config.scheduler.policy),
+        report=PolicyLog(),
         **config.scheduler.model_dump(
-            exclude={"n_slots", "max_waiting", "max_waiting_tokens"}
+            exclude={"n_slots", "max_waiting", "max_waiting_tokens", "policy"}
         ),
     )
 

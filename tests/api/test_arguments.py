@@ -26,6 +26,7 @@ from pyllama_raw.arguments import (
     checked_options,
     checked_prompts,
 )
+from pyllama_raw.policy import SchedulingPolicy
 from pyllama_raw.testing import fake_engine
 from tests.api.test_generate import expected
 from tests.hostile import AngryInt, AngryText, Unhashable, Unreadable, endless, nested
@@ -59,6 +60,13 @@ WRONG = {
         endless(), range(1, MAX_CACHE_POINTS + 2), nested(10_000), [Unreadable()],
     ],
 }  # fmt: skip
+
+WRONG["client"] = WRONG["cache_salt"]
+WRONG["policy_data"] = [
+    1, NAN, "a", b"a", [("a", 1)], {1: 2}, {"a": []}, {"a": 1j}, {"a": 10**6000},
+    {"a": AngryInt(1)}, {"a": "x" * (MAX_SALT + 1)}, {"x" * (MAX_SALT + 1): 1},
+    dict.fromkeys(map(str, range(33))), object(), Unreadable(), {"a": nested(10_000)},
+]  # fmt: skip
 
 CASES = [(name, value) for name, values in WRONG.items() for value in values]
 
@@ -247,6 +255,28 @@ async def test_cache_points_of_an_iterator_reach_every_request():
         await engine.complete("ef", cache_points=(n for n in (3,)))
 
     assert seen == [(1, 2), (1, 2), (3,)]
+
+
+@pytest.mark.anyio
+async def test_what_a_policy_is_told_reaches_it():
+    """
+    A policy sees the client and a copy of the data; the caller's may change meanwhile.
+    """
+    seen, data = [], {"plan": "free", "n_output": 3}
+
+    class Curious(SchedulingPolicy):
+        name = "curious"
+
+        def on_arrival(self, request, now):
+            seen.append((request.client, dict(request.data)))
+
+    async with fake_engine(policy=Curious()) as engine:
+        await engine.complete("ab", client="me", policy_data=data)
+        await engine.complete("ab")
+
+    assert seen == [("me", {"plan": "free", "n_output": 3}), (None, {})]
+    with pytest.raises(TypeError, match="item assignment"):
+        checked_options({"policy_data": data})["policy_data"]["plan"] = "paid"
 
 
 @each("salt", WRONG["cache_salt"])

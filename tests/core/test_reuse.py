@@ -237,7 +237,7 @@ def test_who_waits_goes_on_when_the_leader_is_preempted():
     leader, follower = engine.add(A, 8), engine.add(A, 8)
     engine.step()
     roster = engine.scheduler._roster
-    roster.preempt(roster.slots.running[leader])
+    roster.preempt(roster.slots.running[leader], 0.0)
 
     engine.run()
 

@@ -105,6 +105,13 @@ class Starts:
         offers = self._tiers.offers(sequence, n_most, self._slots.n_not_running)
         return wanted, find_sources(self._slots, sequence), offers
 
+    def n_cached(self, sequence: Sequence) -> int:
+        """Tokens of a waiting *sequence* that it would not have to compute now."""
+        _, sources, offers = self._search(sequence)
+        found = [source.n_later for source in sources]
+        found += [offer.hit.n_tokens for offer in offers]
+        return max(found, default=0)
+
     def _hold(self, placement: Placement) -> None:
         if isinstance(placement, Restore):
             self._tiers.hold(placement)

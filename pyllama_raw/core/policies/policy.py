@@ -1,0 +1,113 @@
+"""
+What a policy decides and what it sees.
+
+A policy is a class. An engine makes one instance and calls it in the engine thread: hooks
+must return soon, because all streams wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, Literal, NamedTuple
+
+API_VERSION = 1
+
+Key = float | tuple[float, ...]
+Value = str | int | float | bool | None  # of policy_data
+NO_DATA: Mapping[str, Value] = MappingProxyType({})
+
+
+class RequestView(NamedTuple):
+    """A request at one moment; a copy, so it may be kept."""
+
+    request_id: int
+    client: str | None  # who sent it
+    priority: int  # lower is more urgent
+    submitted: float  # when it came, on the clock of `SchedulerView.now`
+    deadline: float | None  # on the same clock
+    n_prompt: int
+    max_tokens: int
+    n_computed: int  # tokens whose memory is in the slot; 0 while it waits
+    n_behind: int  # tokens known but not computed; a running one with 1 decodes
+    n_output: int
+    n_preempted: int  # how often it lost its slot
+    data: Mapping[str, Value] = NO_DATA  # policy_data of the caller
+
+
+def _nothing(request_id: int) -> int:  # noqa: ARG001 - without a cache
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """The scheduler at one moment."""
+
+    now: float = 0.0  # seconds
+    n_slots: int = 1
+    n_running: int = 0
+    n_waiting: int = 0
+    n_cells: int = 0  # of all slots together
+    n_cells_used: int = 0
+    probe: Callable[[int], int] = field(default=_nothing, repr=False)
+
+    def n_cached(self, request: RequestView) -> int:
+        """Prompt tokens of a waiting *request* that slots and snapshots have right now."""
+        return self.probe(request.request_id)
+
+
+class SchedulingPolicy:
+    """
+    Base of all policies; every hook has a default, which is what `fcfs` does.
+
+    Keys are a number or a tuple of numbers, without NaN. Among equal keys the lower
+    `priority` goes first, then the earlier arrival. A hook that raises or returns something
+    else is reported by name, and the core decides as `fcfs` for that step.
+    """
+
+    name: ClassVar[str]  # what `policy=` says
+    api_version: ClassVar[int] = API_VERSION
+
+    keys: ClassVar[Literal["fixed", "changing", "by_client"]] = "fixed"
+    """
+    When order_key() is asked: once a request; again and again while it waits, for the first
+    ones and some others in turn; or so for the first request of each client only, which keeps
+    those of a client in the order of `fcfs`.
+    """
+
+    def order_key(self, request: RequestView, view: SchedulerView) -> Key:
+        """The waiting request with the smallest key gets the next slot."""
+        return request.priority
+
+    def prefill_quota(
+        self,
+        prompts: Items[RequestView],
+        view: SchedulerView,
+    ) -> Mapping[int, int]:
+        """
+        The most tokens that prompts get in this step, by request_id; none is no limit.
+
+        Below two a prompt waits, but not for more than a bounded number of steps.
+        """
+        return {}
+
+    def victim_key(self, request: RequestView, view: SchedulerView) -> Key | None:
+        """The running request with the largest key is preempted first; None: the last."""
+        return (request.priority, request.submitted, request.request_id)
+
+    def on_arrival(self, request: RequestView, now: float) -> None:
+        """A request has come."""
+
+    def on_admitted(self, request: RequestView, now: float) -> None:
+        """A waiting request has got a slot."""
+
+    def on_scheduled(self, request: RequestView, n_tokens: int, now: float) -> None:
+        """*n_tokens* were computed; *request* is as before. All that was behind: one came."""
+
+    def on_preempted(self, request: RequestView, now: float) -> None:
+        """A running request has lost its slot and waits."""
+
+    def on_finished(self, request: RequestView, now: float) -> None:
+        """A request has ended, wherever it was."""

@@ -1,0 +1,208 @@
+"""
+Asks a policy, and goes on without it where it fails.
+
+Rule: nothing that a hook does or returns changes what the scheduler holds. A hook gets copies,
+its answers are checked, and whatever it raises is counted and reported, never passed on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.policies.checks import checked_key, checked_quota
+from pyllama_raw.core.policies.policy import (
+    NO_DATA,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+)
+from pyllama_raw.core.policies.queue import Numbers, PolicyQueue
+from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.step import Work
+
+T = TypeVar("T")
+
+MAX_HELD = 8  # steps in a row that a quota may keep a prompt waiting
+MAX_PREEMPTED = 3  # after so many times, others are preempted first
+
+
+class PolicyFault(NamedTuple):
+    """What a hook of a policy did wrong."""
+
+    policy: str
+    hook: str
+    error: BaseException
+
+
+class PolicyRunner:
+    """
+    One policy at work.
+
+    Args:
+        report: told of every fault.
+    """
+
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        memory: Memory,
+        max_overtakes: int,
+        report: Callable[[PolicyFault], None],
+    ) -> None:
+        self.queue = PolicyQueue(policy.keys, max_overtakes)
+        self.n_faults = 0
+        self._policy = policy
+        self._memory = memory
+        self._report = report
+        self._view = SchedulerView()
+        self._waiting: dict[int, Sequence] = {}  # who may be probed for, by request_id
+        self._held = Counter[int]()  # steps without a token, by request_id
+        self._hooks = {name for name in HOOKS if _overrides(policy, name)}
+
+    def begin(self, now: float) -> None:
+        """A step is planned; what hooks see is of this moment."""
+        slots, limits = self._memory.slots, self._memory.slots.limits
+        self._view = SchedulerView(
+            now=now,
+            n_slots=limits.n_slots,
+            n_running=len(slots.running),
+            n_waiting=len(self.queue),
+            n_cells=limits.n_cells,
+            n_cells_used=slots.cells.n_used,
+            probe=self._n_cached,
+        )
+
+    # -- decisions -----------------------------------------------------------------
+
+    def candidates(self) -> Iterator[Sequence]:
+        """Who is to be admitted, the best first."""
+        return self.queue.candidates(self._order_key)
+
+    def _order_key(self, sequence: Sequence) -> Numbers | None:
+        request_id = sequence.request.request_id
+        self._waiting = {request_id: sequence}
+        return self._ask("order_key", checked_key, view_of(sequence), self._view)
+
+    def _n_cached(self, request_id: int) -> int:
+        """Of the request that the policy is asked about; 0 for any other."""
+        sequence = self._waiting.get(request_id)
+        return 0 if sequence is None else self._memory.starts.n_cached(sequence)
+
+    def victim(self, running: Items[Running]) -> Running:
+        """Who is preempted, if memory is short."""
+        left = [r for r in running if r.sequence.n_preempted < MAX_PREEMPTED]
+        if "victim_key" in self._hooks:
+            best: tuple[Numbers, tuple[int, int]] | None = None
+            chosen = None
+            for each in left:
+                answer = self._ask(
+                    "victim_key",
+                    _key_or_never,
+                    view_of(each.sequence, each),
+                    self._view,
+                )
+                if answer is None:
+                    break
+                if answer and (best is None or (answer, each.sequence.rank) > best):
+                    best, chosen = (answer, each.sequence.rank), each
+            else:
+                if chosen is not None:
+                    return chosen
+        return max(left or running, key=lambda each: each.sequence.rank)
+
+    def quotas(
+        self, prompts: list[Running], *, all_may_wait: bool
+    ) -> tuple[list[Running], dict[int, int]]:
+        """
+        Of *prompts* those that get tokens, and the most tokens of some, by slot.
+
+        Args:
+            all_may_wait: there is something else to compute.
+        """
+        if "prefill_quota" not in self._hooks:
+            return prompts, {}
+        by_id = {running.request.request_id: running for running in prompts}
+        views = tuple(view_of(running.sequence, running) for running in prompts)
+        check = partial(checked_quota, request_ids=by_id)
+        quota = self._ask("prefill_quota", check, views, self._view) or {}
+        low = {k for k, n in quota.items() if n < 2 and self._held[k] < MAX_HELD}
+        if len(low) == len(prompts) and not all_may_wait:
+            return prompts, {}
+        for request_id in by_id:
+            self._held[request_id] = (self._held[request_id] + 1) * (request_id in low)
+        caps = {by_id[k].slot: n for k, n in quota.items() if n >= 2}
+        return [by_id[k] for k in by_id if k not in low], caps
+
+    # -- what happens --------------------------------------------------------------
+
+    def computed(self, works: Items[Work], now: float) -> None:
+        """*works* were computed; what came of them is not taken in yet."""
+        if "on_scheduled" in self._hooks:
+            for work in works:
+                running = self._memory.slots.running.get(work.request_id)
+                if running is not None:
+                    view = view_of(running.sequence, running)
+                    self._ask("on_scheduled", id, view, len(work.tokens), now)
+
+    def tell(self, hook: str, sequence: Sequence, now: float) -> None:
+        """*hook*, which has the name of what happened to *sequence*."""
+        if hook in self._hooks:
+            running = self._memory.slots.running.get(sequence.request.request_id)
+            self._ask(hook, id, view_of(sequence, running), now)
+        if hook in ("on_preempted", "on_finished"):
+            self._held.pop(sequence.request.request_id, None)
+
+    # -- calls ---------------------------------------------------------------------
+
+    def _ask(
+        self, hook: str, check: Callable[[Any], T], *arguments: object
+    ) -> T | None:
+        """The checked answer of *hook*; None if that failed."""
+        try:
+            return check(getattr(self._policy, hook)(*arguments))
+        except KeyboardInterrupt:
+            raise  # it is the user's, not the policy's
+        except BaseException as error:  # noqa: BLE001 - it is reported
+            self.n_faults += 1
+            self._report(PolicyFault(self._policy.name, hook, error))
+            return None
+
+
+HOOKS = (
+    *("prefill_quota", "victim_key"),
+    *("on_arrival", "on_admitted", "on_scheduled", "on_preempted", "on_finished"),
+)
+
+
+def _overrides(policy: SchedulingPolicy, hook: str) -> bool:
+    return getattr(type(policy), hook) is not getattr(SchedulingPolicy, hook)
+
+
+def _key_or_never(key: object) -> Numbers:
+    """Empty: never, if there is anybody else."""
+    return () if key is None else checked_key(key)
+
+
+def view_of(sequence: Sequence, running: Running | None = None) -> RequestView:
+    """A copy of what a policy may know of *sequence*; None: it waits."""
+    request = sequence.request
+    n_computed = 0 if running is None else running.n_computed
+    return RequestView(
+        request.request_id,
+        request.client,
+        request.priority,
+        sequence.submitted,
+        request.deadline,
+        request.n_prompt,
+        request.max_tokens,
+        n_computed,
+        len(sequence.tokens) - n_computed,
+        sequence.n_output,
+        sequence.n_preempted,
+        NO_DATA if request.policy_data is None else request.policy_data,
+    )

@@ -1,0 +1,110 @@
+"""
+The virtual token counter: equal service for each client that has work.
+
+A client's counter is what it was served: prompt tokens when they get a slot, output tokens
+as they come. The client with the smallest counter is next. A client that comes back counts
+from the smallest of those that wait, because nobody saves up for later by being idle.
+
+Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heapreplace
+
+from pyllama_raw.core.policies.policy import (
+    Key,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+)
+
+OUTPUT_COST = 2.0  # of an output token, in prompt tokens
+MIN_KNOWN = 1024  # counters kept before those that say nothing are forgotten
+
+Client = str | None
+
+
+class Vtc(SchedulingPolicy):
+    """Fair by `client`; requests without one are those of one client."""
+
+    name = "vtc"
+    keys = "by_client"
+
+    def __init__(self) -> None:
+        self.served: dict[Client, float] = {}
+        self._waiting: dict[Client, set[int]] = {}  # request_ids
+        self._heap: list[tuple[float, int, Client]] = []  # of those, as it once was
+        self._heaped = set[Client]()
+        self._n_heaped = 0
+        self._last_left = 0.0  # counter of the client that was last to wait
+        self._max_known = MIN_KNOWN
+
+    def order_key(self, request: RequestView, view: SchedulerView) -> Key:
+        return (request.priority, self.served.get(request.client, 0.0))
+
+    def on_arrival(self, request: RequestView, now: float) -> None:
+        client = request.client
+        if client not in self._waiting:
+            least = self._least()
+            self.served[client] = max(self.served.get(client, 0.0), least)
+            if len(self.served) > self._max_known:
+                self._forget(least)
+        self._wait(request)
+
+    def on_admitted(self, request: RequestView, now: float) -> None:
+        self._leave(request)
+        if not request.n_preempted:
+            self._serve(request.client, request.n_prompt)
+
+    def on_scheduled(self, request: RequestView, n_tokens: int, now: float) -> None:
+        if n_tokens == request.n_behind:
+            self._serve(request.client, OUTPUT_COST)
+
+    def on_preempted(self, request: RequestView, now: float) -> None:
+        self._wait(request)
+
+    def on_finished(self, request: RequestView, now: float) -> None:
+        self._leave(request)
+
+    def _wait(self, request: RequestView) -> None:
+        client = request.client
+        self._waiting.setdefault(client, set()).add(request.request_id)
+        if client not in self._heaped:
+            self._n_heaped += 1
+            self._heaped.add(client)
+            item = (self.served.get(client, 0.0), self._n_heaped, client)
+            heappush(self._heap, item)
+
+    def _serve(self, client: Client, cost: float) -> None:
+        self.served[client] = self.served.get(client, 0.0) + cost
+
+    def _least(self) -> float:
+        """The smallest counter of those that wait; counters only grow."""
+        while self._heap:
+            then, number, client = self._heap[0]
+            if client not in self._waiting:
+                heappop(self._heap)
+                self._heaped.remove(client)
+            elif then != (served := self.served.get(client, 0.0)):
+                heapreplace(self._heap, (served, number, client))
+            else:
+                return served
+        return self._last_left
+
+    def _leave(self, request: RequestView) -> None:
+        mine = self._waiting.get(request.client)
+        if mine is not None:
+            mine.discard(request.request_id)
+            if not mine:
+                del self._waiting[request.client]
+                self._last_left = self.served.get(request.client, 0.0)
+
+    def _forget(self, least: float) -> None:
+        """A counter that is not above the least one is set to that when its client comes."""
+        self.served = {
+            client: served
+            for client, served in self.served.items()
+            if served > least or client in self._waiting
+        }
+        self._max_known = max(2 * len(self.served), MIN_KNOWN)

@@ -1,0 +1,125 @@
+"""
+Scheduling policies: all that who writes one needs.
+
+    from pyllama_raw.policy import SchedulingPolicy, register
+
+    @register
+    class LastComeFirst(SchedulingPolicy):
+        name = "lcfs"
+
+        def order_key(self, request, view):
+            return -request.submitted
+
+    config = EngineConfig(scheduler=SchedulerConfig(policy="lcfs"))
+
+A package offers policies as entry points of the group `pyllama_raw.policies`, by name. A
+class that can be imported needs no name: `policy="my_module:LastComeFirst"`.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from pyllama_raw.core.policies.policy import (
+    API_VERSION,
+    Key,
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+)
+from pyllama_raw.core.policies.shipped import SHIPPED
+from pyllama_raw.errors import ConfigError, shown
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "Key",
+    "RequestView",
+    "SchedulerView",
+    "SchedulingPolicy",
+    "make_policy",
+    "policy_names",
+    "register",
+]
+
+GROUP = "pyllama_raw.policies"
+MODULE_AND_CLASS = re.compile(r"[\w.]+:[\w.]+")
+
+P = TypeVar("P", bound=type[SchedulingPolicy])
+
+_registered: dict[str, type[SchedulingPolicy]] = {}
+
+
+def register(policy: P) -> P:
+    """
+    Make *policy* known by its name; a later class of that name takes its place.
+
+    Raises:
+        ConfigError: it is no policy, or its name or API version does not fit.
+    """
+    name = _checked(policy).name
+    if name in SHIPPED:
+        raise ConfigError(f"{name!r} is a policy of this package: give another name")
+    _registered[name] = policy
+    return policy
+
+
+def policy_names() -> list[str]:
+    """The names that `policy=` understands here."""
+    return sorted({*SHIPPED, *_registered, *_offered()})
+
+
+def make_policy(name: str) -> SchedulingPolicy:
+    """
+    A new instance of the policy with that name.
+
+    Raises:
+        ConfigError: there is none, or it cannot be made.
+    """
+    if not is_known(name):
+        text = f"policy {shown(name)} is not known: give {allowed_names()}"
+        raise ConfigError(text)
+    known = SHIPPED | _registered
+    offered = _offered().get(name) or EntryPoint(name, name, GROUP)
+    try:
+        found = known[name] if name in known else _checked(offered.load())
+        return found()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"policy {name!r} cannot be made: {error!r}") from error
+
+
+def is_known(name: str) -> bool:
+    """Whether make_policy() understands *name*, without an import of what it names."""
+    return name in policy_names() or MODULE_AND_CLASS.fullmatch(name) is not None
+
+
+def allowed_names() -> str:
+    """What `policy=` may say."""
+    return f"one of {', '.join(policy_names())}, or module:Class"
+
+
+def _offered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _checked(policy: P) -> P:
+    thing: object = policy  # whatever the caller says it is
+    if not (isinstance(thing, type) and issubclass(thing, SchedulingPolicy)):
+        raise ConfigError(f"{shown(policy)} is no subclass of SchedulingPolicy")
+    name = getattr(policy, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{policy.__name__}.name={shown(name)}: give a text")
+    if policy.api_version != API_VERSION:
+        raise ConfigError(
+            f"policy {name!r} was written for version {shown(policy.api_version)} of the "
+            f"policy API; this is version {API_VERSION}"
+        )
+    if policy.keys not in ("fixed", "changing", "by_client"):
+        raise ConfigError(
+            f"{policy.__name__}.keys={shown(policy.keys)}: give fixed, changing or by_client"
+        )
+    return policy

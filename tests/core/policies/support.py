@@ -1,0 +1,36 @@
+"""Schedulers with a policy, and policies that misbehave."""
+
+from collections.abc import Iterable
+
+from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.runner import PolicyFault
+from pyllama_raw.core.policies.shipped import SHIPPED
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.scheduler import Scheduler
+from tests.core.support import make_scheduler, run_until_idle
+
+
+def with_policy(
+    policy: SchedulingPolicy, **options
+) -> tuple[Scheduler, list[PolicyFault]]:
+    """A scheduler, and the faults that will have been reported."""
+    faults: list[PolicyFault] = []
+    scheduler = make_scheduler(policy=policy, report=faults.append, **options)
+    return scheduler, faults
+
+
+def order_of(
+    policy: SchedulingPolicy, requests: Iterable[Request], now: float = 0.0, **options
+) -> list[int]:
+    """The request ids in the order in which they get the one slot; they come at once."""
+    options = {"n_slots": 1, "n_ctx_slot": 256, "n_batch": 256} | options
+    scheduler, faults = with_policy(policy, **options)
+    for request in requests:
+        scheduler.add(request, now)
+    plans, _ = run_until_idle(scheduler)
+    assert not faults
+    return list(dict.fromkeys(work.request_id for plan in plans for work in plan.works))
+
+
+def shipped() -> list[SchedulingPolicy]:
+    return [policy() for policy in SHIPPED.values()]
