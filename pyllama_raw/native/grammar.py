@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import BadGrammar, InvalidRequest, NativeError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MANY_NODES = 2**14  # written down at once: no other thread runs meanwhile
-
 
 class Grammar(Handle):
     """Forbids the tokens that a program does not allow. Has a state."""
@@ -28,7 +25,7 @@ class Grammar(Handle):
     @classmethod
     def make(
         cls,
-        nodes: Sequence[tuple[int, int, int]],
+        nodes: array[int],
         sets: Sequence[int],
         start: int,
         vocab: Vocab,
@@ -53,9 +50,6 @@ class Grammar(Handle):
                 raise InvalidRequest("grammar_triggers", token, "token ids")
         raw = b"".join(bits.to_bytes(32, "little") for bits in sets)
         words = array("I", struct.unpack(f"<{len(raw) // 4}I", raw))
-        table = array("i")
-        for at in range(0, len(nodes), MANY_NODES):
-            table.extend(chain.from_iterable(nodes[at : at + MANY_NODES]))
         texts = [c_text("grammar_triggers", text) for text in trigger_texts]
         triggers = ffi.new("plr_triggers *")
         triggers.texts = kept = ffi.new("const char *[]", texts)
@@ -63,7 +57,7 @@ class Grammar(Handle):
         triggers.n_texts, triggers.n_tokens = len(texts), len(trigger_tokens)
         pieces = _pieces(vocab)
         found = lib.plr_grammar_new(
-            pieces.ptr, ffi.from_buffer("plr_node[]", table), len(nodes),
+            pieces.ptr, ffi.from_buffer("plr_node[]", nodes), len(nodes) // 3,
             pointer(words, UINT32), len(sets), start, triggers,
         )  # fmt: skip
         del kept, tokens  # C has copied them

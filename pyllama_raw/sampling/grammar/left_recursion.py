@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from pyllama_raw.errors import BadGrammar
 
-Node = tuple[int, int, int]  # op, arg, next
+WORDS = 3  # of a node: op, arg, next
 
 
 class Op(IntEnum):
@@ -28,7 +28,7 @@ class Op(IntEnum):
 
 
 def refuse_left_recursion(
-    nodes: Sequence[Node], starts: Mapping[str, int], calls: Mapping[int, str]
+    nodes: Sequence[int], starts: Mapping[str, int], calls: Mapping[int, str]
 ) -> None:
     """
     Args:
@@ -50,38 +50,48 @@ def refuse_left_recursion(
 class _Search:
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[int],
         starts: Mapping[str, int],
         calls: Mapping[int, str],
     ) -> None:
         self._nodes, self._calls = nodes, calls
-        self._todo = [(start, name) for name, start in starts.items()]
-        self._seen = set(self._todo)
+        self._names = list(starts)
+        self._todo: list[int] = []  # places: a node in a rule, as one number
+        self._seen = set[int]()
         self._empty: set[str] = set()  # rules that can read nothing
-        self._after: dict[str, list[tuple[int, str]]] = {name: [] for name in starts}
+        self._after: dict[str, list[int]] = {name: [] for name in starts}
         self.called_first: dict[str, set[str]] = {name: set() for name in starts}
+        for rule, start in enumerate(starts.values()):
+            self._go_to(start, rule)
 
     def run(self) -> None:
         while self._todo:
-            index, name = self._todo.pop()
-            op, arg, following = self._nodes[index]
+            index, rule = divmod(self._todo.pop(), len(self._names))
+            op, arg, following = self._nodes[WORDS * index : WORDS * (index + 1)]
             if op == Op.SPLIT:
-                self._go_to(arg, name)
-                self._go_to(following, name)
+                self._go_to(arg, rule)
+                self._go_to(following, rule)
             elif op == Op.CALL:
-                self._call(self._calls[index], following, name)
-            elif op == Op.RETURN and name not in self._empty:
-                self._empty.add(name)
-                for place in self._after[name]:
-                    self._go_to(*place)
+                self._call(self._calls[index], following, rule)
+            elif op == Op.RETURN and self._names[rule] not in self._empty:
+                self._empty.add(self._names[rule])
+                for place in self._after[self._names[rule]]:
+                    self._look_at(place)
 
-    def _call(self, called: str, following: int, name: str) -> None:
-        self.called_first[name].add(called)
-        self._after[called].append((following, name))
+    def _call(self, called: str, following: int, rule: int) -> None:
+        self.called_first[self._names[rule]].add(called)
+        place = self._place(following, rule)
+        self._after[called].append(place)
         if called in self._empty:
-            self._go_to(following, name)
+            self._look_at(place)
 
-    def _go_to(self, node: int, name: str) -> None:
-        if (node, name) not in self._seen:
-            self._seen.add((node, name))
-            self._todo.append((node, name))
+    def _place(self, node: int, rule: int) -> int:
+        return node * len(self._names) + rule
+
+    def _go_to(self, node: int, rule: int) -> None:
+        self._look_at(self._place(node, rule))
+
+    def _look_at(self, place: int) -> None:
+        if place not in self._seen:
+            self._seen.add(place)
+            self._todo.append(place)

@@ -3,17 +3,21 @@ Rules of a grammar as a program that reads bytes: nodes that point to what follo
 
 _ffi/grammar/grammar.h says what the nodes mean. Repetitions are written out, so their size
 is limited. Rules that would call themselves before they read anything are refused.
+
+Nodes are numbers in one array, because Python looks through all objects of the process
+after so many new ones, and no other thread runs meanwhile.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyllama_raw.errors import BadGrammar
 from pyllama_raw.sampling.grammar.charset import byte_ranges, complement
 from pyllama_raw.sampling.grammar.gbnf import MAX_ITEMS
-from pyllama_raw.sampling.grammar.left_recursion import Node, Op, refuse_left_recursion
+from pyllama_raw.sampling.grammar.left_recursion import WORDS, Op, refuse_left_recursion
 from pyllama_raw.sampling.grammar.rules import (
     Chars,
     Group,
@@ -34,7 +38,7 @@ RETURN = 0  # the node that ends every rule
 class Program:
     """What plr_grammar_new() takes; bit b of a set is byte b."""
 
-    nodes: list[Node]
+    nodes: array[int]  # op, arg and next of each
     sets: list[int]
     start: int
 
@@ -47,7 +51,7 @@ def compile_rules(rules: Rules, find_token: FindToken) -> Program:
 class _Compiler:
     def __init__(self, find_token: FindToken) -> None:
         self._find_token = find_token
-        self._nodes: list[Node] = [(Op.RETURN, 0, RETURN)]
+        self._nodes = array("i", (Op.RETURN, 0, RETURN))
         self._sets: dict[int, int] = {}  # to their index
         self._calls: dict[int, str] = {}  # node: name of the rule
         self._n_items = 0
@@ -55,8 +59,7 @@ class _Compiler:
     def run(self, rules: Rules) -> Program:
         starts = {name: self._item(body, RETURN) for name, body in rules.bodies.items()}
         for index, name in self._calls.items():
-            op, _, following = self._nodes[index]
-            self._nodes[index] = (op, starts[name], following)
+            self._nodes[WORDS * index + 1] = starts[name]
         refuse_left_recursion(self._nodes, starts, self._calls)
         return Program(self._nodes, list(self._sets), starts[rules.root])
 
@@ -71,8 +74,9 @@ class _Compiler:
             case Token():
                 return self._token(item, following)
             case Ref(name):
-                self._calls[len(self._nodes)] = name
-                return self._add(Op.CALL, RETURN, following)
+                call = self._add(Op.CALL, RETURN, following)
+                self._calls[call] = name
+                return call
             case Group(alternatives):
                 starts = [self._sequence(items, following) for items in alternatives]
                 return self._any_of(starts)
@@ -106,7 +110,7 @@ class _Compiler:
         if most is None:
             loop = self._add(Op.SPLIT, RETURN, following)
             start = self._item(item, loop)
-            self._nodes[loop] = (Op.SPLIT, start, following)
+            self._nodes[WORDS * loop + 1] = start
             following = start if least else loop
             least -= bool(least)
         else:
@@ -145,11 +149,12 @@ class _Compiler:
         )
 
     def _add(self, op: Op, arg: int, following: int) -> int:
-        self._nodes.append((op, arg, following))
-        if len(self._nodes) > MAX_NODES:
+        node = len(self._nodes) // WORDS
+        if node == MAX_NODES:
             text = f"more than {MAX_NODES} nodes with repetitions written out"
             raise BadGrammar(text, None)
-        return len(self._nodes) - 1
+        self._nodes.extend((op, arg, following))
+        return node
 
 
 def _bits(byte_range: tuple[int, int]) -> int:

@@ -1,6 +1,7 @@
 """Grammars: tokens follow them, refusals are typed, a dead end fails its row only."""
 
 import re
+from array import array
 
 import numpy as np
 import pytest
@@ -99,10 +100,11 @@ def test_a_program_that_is_none_is_refused(model, node):
     """
     Operations, nodes and sets that do not exist never reach the machine.
     """
-    Grammar.make([(0, 0, 0), (3, 0, 0)], [1 << 97], 1, model.vocab).close()
+    good, bad = array("i", (0, 0, 0, 3, 0, 0)), array("i", (0, 0, 0, *node))
+    Grammar.make(good, [1 << 97], 1, model.vocab).close()
 
     with pytest.raises(BadGrammar, match="no such node or set"):
-        Grammar.make([(0, 0, 0), node], [1 << 97], 1, model.vocab)
+        Grammar.make(bad, [1 << 97], 1, model.vocab)
 
 
 def test_hostile_numbers_never_end_the_process(model_path):
