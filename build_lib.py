@@ -84,7 +84,7 @@ HEADERS = (*PART_HEADERS, *WHOLE_HEADERS)
 SHIM_HEADERS = (
     *(f"boundary/{name}.h" for name in ("errors", "abort_flag", "loading", "vocab")),
     *("boundary/state.h", "boundary/log.h", "kernels/kernels.h", "kernels/watch.h"),
-    *("grammar/grammar.h", "step/sampler.h", "step/step.h"),
+    *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
 USED = FFI_DIR / "used.h"
 LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")

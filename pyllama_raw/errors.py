@@ -192,6 +192,17 @@ class BadSchema(RequestError):
         super().__init__(f"{name}: {self.reason}")
 
 
+class BadMedia(RequestError):
+    """An image or a sound cannot be used; *index* counts those of the prompt, if known."""
+
+    code = "bad_media"
+
+    def __init__(self, reason: str, index: int | None = None) -> None:
+        self.reason, self.index = cut(reason, MAX_REASON), index
+        where = "" if index is None else f" {index}"
+        super().__init__(f"media{where}: {self.reason}")
+
+
 class Unsupported(RequestError):
     """The model or context cannot do *operation*; *reason* says why and what to do."""
 
@@ -222,6 +233,16 @@ class ModelLoadFailed(NativeError):
     def __init__(self, path: str, message: str) -> None:
         self.path = path
         super().__init__("llama_model_load_from_file", None, f"{path}: {message}")
+
+
+class ProjectorLoadFailed(NativeError):
+    """The projector file could not be loaded, or does not belong to the model."""
+
+    code = "projector_load_failed"
+
+    def __init__(self, path: str, message: str) -> None:
+        self.path = path
+        super().__init__("mtmd_init_from_file", None, f"{path}: {message}")
 
 
 class QuantizeFailed(NativeError):
@@ -270,6 +291,12 @@ class SamplingFailed(NativeError):
     """A sampler failed on one output row; other rows are fine."""
 
     code = "sampling_failed"
+
+
+class EncodeFailed(NativeError):
+    """An image or a sound could not be made rows of; others can."""
+
+    code = "encode_failed"
 
 
 class SnapshotFailed(NativeError):

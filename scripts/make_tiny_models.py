@@ -1,10 +1,10 @@
 """
-Make the tiny random models of the native tests.
+Make the tiny random models of the native tests, and their projectors.
 
     python -m scripts.make_tiny_models DIRECTORY [NAME ...]
 
 Needs the built extension and nothing else: no download, no converter. The same files come
-out every time. Without names, every model is made.
+out every time. Without names, every model and every projector is made.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ import argparse
 import time
 from pathlib import Path
 
+from scripts.tiny_models import projectors
+from scripts.tiny_models.projectors import LLAMA_WORDS, PROJECTORS
 from scripts.tiny_models.recipes import RECIPES
+
+MODELS = {**RECIPES, LLAMA_WORDS.name: LLAMA_WORDS}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make tiny random GGUF models.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(RECIPES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MODELS))
     options = parser.parse_args()
-    if unknown := set(options.names) - set(RECIPES):
+    if unknown := set(options.names) - set(MODELS):
         parser.error(f"no such model: {', '.join(sorted(unknown))}")
-    make(options.directory, options.names or list(RECIPES))
+    make(options.directory, options.names or list(MODELS))
+    if not options.names:
+        for name, projector in PROJECTORS.items():
+            projectors.write(projector, options.directory / f"{name}-projector.gguf")
 
 
 def make(directory: Path, names: list[str]) -> None:
@@ -34,7 +41,7 @@ def make(directory: Path, names: list[str]) -> None:
     for name in names:
         start = time.perf_counter()
         path = directory / f"{name}.gguf"
-        gguf.write(RECIPES[name], path)
+        gguf.write(MODELS[name], path)
         seconds = time.perf_counter() - start
         print(f"{name:16} {path.stat().st_size:9,} bytes {seconds:6.2f} s")
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts.tiny_models.projectors import PROJECTORS
 from scripts.tiny_models.recipes import (
     ATTENTION,
     HYBRID,
@@ -30,10 +31,12 @@ __all__ = [
     "GENERATING",
     "HYBRID",
     "OTHER",
+    "PROJECTORS",
     "RECIPES",
     "RECURRENT",
     "SWA",
     "tiny_model",
+    "tiny_projector",
 ]
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +46,12 @@ GENERATING = tuple(recipe for recipe in RECIPES.values() if recipe.generates)
 def tiny_model(name: str) -> Path:
     """The file of the model *name* of scripts/tiny_models/recipes.py."""
     return models() / f"{RECIPES[name].name}.gguf"
+
+
+def tiny_projector(name: str) -> tuple[Path, Path]:
+    """The projector *name* of scripts/tiny_models/projectors.py, and its text model."""
+    folder, model = models(), PROJECTORS[name].model.name
+    return folder / f"{name}-projector.gguf", folder / f"{model}.gguf"
 
 
 @functools.cache
@@ -77,5 +86,6 @@ def fingerprint() -> str:
     files = [
         ROOT / "scripts" / "make_tiny_models.py",
         *sorted((ROOT / "scripts" / "tiny_models").glob("*.py")),
+        ROOT / "scripts" / "mutations" / "gguf_file.py",
     ]
     return hashlib.sha256(b"\0".join(f.read_bytes() for f in files)).hexdigest()[:16]

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pyllama_raw.native.row_batch import RowBatch
+
 
 class StepOutcome(NamedTuple):
     """
@@ -180,7 +182,9 @@ class Context(SlotMemory):
             batch.keep_rows()
         return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
 
-    def _call(self, batch: Batch, n_rows: int, samplers: Any, ahead: bool) -> int:
+    def _call(
+        self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool
+    ) -> int:
         return int(
             self._plr_step(
                 self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,
@@ -223,7 +227,7 @@ class Context(SlotMemory):
             lib.plr_drop(self._runner, self._abort.ptr if self._abort else ffi.NULL)
         )
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch | RowBatch) -> None:
         """
         Compute *batch*.
 
@@ -313,7 +317,7 @@ class Context(SlotMemory):
             self.set_threads(*before)
 
     def _refusal(
-        self, batch: Batch, samplers: RowSamplers | None = None
+        self, batch: Batch | RowBatch, samplers: RowSamplers | None = None
     ) -> InvalidBatch:
         if not 0 < batch.n_tokens <= self.max_tokens:
             text = f"{batch.n_tokens} tokens, 1 to {self.max_tokens} go (n_batch)"

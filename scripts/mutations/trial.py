@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +69,19 @@ def prepare() -> None:
 
 
 def run_all(
-    files: Iterable[tuple[int, bytes, str]], n_workers: int = 2, max_s: float = MAX_S
+    files: Iterable[tuple[int, bytes, str]],
+    n_workers: int = 2,
+    max_s: float = MAX_S,
+    attempt: Callable[[Path], str] | None = None,
 ) -> Iterator[Outcome]:
-    """Try each (index, content, what was done), *n_workers* at a time."""
+    """
+    Try each (index, content, what was done), *n_workers* at a time.
+
+    Args:
+        attempt: what is done with the file: the kind of its outcome, and a text in the
+            next line. None: an engine is opened on it.
+    """
+    attempt = attempt or _try
     prepare()
     running: dict[int, tuple[int, str, Path, float]] = {}
     with TemporaryDirectory(dir=_fast_folder()) as folder:
@@ -86,7 +96,12 @@ def run_all(
                 index, content, said = item
                 path = Path(folder) / f"{index}.gguf"
                 path.write_bytes(content)
-                running[_start(path)] = (index, said, path, time.monotonic() + max_s)
+                running[_start(path, attempt)] = (
+                    index,
+                    said,
+                    path,
+                    time.monotonic() + max_s,
+                )
             yield from _collect(running)
 
 
@@ -94,13 +109,13 @@ def _fast_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 
-def _start(path: Path) -> int:
+def _start(path: Path, attempt: Callable[[Path], str]) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:  # in the child: nothing may return
         _limit()
-        text = _try(path)
+        text = attempt(path)
         path.with_suffix(".txt").write_text(text, encoding="utf-8", errors="replace")
     finally:
         os._exit(0)

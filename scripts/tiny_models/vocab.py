@@ -58,15 +58,27 @@ def spell(text: str) -> str:
     return "".join(stand_in(byte) for byte in text.encode())
 
 
-def metadata() -> dict[str, object]:
-    """The `tokenizer.` keys of a GGUF file."""
+def with_words(*words: str) -> dict[str, object]:
+    """The keys that change if *words* are tokens, in place of the last merged ones."""
+    tokens = pieces()
+    tokens[-len(SPECIAL) - len(words) : -len(SPECIAL)] = map(spell, words)
+    return {"tokenizer.ggml.tokens": tokens}
+
+
+def pieces() -> list[str]:
+    """The text of each token, in stand-ins."""
     tokens = [stand_in(byte) for byte in range(N_BYTES)]
     tokens += [spell(left + right) for left, right in MERGES]
-    n_normal = len(tokens)
+    return [*tokens, *SPECIAL]
+
+
+def metadata() -> dict[str, object]:
+    """The `tokenizer.` keys of a GGUF file."""
+    n_normal = N_VOCAB - len(SPECIAL)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": [*tokens, *SPECIAL],
+        "tokenizer.ggml.tokens": pieces(),
         "tokenizer.ggml.token_type": [NORMAL] * n_normal + [CONTROL] * len(SPECIAL),
         "tokenizer.ggml.token_type_count": 2,  # of BERT's segments, read for BERT only
         "tokenizer.ggml.merges": [f"{spell(a)} {spell(b)}" for a, b in MERGES],

@@ -38,6 +38,11 @@ def product(gain: float) -> Callable[[Rng, Shape], Array]:
     return lambda rng, shape: normal(0, gain * shape[-1] ** -0.5)(rng, shape)
 
 
+def filters(rng: Rng, shape: Shape) -> Array:
+    """Filters of a convolution: what comes out has the variance of what goes in."""
+    return normal(0, float(np.prod(shape[1:])) ** -0.5)(rng, shape)
+
+
 def decay(rng: Rng, shape: Shape) -> Array:
     """Rates of forgetting: negative, from a few tokens to a few hundred."""
     return -np.exp(uniform(-3.0, 1.0)(rng, shape))
@@ -50,6 +55,9 @@ RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
     ("*norm*.bias", normal(0.0, 0.1)),
     ("*norm*", normal(1.0, 0.1)),
     ("*time_mix_ln.weight", normal(1.0, 0.1)),
+    ("*.ln[12].weight", normal(1.0, 0.1)),
+    ("*patch_embd*", filters),
+    ("*conv1d.[12].weight", filters),
     ("*lerp*", uniform(0.0, 1.0)),
     ("*time_mix_k_[ka].weight", normal(1.0, 0.1)),
     ("*time_mix_r_k.weight", normal(0.0, 0.3)),
@@ -59,7 +67,7 @@ RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
     ("*.bias", normal(0.0, 0.1)),
     ("token_embd.weight", normal(0.0, 1.0)),
     ("token_types.weight", normal(0.0, 0.1)),
-    ("position_embd.weight", normal(0.0, 0.5)),
+    ("*position_embd.weight", normal(0.0, 0.5)),
     ("output.weight", product(OUTPUT_GAIN)),
     ("*attn_[qk].weight", product(2.2)),
     ("*attn_output.weight", product(HISTORY_GAIN)),
@@ -73,20 +81,20 @@ RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
 
 def make(recipe: Recipe, name: str, shape: Shape) -> Array:
     """The tensor *name* of the model *recipe*."""
-    weight = draw(recipe, name, shape)
+    weight = draw(recipe.name, name, shape)
     if name == "token_embd.weight":
         weight /= recipe.embedding_scale
     elif name == "output.weight":
         # A token makes itself unlikely: fewer repetitions.
-        weight -= draw(recipe, "token_embd.weight", shape) * shape[-1] ** -0.5
+        weight -= draw(recipe.name, "token_embd.weight", shape) * shape[-1] ** -0.5
         if recipe.has_vocab:
             mute(weight, recipe)
     return weight
 
 
-def draw(recipe: Recipe, name: str, shape: Shape) -> Array:
-    """Random numbers by the first rule that fits *name*."""
-    digest = hashlib.sha256(f"{recipe.name}/{name}".encode()).digest()
+def draw(owner: str, name: str, shape: Shape) -> Array:
+    """Random numbers for the tensor of *owner*, by the first rule that fits *name*."""
+    digest = hashlib.sha256(f"{owner}/{name}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     rule = next(rule for pattern, rule in RULES if fnmatch(name, pattern))
     return rule(rng, shape)

@@ -1,0 +1,185 @@
+#include "projector.h"
+
+#include <atomic>
+#include <cctype>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+
+#include "boundary/errors.h"
+#include "boundary/exceptions.h"
+#include "ggml.h"
+
+struct plr_encode {
+    // False: the encode is to end here.
+    bool pass_border() {
+        std::unique_lock<std::mutex> lock(mutex);
+        ++n_borders;
+        changed.wait(lock, [this] { return !pauses || cancelled; });
+        return !cancelled;
+    }
+
+    mutable std::mutex      mutex;
+    std::condition_variable changed;
+    bool                    pauses    = false;
+    bool                    cancelled = false;
+    int32_t                 n_borders = 0;
+};
+
+plr_encode * plr_encode_new(void) {
+    return guarded<plr_encode *>(nullptr, [] { return new plr_encode; });
+}
+
+void plr_encode_free(plr_encode * encode) {
+    delete encode;
+}
+
+void plr_encode_pause(plr_encode * encode, bool pauses) {
+    const std::lock_guard<std::mutex> lock(encode->mutex);
+    encode->pauses = pauses;
+    encode->changed.notify_all();
+}
+
+void plr_encode_cancel(plr_encode * encode) {
+    const std::lock_guard<std::mutex> lock(encode->mutex);
+    encode->cancelled = true;
+    encode->changed.notify_all();
+}
+
+int32_t plr_encode_n_borders(const plr_encode * encode) {
+    const std::lock_guard<std::mutex> lock(encode->mutex);
+    return encode->n_borders;
+}
+
+struct plr_projector {
+    ~plr_projector() { mtmd_free(ctx); }
+
+    mtmd_context * ctx     = nullptr;
+    plr_encode *   current = nullptr;  // whose graph is computed
+    std::mutex     computing;
+};
+
+// clip.cpp names the result of each layer so, and nodes made of it by longer names.
+static bool is_border(const char * name) {
+    constexpr char   prefix[] = "layer_out-";
+    constexpr size_t n_prefix = sizeof(prefix) - 1;
+    if (std::strncmp(name, prefix, n_prefix) != 0) {
+        return false;
+    }
+    for (name += n_prefix; std::isdigit(static_cast<unsigned char>(*name)); ++name) {
+    }
+    return *name == '\0';
+}
+
+// ggml asks whether to stop behind a node, and tells when all up to it is computed.
+static bool on_node(ggml_tensor * node, bool asks, void * data) {
+    if (asks) {
+        return is_border(node->name);
+    }
+    plr_encode * encode = static_cast<plr_projector *>(data)->current;
+    return encode == nullptr || encode->pass_border();
+}
+
+plr_projector * plr_projector_new(const char * path, const llama_model * model,
+                                  const mtmd_context_params * params) {
+    remember("");
+    return guarded<plr_projector *>(nullptr, [&]() -> plr_projector * {
+        auto projector = std::make_unique<plr_projector>();
+        mtmd_context_params used = *params;
+        used.cb_eval             = on_node;
+        used.cb_eval_user_data   = projector.get();
+        projector->ctx           = mtmd_init_from_file(path, model, used);
+        return projector->ctx == nullptr ? nullptr : projector.release();
+    });
+}
+
+void plr_projector_free(plr_projector * projector) {
+    delete projector;
+}
+
+mtmd_context * plr_projector_ctx(const plr_projector * projector) {
+    return projector->ctx;
+}
+
+size_t plr_projector_bytes(const char * path, const mtmd_context_params * params) {
+    remember("");
+    return guarded<size_t>(0, [&] {
+        size_t n_bytes = 0;
+        for (const auto & [device, n_used] : mtmd_get_memory_usage(path, *params)) {
+            n_bytes += n_used;
+        }
+        return n_bytes;
+    });
+}
+
+mtmd_bitmap * plr_bitmap_read(const plr_projector * projector, const uint8_t * data, size_t size) {
+    remember("");
+    return guarded<mtmd_bitmap *>(nullptr, [&]() -> mtmd_bitmap * {
+        mtmd_helper_init_opt options = mtmd_helper_init_opt_default();
+        // A build with video helpers gives what no decoder takes to ffmpeg: there is none.
+        options.video_params.ffmpeg_bin_dir = "/dev/null";
+        const mtmd_helper_bitmap_wrapper found = mtmd_helper_bitmap_init_from_buf(
+            projector->ctx, data, size, false, options);
+        if (found.video_ctx != nullptr) {
+            mtmd_bitmap_free(found.bitmap);
+            mtmd_helper_video_free(found.video_ctx);
+            return nullptr;
+        }
+        return found.bitmap;
+    });
+}
+
+mtmd_bitmap * plr_bitmap_image(uint32_t n_x, uint32_t n_y, const uint8_t * pixels) {
+    return guarded<mtmd_bitmap *>(nullptr, [&] { return mtmd_bitmap_init(n_x, n_y, pixels); });
+}
+
+mtmd_bitmap * plr_bitmap_sound(size_t n_samples, const float * samples) {
+    return guarded<mtmd_bitmap *>(
+        nullptr, [&] { return mtmd_bitmap_init_from_audio(n_samples, samples); });
+}
+
+mtmd_input_chunks * plr_bitmap_cut(const plr_projector * projector, const mtmd_bitmap * bitmap) {
+    remember("");
+    return guarded<mtmd_input_chunks *>(nullptr, [&]() -> mtmd_input_chunks * {
+        std::unique_ptr<mtmd_input_chunks, decltype(&mtmd_input_chunks_free)> chunks(
+            mtmd_input_chunks_init(), mtmd_input_chunks_free);
+        const mtmd_input_part   part{nullptr, bitmap};
+        const mtmd_input_part * parts[] = {&part};
+        const int code =
+            mtmd_tokenize_from_parts(projector->ctx, chunks.get(), parts, 1, false);
+        return code == 0 ? chunks.release() : nullptr;
+    });
+}
+
+int plr_projector_encode(plr_projector * projector, plr_encode * encode,
+                         const mtmd_input_chunk * chunk, float * rows, size_t n_floats) {
+    remember("");
+    return guarded<int>(PLR_EXCEPTION, [&]() -> int {
+        const std::lock_guard<std::mutex> lock(projector->computing);
+        if (!encode->pass_border()) {
+            return PLR_CANCELLED;
+        }
+        projector->current = encode;
+        const int code     = mtmd_encode_chunk(projector->ctx, chunk);
+        projector->current = nullptr;
+        if (!encode->pass_border()) {  // the rows are not those of the chunk, with code 0
+            return PLR_CANCELLED;
+        }
+        if (code == 0) {
+            std::memcpy(rows, mtmd_get_output_embd(projector->ctx), n_floats * sizeof(float));
+        }
+        return code;
+    });
+}
+
+bool plr_all_finite(const float * values, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        if (!std::isfinite(values[i])) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,49 @@
+/*
+ * A projector makes rows of embeddings of images and sounds (mtmd.h). Nothing throws, and an
+ * encode can be paused and cancelled at the borders of layers.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llama.h"
+#include "mtmd-helper.h"
+#include "mtmd.h"
+
+/* What a caller may do to an encode while it runs, from any thread. */
+typedef struct plr_encode plr_encode;
+plr_encode * plr_encode_new(void);
+void         plr_encode_free(plr_encode * encode);
+void         plr_encode_pause(plr_encode * encode, bool pauses);
+void         plr_encode_cancel(plr_encode * encode);
+/* Borders of layers that were reached. */
+int32_t      plr_encode_n_borders(const plr_encode * encode);
+
+/* params: those of cb_eval are set here. NULL: see plr_last_error() and the log. */
+typedef struct plr_projector plr_projector;
+plr_projector * plr_projector_new(const char * path, const struct llama_model * model,
+                                  const struct mtmd_context_params * params);
+void            plr_projector_free(plr_projector * projector);
+mtmd_context *  plr_projector_ctx(const plr_projector * projector);
+/* Bytes of weights and of compute buffers, on all devices; 0: they cannot be told. */
+size_t          plr_projector_bytes(const char * path, const struct mtmd_context_params * params);
+
+/* The image or sound in *data*, whose first bytes the caller has looked at; NULL: it is none. */
+mtmd_bitmap * plr_bitmap_read(const plr_projector * projector, const uint8_t * data, size_t size);
+/* Pixels of 3 bytes; NULL for *pixels*: a bitmap of this size without content. */
+mtmd_bitmap * plr_bitmap_image(uint32_t n_x, uint32_t n_y, const uint8_t * pixels);
+mtmd_bitmap * plr_bitmap_sound(size_t n_samples, const float * samples);
+/* The chunks of a bitmap, which may begin and end with text; NULL: it cannot be cut. */
+mtmd_input_chunks * plr_bitmap_cut(const plr_projector * projector, const mtmd_bitmap * bitmap);
+
+#define PLR_CANCELLED (-1001)
+/*
+ * Fill *rows* with the embeddings of *chunk*: n_floats = its tokens x the width of a row.
+ * 0; PLR_CANCELLED; PLR_EXCEPTION; or the code of mtmd_encode_chunk(). One encode of a
+ * projector runs at a time, others wait for it.
+ */
+int plr_projector_encode(plr_projector * projector, plr_encode * encode,
+                         const mtmd_input_chunk * chunk, float * rows, size_t n_floats);
+/* Whether all *n* values are numbers. */
+bool plr_all_finite(const float * values, size_t n);

@@ -1,0 +1,95 @@
+"""Where images and sounds, as users give them, meet a projector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+from pyllama_raw.media.audio import Audio
+from pyllama_raw.media.limits import Media
+from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.cut import Cut, RowRun, Run
+from pyllama_raw.native.projector import Projector
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLayout:
+    """What a part takes in a prompt: known from its size, before it is decoded."""
+
+    runs: tuple[Run, ...]
+    keys: tuple[bytes | None, ...]  # 32 bytes: rows with equal keys are equal
+
+    @property
+    def n_cells(self) -> int:
+        return sum(run.n_cells for run in self.runs)
+
+    @property
+    def n_pos(self) -> int:
+        return sum(run.n_pos for run in self.runs)
+
+
+class MediaReader:
+    """
+    Plans and decodes the images and sounds of prompts for one projector.
+
+    Args:
+        identity: all that must be equal for two projectors to make equal rows.
+
+    Thread:
+        Any.
+    """
+
+    def __init__(self, projector: Projector, identity: bytes) -> None:
+        self._projector, self._identity = projector, identity
+
+    def layout(self, part: Media) -> MediaLayout:
+        """
+        The layout of *part*; that of an MP3 file may differ from what it is decoded to.
+
+        Raises:
+            BadMedia: the size cannot be handled.
+            Unsupported: the projector does not see, or does not hear.
+        """
+        with self._placeholder(part) as bitmap, self._projector.cut(bitmap) as cut:
+            return self.layout_of(part, cut)
+
+    def layout_of(self, part: Media, cut: Cut) -> MediaLayout:
+        return MediaLayout(cut.runs, tuple(self._keys(part.digest, cut)))
+
+    def read(self, part: Media) -> Cut:
+        """
+        Decode *part* and cut it for the encodes; takes a second for a large image.
+
+        Raises:
+            BadMedia: it is damaged, or not what its first bytes say.
+        """
+        if isinstance(part, Audio):
+            bitmap = Bitmap.read(self._projector, part.content)
+        elif part.format == "pixels":
+            bitmap = Bitmap.image(part.width, part.height, part.content)
+        else:
+            part.check_whole()
+            bitmap = Bitmap.read(self._projector, part.content)
+        with bitmap:
+            return self._projector.cut(bitmap)
+
+    def _placeholder(self, part: Media) -> Bitmap:
+        if isinstance(part, Audio):
+            return Bitmap.sound(
+                part.n_samples(self._projector.sample_rate or part.rate)
+            )
+        return Bitmap.image(part.width, part.height)
+
+    def _keys(self, digest: bytes, cut: Cut) -> Iterator[bytes | None]:
+        """
+        A key for each run of rows; None for tokens, which are their own.
+
+        All slices of an image have its digest, so the place among them counts.
+        """
+        for ordinal, run in enumerate(cut.runs):
+            if isinstance(run, RowRun):
+                facts = f" {ordinal} {run.n_cells} {run.n_pos}".encode()
+                yield sha256(self._identity + digest + facts).digest()
+            else:
+                yield None

@@ -1,0 +1,171 @@
+"""
+Where the images and sounds of a prompt stand in its text.
+
+A chat template knows texts only. So each image or sound of a message becomes a marker that
+nobody can guess, the template prints the markers where it prints the messages, and there the
+rendered text is parted again.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import re
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.media.audio import Audio
+from pyllama_raw.media.image import Image
+from pyllama_raw.media.limits import Media
+
+_DATA_URL = re.compile(r"data:(?:image|audio)/[\w.+-]+;base64,")
+
+
+class Piece(NamedTuple):
+    """A part of a rendered prompt: a text, or which of the media stands there."""
+
+    text: str
+    origins: str  # of each character, as rendering/text.py says
+    media: int | None = None
+
+
+class MediaMessages:
+    """
+    Chat messages whose images and sounds are taken out.
+
+    Args:
+        messages: their content may be a list of parts: `text`, `image_url` and
+            `input_audio` as OpenAI has them, with data in place of addresses; and
+            `image` and `audio` with what Image() and Audio() take, but no text.
+
+    Raises:
+        InvalidRequest: a part is none of these.
+        BadMedia: an image or a sound cannot be used.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.media: list[Media] = []
+        self._name = token_hex(16)
+        self.messages = [self._without_media(message) for message in messages]
+
+    def pieces(self, text: str, origins: str) -> list[Piece]:
+        """
+        The rendered *text* in pieces, with the media where their markers are.
+
+        Raises:
+            InvalidRequest: the template does not print each marker once and whole.
+        """
+        pieces, seen, at = [], [], 0
+        for match in re.finditer(rf"<{self._name}-(\d+)>", text):
+            start, end = match.span()
+            if set(origins[start:end]) == {"m"}:
+                seen.append(int(match[1]))
+                pieces.append(Piece(text[at:start], origins[at:start]))
+                pieces.append(Piece("", "", seen[-1]))
+                at = end
+        pieces.append(Piece(text[at:], origins[at:]))
+        if sorted(seen) != list(range(len(self.media))):
+            given = f"{len(self.media)} images and sounds, of which {len(seen)} appear"
+            allowed = "a chat template that prints each part of a message once"
+            raise InvalidRequest("messages", given, allowed)
+        return [piece for piece in pieces if piece.text or piece.media is not None]
+
+    def _without_media(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message.get("content")
+        if not isinstance(content, list | tuple):
+            return message
+        n_before = len(self.media)
+        texts = [self._text(part) for part in content]
+        if len(self.media) == n_before:
+            return message
+        return {**message, "content": "".join(texts)}
+
+    def _text(self, part: object) -> str:
+        """The text of *part*, or the marker of what it shows."""
+        if isinstance(part, Mapping):
+            kind = part.get("type")
+            if kind == "text" and isinstance(part.get("text"), str):
+                return str(part["text"])
+            if isinstance(kind, str) and kind in _KINDS:
+                self.media.append(_KINDS[kind](part.get(kind)))
+                return f"<{self._name}-{len(self.media) - 1}>"
+        allowed = f"parts of the types text, {', '.join(_KINDS)}"
+        raise InvalidRequest("content", part, allowed)
+
+
+def list_pieces(prompt: Sequence[object]) -> tuple[list[str | int], list[Media]]:
+    """
+    Texts of a list of texts, images and sounds, with the index of a medium in its place.
+
+    Raises:
+        InvalidRequest: something else is in it.
+    """
+    pieces: list[str | int] = []
+    media: list[Media] = []
+    for part in prompt:
+        if isinstance(part, Image | Audio):
+            pieces.append(len(media))
+            media.append(part)
+        elif isinstance(part, str):
+            pieces += [part] if part else []
+        else:
+            raise InvalidRequest("prompt", part, "texts, Image(...) and Audio(...)")
+    return pieces, media
+
+
+def _image_of_url(value: object) -> Image:
+    url = value.get("url") if isinstance(value, Mapping) else value
+    return Image(_data_of("image_url", url))
+
+
+def _audio_of_input(value: object) -> Audio:
+    data = value.get("data") if isinstance(value, Mapping) else None
+    return Audio(_decoded("input_audio", data))
+
+
+def _image(value: Any) -> Image:
+    return value if isinstance(value, Image) else Image(_no_text("image", value))
+
+
+def _audio(value: Any) -> Audio:
+    if isinstance(value, Audio):
+        return value
+    if not isinstance(value, bytes | bytearray | memoryview | os.PathLike):
+        raise InvalidRequest("audio", value, "an Audio(...), bytes or a Path")
+    return Audio(value)
+
+
+_KINDS: dict[str, Callable[[Any], Media]] = {
+    "image_url": _image_of_url,
+    "input_audio": _audio_of_input,
+    "image": _image,
+    "audio": _audio,
+}
+
+
+def _data_of(name: str, url: object) -> bytes:
+    """The content of a data URL: nothing is fetched from anywhere."""
+    match = _DATA_URL.match(url) if isinstance(url, str) else None
+    if match is None or not isinstance(url, str):
+        allowed = "data:image/...;base64,... because nothing is fetched from addresses"
+        raise InvalidRequest(name, url, allowed)
+    return _decoded(name, url[match.end() :])
+
+
+def _decoded(name: str, data: object) -> bytes:
+    if isinstance(data, str):
+        try:
+            return b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    raise InvalidRequest(name, data, "data in base64")
+
+
+def _no_text(name: str, value: Any) -> Any:
+    """A text may be a stranger's, and would name a file."""
+    if isinstance(value, str):
+        raise InvalidRequest(name, value, "an Image(...), bytes, a Path or an array")
+    return value

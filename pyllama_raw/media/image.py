@@ -1,0 +1,112 @@
+"""An image of a prompt."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pyllama_raw.errors import BadMedia, InvalidRequest
+from pyllama_raw.media import bmp, gif, jpeg, png
+from pyllama_raw.media.source import Source, read_source
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class PilImage(Protocol):
+    """What is used of an image of Pillow."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+    def convert(self, mode: str) -> Any: ...
+
+
+# How a file of each format begins, what reads its size, and what looks at all of it.
+_FORMATS = (
+    ("png", b"\x89PNG\r\n\x1a\n", png.size, png.check_whole),
+    ("jpeg", b"\xff\xd8\xff", jpeg.size, jpeg.check_whole),
+    ("gif", b"GIF8", gif.size, gif.check_whole),
+    ("bmp", b"BM", bmp.size, None),
+)
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Image:
+    """
+    An image: the content of a file, or pixels. Pickles, and never changes.
+
+    Args:
+        source: a PNG, JPEG, GIF or BMP file as bytes or by its Path; an array of numpy,
+            uint8 [height, width, 3]; or an image of Pillow.
+
+    Raises:
+        BadMedia: none of these, damaged at its beginning, or without a pixel.
+    """
+
+    content: bytes
+    format: str  # png, jpeg, gif, bmp; pixels: red, green, blue, row by row
+    width: int
+    height: int
+
+    def __init__(self, source: Source | NDArray[np.uint8] | PilImage) -> None:
+        if isinstance(source, bytes | bytearray | memoryview | os.PathLike):
+            content = read_source(source)
+            found, (width, height) = _recognise(content)
+        else:
+            found = "pixels"
+            content, width, height = _pixels(source)
+        if width < 1 or height < 1:
+            raise BadMedia(f"an image of {width} x {height} pixels")
+        for name, value in (
+            ("content", content),
+            ("format", found),
+            ("width", width),
+            ("height", height),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that tell this image from all others."""
+        head = f"image {self.format} {self.width} {self.height} ".encode()
+        return sha256(head + self.content).digest()
+
+    def check_whole(self) -> None:
+        """
+        Look at all of a file: takes as long as unpacking it.
+
+        Raises:
+            BadMedia: its end is missing, it unpacks to more than its size, or it has
+                several frames.
+        """
+        for name, _, _, check in _FORMATS:
+            if name == self.format and check is not None:
+                check(self.content)
+
+    def __repr__(self) -> str:
+        return f"Image({self.format}, {self.width} x {self.height})"
+
+
+def _recognise(content: bytes) -> tuple[str, tuple[int, int]]:
+    for name, magic, read_size, _ in _FORMATS:
+        if content.startswith(magic):
+            return name, read_size(content)
+    raise BadMedia(f"no PNG, JPEG, GIF or BMP file: it begins with {content[:8]!r}")
+
+
+def _pixels(source: Any) -> tuple[bytes, int, int]:
+    if hasattr(source, "convert") and hasattr(source, "size"):
+        width, height = source.size
+        return source.convert("RGB").tobytes(), width, height
+    shape, kind = getattr(source, "shape", None), str(getattr(source, "dtype", ""))
+    if shape is None or len(shape) != 3 or shape[2] != 3 or kind != "uint8":
+        given = f"{type(source).__name__} {kind} {shape}" if shape else source
+        raise InvalidRequest(
+            "image",
+            given,
+            "bytes, a Path, a uint8 array [height, width, 3] or Pillow's",
+        )
+    return source.tobytes(), shape[1], shape[0]

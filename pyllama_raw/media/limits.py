@@ -1,0 +1,54 @@
+"""How much of images and sounds a prompt may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyllama_raw.errors import BadMedia, InvalidRequest
+from pyllama_raw.media.audio import Audio
+from pyllama_raw.media.image import Image
+
+Media = Image | Audio
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """Limits of one prompt, and of each image or sound in it."""
+
+    max_parts: int = 32
+    max_bytes: int = 2**25  # of an upload; also of pixels or samples that are given
+    max_pixels: int = 2**25
+    max_seconds: float = 600.0
+
+    def check(self, media: Sequence[Media]) -> None:
+        """
+        Raise unless all *media* are within the limits.
+
+        Raises:
+            InvalidRequest: there are too many.
+            BadMedia: one is too large or too long.
+        """
+        if len(media) > self.max_parts:
+            given = f"{len(media)} images and sounds"
+            raise InvalidRequest("prompt", given, f"at most {self.max_parts}")
+        for index, part in enumerate(media):
+            if len(part.content) > self.max_bytes and not _is_pixels(part):
+                n_bytes = len(part.content)
+                raise BadMedia(f"{n_bytes} bytes, at most {self.max_bytes} go", index)
+            if isinstance(part, Audio):
+                self._check_seconds(part.seconds, index)
+            elif part.width * part.height > self.max_pixels:
+                raise BadMedia(
+                    f"{part.width} x {part.height} pixels, at most {self.max_pixels} go",
+                    index,
+                )
+
+    def _check_seconds(self, seconds: float, index: int) -> None:
+        if seconds > self.max_seconds:
+            raise BadMedia(f"{seconds:.1f} s, at most {self.max_seconds:g} s go", index)
+
+
+def _is_pixels(part: Media) -> bool:
+    """Whether max_pixels is the limit of the size."""
+    return isinstance(part, Image) and part.format == "pixels"

@@ -1,0 +1,102 @@
+"""An image or a sound, decoded; or only its size, which is enough to count its cells."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pyllama_raw.errors import BadMedia
+from pyllama_raw.native import log
+from pyllama_raw.native.arrays import FLOAT32, UINT8, Array, pointer
+from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.libllama import ffi, last_error, lib
+
+MAX_SIDE = 2**14  # pixels; mtmd computes sizes in 32 bits
+MAX_PIXELS = 2**26
+MAX_SAMPLES = 2**27
+
+
+class Bitmap(Handle):
+    """
+    Pixels or samples for Projector.cut().
+
+    Thread:
+        Any.
+    """
+
+    def __init__(self, pointer: Any) -> None:
+        super().__init__(pointer, lib.mtmd_bitmap_free)
+        self.is_sound = bool(lib.mtmd_bitmap_is_audio(pointer))
+        self.n_x = int(lib.mtmd_bitmap_get_nx(pointer))  # of a sound: samples
+        self.n_y = int(lib.mtmd_bitmap_get_ny(pointer))
+
+    @classmethod
+    def image(cls, n_x: int, n_y: int, pixels: Array | bytes | None = None) -> Self:
+        """
+        An image of *pixels*, red, green and blue; without them, only its size.
+
+        Raises:
+            BadMedia: a side is 0 or too long, or the number of pixels is another one.
+        """
+        _check_size(n_x, n_y)
+        if pixels is None:
+            return cls._of(lib.plr_bitmap_image(n_x, n_y, ffi.NULL))
+        view = memoryview(pixels)  # type: ignore[arg-type]
+        if view.nbytes != 3 * n_x * n_y:
+            raise BadMedia(
+                f"{n_x} x {n_y} pixels take {3 * n_x * n_y} bytes, not {view.nbytes}"
+            )
+        return cls._of(lib.plr_bitmap_image(n_x, n_y, pointer(view, UINT8)))
+
+    @classmethod
+    def sound(cls, n_samples: int, samples: Array | None = None) -> Self:
+        """
+        A sound of *samples* at the rate of the projector; without them, only its length.
+
+        Raises:
+            BadMedia: too few samples, or too many.
+        """
+        if not 2 <= n_samples <= MAX_SAMPLES:  # mtmd aborts on a single sample
+            raise BadMedia(f"{n_samples} samples: 2 to {MAX_SAMPLES} go")
+        if samples is None:
+            return cls._of(lib.plr_bitmap_sound(n_samples, ffi.NULL))
+        data = pointer(samples, FLOAT32, min_size=n_samples)
+        return cls._of(lib.plr_bitmap_sound(n_samples, data))
+
+    @classmethod
+    def read(cls, projector: Handle, content: bytes) -> Self:
+        """
+        Decode the *content* of a file.
+
+        The caller knows by its first bytes what it is (pyllama_raw/media): decoders are
+        for files that are what they seem.
+
+        Raises:
+            BadMedia: it is damaged, or a sound for a projector that does not hear.
+        """
+        since = log.mark()
+        data = pointer(memoryview(content), UINT8)
+        raw = lib.plr_bitmap_read(projector.ptr, data, len(content))
+        if raw == ffi.NULL:
+            said = last_error() or log.last_errors(since) or "no decoder takes it"
+            raise BadMedia(f"it cannot be decoded: {said}")
+        bitmap = cls(raw)
+        if bitmap.is_sound:
+            if not 2 <= bitmap.n_x <= MAX_SAMPLES:
+                raise BadMedia(f"{bitmap.n_x} samples: 2 to {MAX_SAMPLES} go")
+        else:
+            _check_size(bitmap.n_x, bitmap.n_y)
+        return bitmap
+
+    @classmethod
+    def _of(cls, raw: Any) -> Self:
+        if raw == ffi.NULL:
+            raise MemoryError(last_error())
+        return cls(raw)
+
+
+def _check_size(n_x: int, n_y: int) -> None:
+    if not (0 < n_x <= MAX_SIDE and 0 < n_y <= MAX_SIDE and n_x * n_y <= MAX_PIXELS):
+        raise BadMedia(
+            f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} go, and {MAX_PIXELS} "
+            "pixels in all"
+        )

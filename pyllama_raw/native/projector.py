@@ -1,0 +1,249 @@
+"""A loaded projector: it makes rows of embeddings for a model of images and sounds."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Self
+
+from pyllama_raw.errors import (
+    BadMedia,
+    EncodeFailed,
+    ProjectorLoadFailed,
+    Unsupported,
+)
+from pyllama_raw.native import log
+from pyllama_raw.native.arrays import FLOAT32, pointer, zeros
+from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.check import EXCEPTION
+from pyllama_raw.native.cut import Cut, RowRun, Run, TokenRun
+from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.gguf_check import check_gguf
+from pyllama_raw.native.gguf_header import Header, read_header
+from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.params import INT32_MAX, check_threads
+
+# What clip.cpp divides by, of each part that a file has.
+_DIVISORS = ("attention.head_count", "embedding_length")
+_VISION_DIVISORS = ("image_size", "patch_size")
+# Their rows depend on what stands before them in the prompt: not on the image alone.
+_DEPENDENT = ("deepseek4v", "hunyuanvl")
+_LARGE = (2000, 1000)  # an image that projectors with slices cut
+
+
+class Projector(Handle):
+    """
+    One projector file, for one model. Make it with load().
+
+    Thread:
+        Any; encodes wait for each other.
+    """
+
+    def __init__(self, pointer: Any, params: Any, *, path: str, model: Model) -> None:
+        super().__init__(pointer, lib.plr_projector_free, parents=[model])
+        self.path = path
+        self.n_embd = int(lib.llama_model_n_embd_inp(model.ptr))  # width of a row
+        self._params = params
+        self._n_vocab = model.n_vocab
+        self._ctx = lib.plr_projector_ctx(pointer)
+        self.sees = bool(lib.mtmd_support_vision(self._ctx))
+        self.hears = bool(lib.mtmd_support_audio(self._ctx))
+        rate = int(lib.mtmd_get_audio_sample_rate(self._ctx))
+        self.sample_rate = rate if self.hears else None  # of samples, a second
+        self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._ctx))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: Model,
+        *,
+        n_threads: int = 1,
+        use_gpu: bool = True,
+        min_tokens: int | None = None,
+        max_tokens: int | None = None,
+    ) -> Self:
+        """
+        Load the projector file at *path*.
+
+        Args:
+            model: takes the rows; kept alive.
+            min_tokens, max_tokens: rows of an image, for projectors that can choose.
+
+        Raises:
+            ModelLoadFailed: there is no such file, or it is damaged.
+            ProjectorLoadFailed: it is no projector, or one for another model.
+            Unsupported: a kind that needs more than the image.
+        """
+        name = os.fspath(path)
+        check_gguf(name)
+        _check_header(name, read_header(name))
+        params = _params(n_threads, use_gpu, min_tokens, max_tokens)
+        since = log.mark()
+        raw = lib.plr_projector_new(os.fsencode(name), model.ptr, params)
+        if raw == ffi.NULL:
+            said = last_error() or log.last_errors(since) or "mtmd gave no reason"
+            raise ProjectorLoadFailed(name, said)
+        projector = cls(raw, params, path=name, model=model)
+        projector._check_words()
+        return projector
+
+    @cached_property
+    def n_bytes(self) -> int:
+        """Memory of weights and compute buffers; 0: it cannot be told."""
+        params = ffi.new("struct mtmd_context_params *", self._params[0])
+        return int(lib.plr_projector_bytes(os.fsencode(self.path), params))
+
+    def cut(self, bitmap: Bitmap) -> Cut:
+        """
+        What encode() will make of *bitmap*, with the size of its parts and their positions.
+
+        A bitmap without content has the same runs as one of the same size.
+
+        Raises:
+            Unsupported: the projector does not see, or does not hear.
+            BadMedia: the size cannot be handled.
+        """
+        if not (self.hears if bitmap.is_sound else self.sees):
+            what = ("sounds", "hear") if bitmap.is_sound else ("images", "see")
+            raise Unsupported(what[0], f"this projector does not {what[1]}")
+        since = log.mark()
+        raw = lib.plr_bitmap_cut(self.ptr, bitmap.ptr)
+        if raw == ffi.NULL:
+            said = last_error() or log.last_errors(since) or "mtmd gave no reason"
+            raise BadMedia(f"it cannot be cut for the projector: {said}")
+        return Cut(raw, tuple(self._runs(raw)), self)
+
+    def encode(
+        self, cut: Cut, index: int, control: Encode | None = None
+    ) -> array[float] | None:
+        """
+        The rows of cut.runs[index], n_cells x n_embd; None if it was cancelled.
+
+        Raises:
+            EncodeFailed: the computation failed, or a value is not a number.
+
+        Thread:
+            Any, without the GIL. Takes seconds for a large projector.
+        """
+        run = cut.runs[index]
+        assert isinstance(run, RowRun)
+        assert cut.projector is self
+        chunk = lib.mtmd_input_chunks_get(cut.ptr, index)
+        rows = zeros(FLOAT32, run.n_cells * self.n_embd)
+        address = pointer(rows, FLOAT32, writable=True)
+        since = log.mark()
+        control = control or Encode()
+        code = lib.plr_projector_encode(
+            self.ptr, control.ptr, chunk, address, len(rows)
+        )
+        if code == lib.PLR_CANCELLED:
+            return None
+        if code:
+            said = last_error() if code == EXCEPTION else log.last_errors(since)
+            raise EncodeFailed("mtmd_encode_chunk", code, said or "no reason given")
+        if not lib.plr_all_finite(address, len(rows)):
+            # Such rows would spread to other sequences of the context.
+            raise EncodeFailed("mtmd_encode_chunk", 0, "a value is not a number")
+        return rows
+
+    def _check_words(self) -> None:
+        """Refuse a model that lacks the tokens which the projector writes."""
+        samples = [Bitmap.image(*_LARGE)] if self.sees else []
+        samples += [Bitmap.sound(2)] if self.hears else []
+        for sample in samples:
+            with sample, self.cut(sample) as cut:
+                tokens = [
+                    t
+                    for run in cut.runs
+                    if isinstance(run, TokenRun)
+                    for t in run.tokens
+                ]
+            if not all(0 <= token < self._n_vocab for token in tokens):
+                self.close()
+                raise ProjectorLoadFailed(
+                    self.path, "the model has no tokens for words that it writes"
+                )
+
+    def _runs(self, chunks: Any) -> Iterator[Run]:
+        count = ffi.new("size_t *")
+        for index in range(lib.mtmd_input_chunks_size(chunks)):
+            chunk = lib.mtmd_input_chunks_get(chunks, index)
+            kind = lib.mtmd_input_chunk_get_type(chunk)
+            if kind == lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                tokens = lib.mtmd_input_chunk_get_tokens_text(chunk, count)
+                yield TokenRun(array("i", ffi.unpack(tokens, count[0])))
+            else:
+                yield self._row_run(chunk)
+
+    def _row_run(self, chunk: Any) -> RowRun:
+        n_cells = int(lib.mtmd_input_chunk_get_n_tokens(chunk))
+        image = lib.mtmd_input_chunk_get_tokens_image(chunk)
+        sections: tuple[array[int], ...] = (array("i", range(n_cells)),)
+        if self.uses_mrope:
+            sections *= 4
+            if image != ffi.NULL:
+                sections = _image_positions(image, n_cells)
+        moves = tuple(True for _ in sections)
+        if self.uses_mrope and image != ffi.NULL:
+            moves = (True, True, True, False)
+        return RowRun(
+            n_cells,
+            int(lib.mtmd_input_chunk_get_n_pos(chunk)),
+            not lib.mtmd_decode_use_non_causal(self._ctx, chunk),
+            sections,
+            moves,
+        )
+
+
+def _image_positions(image: Any, n_cells: int) -> tuple[array[int], ...]:
+    """Time, row, column and 0, in the order that libllama reads them."""
+    get = lib.mtmd_image_tokens_get_decoder_pos
+    places = [get(image, 0, index) for index in range(n_cells)]
+    return (
+        array("i", [place.t for place in places]),
+        array("i", [place.y for place in places]),
+        array("i", [place.x for place in places]),
+        array("i", [place.z for place in places]),
+    )
+
+
+def _params(
+    n_threads: int, use_gpu: bool, min_tokens: int | None, max_tokens: int | None
+) -> Any:
+    params = ffi.new("struct mtmd_context_params *")
+    params[0] = lib.mtmd_context_params_default()
+    params.n_threads = check_threads("n_threads", n_threads)
+    params.use_gpu = use_gpu
+    params.print_timings = False
+    params.image_min_tokens = -1 if min_tokens is None else min_tokens
+    params.image_max_tokens = -1 if max_tokens is None else max_tokens
+    return params
+
+
+def _check_header(path: str, header: Header) -> None:
+    """Raise ProjectorLoadFailed for what clip.cpp would divide by 0 for, and the like."""
+    values = header.values
+    if values.get("general.architecture") != "clip":
+        arch = values.get("general.architecture")
+        raise ProjectorLoadFailed(path, f"this is a file of {arch!r}, not a projector")
+    kinds = {str(v) for k, v in values.items() if k.endswith("projector_type")}
+    if dependent := kinds.intersection(_DEPENDENT):
+        raise Unsupported(
+            f"the projector {dependent.pop()}",
+            "its rows depend on what stands before the image, which a cache cannot know",
+        )
+    for part in ("vision", "audio"):
+        if not values.get(f"clip.has_{part}_encoder"):
+            continue
+        names = _DIVISORS + (_VISION_DIVISORS if part == "vision" else ())
+        for name in names:
+            value = values.get(f"clip.{part}.{name}", 1)
+            if not (isinstance(value, int) and 0 < value <= INT32_MAX):
+                raise ProjectorLoadFailed(
+                    path, f"clip.{part}.{name}={value!r} is not allowed: give 1 or more"
+                )

@@ -1,0 +1,190 @@
+"""
+Try projectors on images and sounds with faults in them.
+
+    python -m scripts.mutate_media --seed 0 --count 10000
+    python -m scripts.mutate_media --seed 0 --only 17 --keep fault.png
+
+Each upload is a small file with some random faults, decoded and encoded in a process of its
+own. It must work or be refused by an error of pyllama_raw: a signal, a hang or another
+exception is a defect, and makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pyllama_raw.engine.media import MediaReader
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.media import Audio, Image, MediaLimits
+from pyllama_raw.native.cut import RowRun
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
+from scripts.mutations.trial import DEFECT, REFUSED, WORKS, run_all
+from tests.media import files
+from tests.tiny import tiny_projector
+
+EYES, EARS = ("idefics3", "qwen2vl"), ("ultravox",)
+LIMITS = MediaLimits(max_seconds=60, max_pixels=2**22)
+Edit = Callable[[random.Random, bytearray], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first file")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", type=int, help="one file, by its number")
+    parser.add_argument("--keep", type=Path, help="write that file here, too")
+    options = parser.parse_args()
+    first, count = options.first, options.count
+    if options.only is not None:
+        first, count = options.only, 1
+    if options.keep:
+        _, content, _ = next(uploads(options.seed, first, 1))
+        options.keep.write_bytes(content)
+    counts: Counter[str] = Counter()
+    readers = {name: open_reader(name) for name in (*EYES, *EARS)}
+    for outcome in run_all(
+        uploads(options.seed, first, count),
+        options.workers,
+        attempt=lambda path: attempt(readers, path),
+    ):
+        counts[outcome.kind] += 1
+        if outcome.kind == DEFECT or options.only is not None:
+            print(f"{outcome.index} {outcome.kind}: {outcome.text}\n    {outcome.said}")
+    print(", ".join(f"{kind} {n}" for kind, n in sorted(counts.items())))
+    raise SystemExit(int(counts[DEFECT] > 0))
+
+
+def open_reader(name: str) -> tuple[Projector, MediaReader]:
+    path, model_path = tiny_projector(name)
+    model = Model.load(model_path, n_gpu_layers=0)
+    projector = Projector.load(path, model, use_gpu=False)
+    return projector, MediaReader(projector, name.encode())
+
+
+def attempt(readers: dict[str, tuple[Projector, MediaReader]], path: Path) -> str:
+    """What becomes of the upload at *path*, as run_all() wants it."""
+    content = path.read_bytes()
+    is_sound = content.startswith((b"RIFF", b"fLaC", b"ID3")) or (
+        content[:1] == b"\xff" and content[1:2] != b"\xd8"
+    )
+    try:
+        part = (Audio if is_sound else Image)(content)
+        LIMITS.check([part])
+        for name in EARS if is_sound else EYES:
+            projector, reader = readers[name]
+            layout = reader.layout(part)
+            with reader.read(part) as cut:
+                for index, run in enumerate(cut.runs):
+                    if isinstance(run, RowRun):
+                        projector.encode(cut, index)
+                if not is_sound and layout.runs != cut.runs:
+                    return f"{DEFECT}\nthe layout is another one than the cut"
+    except PyllamaError as error:
+        return f"{REFUSED}\n{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 -- told to the parent
+        return f"{DEFECT}\nuntyped {error!r}"
+    return f"{WORKS}\n{part}"
+
+
+def uploads(seed: int, first: int, count: int) -> Iterator[tuple[int, bytes, str]]:
+    """Number, content and faults of *count* files."""
+    originals = {
+        "png": files.image_file("PNG"),
+        "png 1": files.image_file("PNG", mode="1"),
+        "png 16": files.deep_png(),
+        "png palette": files.image_file("PNG", mode="P"),
+        "jpeg": files.image_file("JPEG"),
+        "jpeg progressive": files.image_file("JPEG", progressive=True),
+        "jpeg CMYK": files.image_file("JPEG", mode="CMYK"),
+        "gif": files.image_file("GIF"),
+        "bmp": files.image_file("BMP"),
+        "bmp palette": files.image_file("BMP", mode="P"),
+        "wav": files.wav_file(4000, n_channels=2),
+        "flac": files.flac_file(9000),
+        "mp3": files.mp3_file(12),
+        "mp3 told": files.mp3_file(12, told=12),
+    }
+    for index in range(first, first + count):
+        rng = random.Random(f"{seed}/{index}")  # noqa: S311 -- repeats
+        name = rng.choice(list(originals))
+        content = bytearray(originals[name])
+        if name == "png" and rng.random() < 0.5:
+            content, edits = packed_png(rng), ["packed"]
+        else:
+            edits = []
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                edit = rng.choice(EDITS)
+                edit(rng, content)
+                edits.append(edit.__name__)
+        yield index, bytes(content), f"{name}: {', '.join(edits)}"
+
+
+def flip(rng: random.Random, content: bytearray) -> None:
+    for _ in range(rng.choice((1, 4, 32))):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+
+
+def flip_head(rng: random.Random, content: bytearray) -> None:
+    """Where formats say what follows."""
+    for _ in range(rng.choice((1, 2, 4))):
+        content[rng.randrange(min(len(content), 64))] = rng.choice(
+            (0, 1, 127, 128, 255)
+        )
+
+
+def cut(rng: random.Random, content: bytearray) -> None:
+    del content[max(rng.randrange(len(content)), 4) :]
+
+
+def repeat(rng: random.Random, content: bytearray) -> None:
+    start = rng.randrange(len(content))
+    part = content[start : start + rng.randrange(1, 200)]
+    content[start:start] = part * rng.choice((1, 2, 50))
+
+
+def remove(rng: random.Random, content: bytearray) -> None:
+    start = rng.randrange(4, max(len(content), 5))
+    del content[start : start + rng.randrange(1, 100)]
+
+
+def number(rng: random.Random, content: bytearray) -> None:
+    """Four bytes are an extreme number."""
+    at = rng.randrange(min(len(content), 80))
+    value = rng.choice((0, 1, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1))
+    content[at : at + 4] = value.to_bytes(4, rng.choice(("big", "little")))
+
+
+EDITS: tuple[Edit, ...] = (flip, flip, flip_head, cut, repeat, remove, number)
+
+
+def packed_png(rng: random.Random) -> bytearray:
+    """A PNG that is packed well, with any header and any content."""
+    width, height = rng.randrange(1, 40), rng.randrange(1, 40)
+    depth, colour = rng.choice((1, 2, 4, 8, 16)), rng.choice((0, 2, 3, 4, 6))
+    order = rng.randrange(2)
+    n_channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    n_bytes = height * (1 + -(-width * depth * n_channels // 8))
+    if order:
+        n_bytes += rng.randrange(4 * height)
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, order)
+    data = zlib.compress(rng.randbytes(n_bytes))
+    palette = rng.randbytes(3 * rng.randrange(1, 257))
+    chunks = [(b"IHDR", head), (b"PLTE", palette), (b"tRNS", rng.randbytes(6))]
+    chunks = [*chunks[: rng.choice((1, 2, 3))], (b"IDAT", data), (b"IEND", b"")]
+    content = bytearray(b"\x89PNG\r\n\x1a\n")
+    for name, part in chunks:
+        content += struct.pack(">I", len(part)) + name + part + bytes(4)
+    return content
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Where images and sounds stand in a prompt."""
+
+from base64 import b64encode
+
+import pytest
+
+from pyllama_raw.errors import BadMedia, InvalidRequest
+from pyllama_raw.media import Audio, Image, MediaLimits
+from pyllama_raw.media.content import MediaMessages, Piece, list_pieces
+from tests.media.files import image_file, mp3_file, pixels, wav_file
+
+PNG = image_file("PNG")
+URL = "data:image/png;base64," + b64encode(PNG).decode()
+SOUND = {"data": b64encode(wav_file()).decode(), "format": "wav"}
+
+
+def user(*parts: object) -> dict[str, object]:
+    return {"role": "user", "content": list(parts)}
+
+
+def test_parts_of_all_kinds_are_taken_out_in_order(tmp_path):
+    """
+    OpenAI's parts and our own become markers in the text, and the media are in order.
+    """
+    path = tmp_path / "a.png"
+    path.write_bytes(PNG)
+    image = Image(pixels(3, 3))
+
+    taken = MediaMessages(
+        [
+            {"role": "system", "content": "Look."},
+            user(
+                {"type": "text", "text": "a"},
+                {"type": "image_url", "image_url": {"url": URL}},
+                {"type": "text", "text": "b"},
+                {"type": "input_audio", "input_audio": SOUND},
+            ),
+            user(
+                {"type": "image", "image": path},
+                {"type": "image", "image": pixels(3, 3)},
+                {"type": "image", "image": image},
+                {"type": "audio", "audio": wav_file()},
+            ),
+        ]
+    )
+
+    text = "".join(message["content"] for message in taken.messages)
+    pieces = taken.pieces(text, "m" * len(text))
+    assert [piece.text or piece.media for piece in pieces] == [
+        "Look.a", 0, "b", *range(1, 6),
+    ]  # fmt: skip
+    png, sound = Image(PNG), Audio(wav_file())
+    assert taken.media == [png, sound, png, image, image, sound]
+
+
+def test_messages_without_media_stay_as_they_are():
+    """
+    Lists of texts are the business of the template.
+    """
+    messages = [user({"type": "text", "text": "a"}, {"type": "text", "text": "b"})]
+
+    taken = MediaMessages(messages)
+
+    assert (taken.messages, taken.media) == (messages, [])
+    assert taken.pieces("ab", "tm") == [Piece("ab", "tm")]
+
+
+def test_a_text_cannot_be_a_marker():
+    """
+    Markers have a name that is new for each chat, and count only where a message is printed.
+    """
+    first = MediaMessages([user({"type": "image", "image": Image(PNG)})])
+    marker = first.messages[0]["content"]
+
+    second = MediaMessages(
+        [user({"type": "text", "text": marker}, {"type": "image", "image": Image(PNG)})]
+    )
+
+    text = second.messages[0]["content"]
+    assert [piece.media for piece in second.pieces(text, "m" * len(text))] == [None, 0]
+    with pytest.raises(InvalidRequest):
+        first.pieces(marker, "t" * len(marker))
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_template_prints_each_part_once(times):
+    """
+    A part that the template leaves out or repeats is an error, never another image.
+    """
+    taken = MediaMessages([user({"type": "image", "image": Image(PNG)})])
+    text = taken.messages[0]["content"] * times
+
+    with pytest.raises(InvalidRequest, match="prints each part"):
+        taken.pieces(text, "m" * len(text))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "image_url", "image_url": {"url": URL + "!"}},
+        {"type": "image_url", "image_url": 7},
+        {"type": "image_url"},
+        {"type": "image", "image": "/etc/passwd"},
+        {"type": "audio", "audio": "/etc/passwd"},
+        {"type": "image"},
+        {"type": "input_audio", "input_audio": {"data": 7}},
+        {"type": "video", "video": b""},
+        {"type": ["image"]},
+        "image",
+        None,
+    ],
+)
+def test_what_is_no_part_is_refused(part):
+    """
+    Nothing is fetched, a text names no file, and other kinds are refused.
+    """
+    with pytest.raises(InvalidRequest):
+        MediaMessages([user({"type": "image", "image": Image(PNG)}, part)])
+
+
+def test_a_list_of_texts_and_media_is_a_prompt():
+    """
+    A list keeps its order; other things in it are refused.
+    """
+    image, sound = Image(PNG), Audio(mp3_file())
+
+    pieces, media = list_pieces(["a", image, "", sound, image, "b"])
+
+    assert (pieces, media) == (["a", 0, 1, 2, "b"], [image, sound, image])
+    with pytest.raises(InvalidRequest):
+        list_pieces(["a", b"b"])
+
+
+def test_limits_name_the_part():
+    """
+    Too many parts, bytes, pixels or seconds are refused before anything is decoded.
+    """
+    image, sound = Image(PNG), Audio(wav_file())
+    media = [image, sound]
+    MediaLimits().check(media)
+
+    with pytest.raises(InvalidRequest, match="at most 1"):
+        MediaLimits(max_parts=1).check(media)
+    for limits, index in (
+        (MediaLimits(max_bytes=10), 0),
+        (MediaLimits(max_pixels=1199), 0),
+        (MediaLimits(max_seconds=0.5), 1),
+    ):
+        with pytest.raises(BadMedia) as caught:
+            limits.check(media)
+        assert caught.value.index == index

@@ -1,0 +1,205 @@
+"""What an image is, found out by its bytes alone."""
+
+import pickle
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from pyllama_raw.errors import BadMedia, InvalidRequest
+from pyllama_raw.media import Image
+from tests.media.files import deep_png, image_file, moving, pixels
+
+FILES = {
+    "png": image_file("PNG"),
+    "png interlaced": image_file("PNG", 41, 3),
+    "png of 16 bits": deep_png(40, 30),
+    "png of 1 bit": image_file("PNG", mode="1"),
+    "png with a palette": image_file("PNG", mode="P"),
+    "jpeg": image_file("JPEG"),
+    "jpeg progressive": image_file("JPEG", progressive=True),
+    "jpeg CMYK": image_file("JPEG", mode="CMYK"),
+    "gif": image_file("GIF"),
+    "bmp": image_file("BMP"),
+    "one pixel": image_file("PNG", 1, 1),
+}
+
+
+def refusal(content: bytes) -> str:
+    """Why *content* is refused, as it is made or when it is looked at."""
+    with pytest.raises(BadMedia) as caught:
+        Image(content).check_whole()
+    return caught.value.reason
+
+
+def png_of(width: int, height: int, packed: bytes) -> bytes:
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", packed), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data))
+        + name
+        + data
+        + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_format_and_size_are_those_of_the_file(name):
+    """
+    An image knows its format and size without being decoded, and is whole.
+    """
+    sizes = {"png interlaced": (41, 3), "one pixel": (1, 1)}
+
+    image = Image(FILES[name])
+    image.check_whole()
+
+    assert (image.format, image.width, image.height) == (
+        name.split()[0].replace("one", "png"),
+        *sizes.get(name, (40, 30)),
+    )
+
+
+def test_pixels_of_numpy_and_pillow_are_the_same():
+    """
+    An array and an image of Pillow give equal images; an RGBA image loses its alpha.
+    """
+    array = pixels(7, 5)
+    pillow = Pillow.fromarray(array)
+
+    images = [Image(array), Image(pillow), Image(pillow.convert("RGBA"))]
+
+    assert images == [images[0]] * 3
+    assert (images[0].content, images[0].width, images[0].height) == (
+        array.tobytes(),
+        7,
+        5,
+    )
+
+
+def test_an_image_travels():
+    """
+    An image is plain data: it pickles, and its digest tells it from others.
+    """
+    image = Image(FILES["png"])
+
+    copy = pickle.loads(pickle.dumps(image))  # noqa: S301 -- our own
+
+    assert (copy, copy.digest) == (image, image.digest)
+    assert len({Image(content).digest for content in FILES.values()}) == len(FILES)
+    turned = Image(pixels(2, 6)), Image(pixels(2, 6).reshape(2, 6, 3))
+    assert turned[0].digest != turned[1].digest
+
+
+def test_a_path_is_read(tmp_path):
+    """
+    A Path names a file; a folder, a missing file and a text are refused.
+    """
+    path = tmp_path / "image.png"
+    path.write_bytes(FILES["png"])
+
+    assert Image(path) == Image(FILES["png"])
+    for wrong in (tmp_path, tmp_path / "missing.png", tmp_path / "a\0b"):
+        with pytest.raises(BadMedia):
+            Image(wrong)
+    with pytest.raises(InvalidRequest):
+        Image(str(path))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_cut_off_is_refused(name):
+    """
+    However much of the end of a file is missing, the image is refused.
+    """
+    content = FILES[name]
+    cuts = range(0, len(content) - (2 if "gif" not in name else 1), 7)
+
+    reasons = [refusal(content[:n_bytes]) for n_bytes in cuts]
+
+    assert all(reasons)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello, world",
+        b"%PDF-1.7\n" + bytes(100),
+        b"RIFF\x20\0\0\0WEBPVP8 " + bytes(100),
+        b"\x89PNG\r\n\x1a\n" + bytes(100),
+        b"\xff\xd8\xff" + bytes(100),
+        b"GIF89b" + bytes(100),
+        b"BM" + b"\xff" * 100,
+    ],
+)
+def test_what_is_no_image_is_refused(content):
+    """
+    Other files, and files that only begin like an image, are refused.
+    """
+    reason = refusal(content)
+
+    assert reason
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG"])
+def test_a_moving_image_is_refused(kind):
+    """
+    Of several frames nobody knows which is meant.
+    """
+    reason = refusal(moving(kind))
+
+    assert "give one of them" in reason
+
+
+def test_a_bomb_is_refused_before_it_unpacks():
+    """
+    A PNG of one pixel that unpacks to a gigabyte is refused after a megabyte.
+    """
+    packer = zlib.compressobj(9)
+    megabyte = bytes(2**20)
+    packed = b"".join(packer.compress(megabyte) for _ in range(2**10)) + packer.flush()
+
+    reason = refusal(png_of(1, 1, packed))
+
+    assert reason == "the pixels of the PNG take 4 bytes, it has more"
+
+
+def test_a_jpeg_of_endless_scans_is_refused():
+    """
+    Each scan goes over the whole image, so their number is bounded.
+    """
+    content = image_file("JPEG", progressive=True)
+    at = content.rindex(b"\xff\xd9")
+
+    reason = refusal(content[:at] + b"\xff\xda\0\0" * 300 + content[at:])
+
+    assert reason == "a JPEG of more than 200 scans"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pixels(4, 4).astype(np.float32),
+        pixels(4, 4)[:, :, 0],
+        np.zeros((4, 4, 4), np.uint8),
+        [[0, 0, 0]],
+        7,
+        None,
+    ],
+)
+def test_an_array_of_another_kind_is_refused(array):
+    """
+    Only uint8 [height, width, 3] is an image.
+    """
+    with pytest.raises(InvalidRequest):
+        Image(array)
+
+
+def test_an_image_without_a_pixel_is_refused():
+    """
+    A side of 0 is no image.
+    """
+    with pytest.raises(BadMedia, match="0 x 4"):
+        Image(np.zeros((4, 0, 3), np.uint8))

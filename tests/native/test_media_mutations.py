@@ -1,0 +1,31 @@
+"""Random faults in images and sounds; a larger search is scripts/mutate_media.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.native
+
+ROOT = Path(__file__).parents[2]
+N_FILES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "300"))
+
+
+def test_no_upload_ends_the_process_or_hangs():
+    """
+    An upload with faults works or is refused by an error of this package, in a process each.
+    """
+    command = [sys.executable, "-m", "scripts.mutate_media", "--seed", "1"]
+    done = subprocess.run(
+        [*command, "--count", str(N_FILES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60 + N_FILES / 2,  # below the limit of pytest by default
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-4000:]
+    assert "DEFECT" not in done.stdout

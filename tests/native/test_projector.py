@@ -1,0 +1,295 @@
+"""A projector makes rows of images and sounds; a cut says what they will be."""
+
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_raw.errors import (
+    BadMedia,
+    EncodeFailed,
+    ModelLoadFailed,
+    ProjectorLoadFailed,
+    Unsupported,
+)
+from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.cut import RowRun
+from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
+from scripts.mutations.gguf_file import Value, read
+from tests.native.media_support import loaded, rows_of, sample
+from tests.tiny import PROJECTORS, tiny_model, tiny_projector
+
+pytestmark = pytest.mark.native
+
+# n_cells, n_pos and is_causal of each run of rows of the sample.
+ROWS = {
+    "llava": [(4, 4, True)],
+    "idefics3": [(1, 1, True)] * 5,
+    "gemma3": [(4, 4, False)],
+    "qwen2vl": [(8, 4, True)],
+    "ultravox": [(375, 375, True)],
+    "qwen2a": [(750, 750, True)],
+}
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_a_cut_tells_what_an_encode_makes(name):
+    """
+    Rows, positions and causality are known before the encode, also of a placeholder.
+    """
+    with loaded(name) as projector, sample(projector) as bitmap:
+        empty = Bitmap.image(100, 60) if projector.sees else Bitmap.sound(bitmap.n_x)
+        with empty, projector.cut(empty) as planned, projector.cut(bitmap) as cut:
+            rows = rows_of(projector, cut)
+
+            runs = [run for run in cut.runs if isinstance(run, RowRun)]
+            assert planned.runs == cut.runs
+            assert [(r.n_cells, r.n_pos, r.is_causal) for r in runs] == ROWS[name]
+            widths = [len(found) for found in rows.values()]
+            assert widths == [run.n_cells * projector.n_embd for run in runs]
+            assert len({found.tobytes() for found in rows.values()}) == len(runs)
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_facts_of_a_projector(name):
+    """
+    A projector says what it takes, at which rate, and how much memory it needs.
+    """
+    is_sound = PROJECTORS[name].size == 0
+
+    with loaded(name) as projector:
+        facts = projector.sees, projector.hears, projector.sample_rate
+        size = projector.n_bytes
+
+    assert facts == (not is_sound, is_sound, 16000 if is_sound else None)
+    assert size > tiny_projector(name)[0].stat().st_size / 2
+
+
+def test_positions_of_an_image_have_a_place_in_it():
+    """
+    With M-RoPE a row has a time, a row and a column; text goes on behind the longer side.
+    """
+    with loaded("qwen2vl") as projector, sample(projector) as bitmap:
+        with projector.cut(bitmap) as cut:
+            run = next(run for run in cut.runs if isinstance(run, RowRun))
+
+    assert run.positions_at(10) == array(
+        "i",
+        [
+            *[10] * 8,
+            *[10, 10, 10, 10, 11, 11, 11, 11],
+            *[10, 11, 12, 13, 10, 11, 12, 13],
+            *[0] * 8,
+        ],
+    )
+
+
+def test_equal_images_have_equal_rows_and_others_others():
+    """
+    Rows depend on the image alone, also after other encodes and from several threads.
+    """
+    with loaded("idefics3") as projector:
+        bitmaps = [sample(projector, seed) for seed in (0, 1)]
+        cuts = [projector.cut(bitmap) for bitmap in bitmaps]
+        alone = [rows_of(projector, cut) for cut in cuts]
+
+        with ThreadPoolExecutor(4) as pool:
+            together = list(
+                pool.map(lambda i: rows_of(projector, cuts[i % 2]), range(8))
+            )
+
+        assert together == alone * 4
+        assert alone[0] != alone[1]
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_a_cancelled_encode_gives_nothing_and_harms_nobody(name):
+    """
+    An encode that was cancelled gives None, and the next one is right.
+    """
+    with loaded(name) as projector, sample(projector) as bitmap:
+        with projector.cut(bitmap) as cut:
+            index = next(i for i, r in enumerate(cut.runs) if isinstance(r, RowRun))
+            before = projector.encode(cut, index)
+            control = Encode()
+            control.cancel()
+
+            cancelled = projector.encode(cut, index, control)
+
+            assert cancelled is None
+            assert projector.encode(cut, index) == before
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_an_encode_stops_at_each_layer(name):
+    """
+    An encode that is paused waits at the next border, and goes on as if nothing was.
+    """
+    with loaded(name) as projector, sample(projector) as bitmap:
+        with projector.cut(bitmap) as cut, ThreadPoolExecutor(1) as pool:
+            index = next(i for i, r in enumerate(cut.runs) if isinstance(r, RowRun))
+            control = Encode()
+            control.pause()
+            running = pool.submit(projector.encode, cut, index, control)
+            while not control.n_borders:
+                pass  # bounded by the limit of pytest
+            at_first = control.n_borders, running.done()
+
+            control.resume()
+
+            assert running.result(30) == projector.encode(cut, index)
+            assert at_first == (1, False)
+            assert control.n_borders == 2 + 1  # the beginning, a layer, the end
+
+
+def test_a_paused_encode_can_be_cancelled():
+    """
+    Cancelling ends an encode that is paused.
+    """
+    with loaded("llava") as projector, sample(projector) as bitmap:
+        with projector.cut(bitmap) as cut, ThreadPoolExecutor(1) as pool:
+            control = Encode()
+            control.pause()
+            running = pool.submit(projector.encode, cut, 0, control)
+
+            control.cancel()
+
+            assert running.result(30) is None
+
+
+def test_a_projector_of_another_model_is_refused(tmp_path):
+    """
+    A row is as wide as an embedding of the model; a text model is no projector.
+    """
+    llava, _ = tiny_projector("llava")
+    with Model.load(tiny_model("gemma3")) as model:
+        for path, kind in (
+            (llava, ProjectorLoadFailed),
+            (tiny_model("llama"), ProjectorLoadFailed),
+            (tmp_path / "missing.gguf", ModelLoadFailed),
+        ):
+            with pytest.raises(kind):
+                Projector.load(path, model)
+
+
+def test_a_model_without_the_words_of_the_projector_is_refused():
+    """
+    SmolVLM writes special words around slices; a model without them cannot read the prompt.
+    """
+    path, _ = tiny_projector("idefics3")
+    with Model.load(tiny_model("llama")) as model:
+        with pytest.raises(ProjectorLoadFailed, match="no tokens for words"):
+            Projector.load(path, model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        (b"clip.vision.patch_size", 0, ProjectorLoadFailed),
+        (b"clip.vision.image_size", 0, ProjectorLoadFailed),
+        (b"clip.vision.attention.head_count", 0, ProjectorLoadFailed),
+        (b"clip.vision.embedding_length", 0, ProjectorLoadFailed),
+        (b"clip.vision.patch_size", 2**32 - 1, ProjectorLoadFailed),
+        (b"clip.projector_type", b"hunyuanvl", Unsupported),
+        (b"clip.projector_type", b"nonsense", ProjectorLoadFailed),
+    ],
+)
+def test_damaged_projectors_are_refused(tmp_path, key, value, kind):
+    """
+    What clip.cpp would divide by, or aborts on, is found out before it opens the file.
+    """
+    source, model_path = tiny_projector("llava")
+    file = read(source)
+    file.values[key] = Value(file.values[key].type, value)
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(file.encode())
+
+    with Model.load(model_path) as model, pytest.raises(kind):
+        Projector.load(path, model)
+
+
+def ultravox_of(stack: int, path: Path) -> Path:
+    """A projector that joins *stack* rows in one, with weights for these."""
+    file = read(tiny_projector("ultravox")[0])
+    key = b"clip.audio.projector.stack_factor"
+    file.values[key] = Value(file.values[key].type, stack)
+    for tensor in file.tensors:
+        if tensor.name in (b"mm.a.norm_pre.weight", b"mm.a.mlp.1.weight"):
+            tensor.dims[0] = tensor.dims[0] * stack // 4
+            tensor.data = (tensor.data * stack)[: len(tensor.data) * stack // 4]
+    path.write_bytes(file.encode())
+    return path
+
+
+def test_a_projector_whose_sizes_do_not_agree_fails_its_encodes_only(tmp_path):
+    """
+    clip.cpp aborts if a projector gives another number of rows: it is an error instead.
+    """
+    path = ultravox_of(8, tmp_path / "eight.gguf")  # 1500 rows are no multiple of it
+    with Model.load(tiny_model("llama")) as model, Projector.load(path, model) as other:
+        with sample(other) as bitmap, other.cut(bitmap) as cut:
+            for _ in range(2):
+                with pytest.raises(EncodeFailed, match="Invalid number of output"):
+                    other.encode(cut, 0)
+
+
+def test_rows_that_are_no_numbers_are_refused(tmp_path):
+    """
+    A projector that gives NaN fails its encode: such rows would spread in a context.
+    """
+    source, model_path = tiny_projector("llava")
+    file = read(source)
+    bias = next(t for t in file.tensors if t.name == b"mm.2.bias")
+    bias.data = np.full(len(bias.data) // 4, np.nan, np.float32).tobytes()
+    path = tmp_path / "nan.gguf"
+    path.write_bytes(file.encode())
+
+    with Model.load(model_path) as model, Projector.load(path, model) as projector:
+        with sample(projector) as bitmap, projector.cut(bitmap) as cut:
+            with pytest.raises(EncodeFailed, match="not a number"):
+                projector.encode(cut, 0)
+
+
+def test_sounds_and_images_for_projectors_without_support():
+    """
+    A projector that does not hear refuses sounds, and one that does not see images.
+    """
+    with loaded("llava") as eyes, loaded("qwen2a") as ears:
+        with pytest.raises(Unsupported, match="does not hear"):
+            eyes.cut(Bitmap.sound(16000))
+        with pytest.raises(Unsupported, match="does not see"):
+            ears.cut(Bitmap.image(10, 10))
+
+
+@pytest.mark.parametrize("name", [n for n, p in PROJECTORS.items() if p.size])
+@pytest.mark.parametrize("size", [(1, 1), (1, 16384), (16384, 1), (4000, 3000)])
+def test_sizes_at_the_limits_work_or_are_refused(name, size):
+    """
+    No size within the limits ends the process: it has rows, or is an error.
+    """
+    with loaded(name) as projector, Bitmap.image(*size) as bitmap:
+        try:
+            with projector.cut(bitmap) as cut:
+                n_cells = cut.n_cells
+        except BadMedia:
+            n_cells = None
+
+    assert n_cells is None or n_cells > 0
+
+
+@pytest.mark.parametrize("size", [(0, 1), (1, 0), (100_000, 1), (16384, 16384)])
+def test_sizes_beyond_the_limits_are_refused(size):
+    """
+    mtmd computes sizes in 32 bits, so larger images are refused before.
+    """
+    with pytest.raises(BadMedia):
+        Bitmap.image(*size)
+    with pytest.raises(BadMedia):
+        Bitmap.image(2, 2, bytes(11))
+    for n_samples in (0, 1, 2**30):
+        with pytest.raises(BadMedia):
+            Bitmap.sound(n_samples)
