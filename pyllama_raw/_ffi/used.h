@@ -142,6 +142,10 @@ enum gguf_type {
     GGUF_TYPE_STRING, GGUF_TYPE_ARRAY, GGUF_TYPE_UINT64, GGUF_TYPE_INT64,
     GGUF_TYPE_FLOAT64, GGUF_TYPE_COUNT, ...
 };
+enum mtmd_input_chunk_type {
+    MTMD_INPUT_CHUNK_TYPE_TEXT, MTMD_INPUT_CHUNK_TYPE_IMAGE,
+    MTMD_INPUT_CHUNK_TYPE_AUDIO, MTMD_INPUT_CHUNK_TYPE_COUNT, ...
+};
 typedef void (* ggml_abort_callback_t) (const char * error_message);
 typedef bool (* ggml_abort_callback) (void * data);
 typedef void (* ggml_custom_op_t) (struct ggml_tensor * dst, int ith, int nth, void * userdata);
@@ -166,7 +170,16 @@ typedef struct llama_sampler_chain_params llama_sampler_chain_params;
 typedef void (* llama_model_set_tensor_data_t) (struct ggml_tensor * tensor, void * userdata);
 typedef uint32_t llama_state_seq_flags;
 typedef void * llama_sampler_context_t;
+typedef struct mtmd_context mtmd_context;
+typedef struct mtmd_bitmap mtmd_bitmap;
+typedef struct mtmd_image_tokens mtmd_image_tokens;
+typedef struct mtmd_input_chunk mtmd_input_chunk;
+typedef struct mtmd_input_chunks mtmd_input_chunks;
+typedef struct mtmd_input_text mtmd_input_text;
+typedef struct mtmd_input_part mtmd_input_part;
 typedef bool (* mtmd_progress_callback) (float progress, void * user_data);
+typedef struct mtmd_helper_video mtmd_helper_video;
+typedef struct mtmd_helper_init_opt mtmd_helper_init_opt;
 struct ggml_init_params {
     size_t mem_size;
     void * mem_buffer;
@@ -369,6 +382,18 @@ struct llama_sampler {
     llama_sampler_context_t ctx;
     ...;
 };
+struct mtmd_input_text {
+    const char * text;
+    size_t text_len;
+    bool add_special;
+    bool parse_special;
+    ...;
+};
+struct mtmd_input_part {
+    const struct mtmd_input_text * text;
+    const struct mtmd_bitmap * bitmap;
+    ...;
+};
 struct mtmd_context_params {
     bool use_gpu;
     ggml_backend_dev_t device;
@@ -385,6 +410,28 @@ struct mtmd_context_params {
     int32_t batch_max_tokens;
     mtmd_progress_callback progress_callback;
     void * progress_callback_user_data;
+    ...;
+};
+struct mtmd_decoder_pos {
+    uint32_t t;
+    uint32_t x;
+    uint32_t y;
+    uint32_t z;
+    ...;
+};
+struct mtmd_helper_video_init_params {
+    float fps_target;
+    const char * ffmpeg_bin_dir;
+    int64_t timestamp_interval_ms;
+    ...;
+};
+struct mtmd_helper_init_opt {
+    struct mtmd_helper_video_init_params video_params;
+    ...;
+};
+struct mtmd_helper_bitmap_wrapper {
+    mtmd_bitmap * bitmap;
+    mtmd_helper_video * video_ctx;
     ...;
 };
 ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t callback);
@@ -451,6 +498,7 @@ const struct llama_vocab * llama_model_get_vocab(const struct llama_model * mode
 enum llama_rope_type llama_model_rope_type(const struct llama_model * model);
 int32_t llama_model_n_ctx_train(const struct llama_model * model);
 int32_t llama_model_n_embd(const struct llama_model * model);
+int32_t llama_model_n_embd_inp(const struct llama_model * model);
 int32_t llama_model_n_layer(const struct llama_model * model);
 int32_t llama_model_n_head(const struct llama_model * model);
 int32_t llama_model_n_head_kv(const struct llama_model * model);
@@ -490,6 +538,7 @@ int32_t llama_decode(struct llama_context * ctx, struct llama_batch batch);
 void llama_set_n_threads(struct llama_context * ctx, int32_t n_threads, int32_t n_threads_batch);
 int32_t llama_n_threads(struct llama_context * ctx);
 int32_t llama_n_threads_batch(struct llama_context * ctx);
+void llama_set_causal_attn(struct llama_context * ctx, bool causal_attn);
 bool llama_get_causal_attn(const struct llama_context * ctx);
 void llama_synchronize(struct llama_context * ctx);
 float * llama_get_logits_ith(struct llama_context * ctx, int32_t i);
@@ -549,4 +598,35 @@ void gguf_set_arr_str(struct gguf_context * ctx, const char * key, const char * 
 void gguf_add_tensor(struct gguf_context * ctx, const struct ggml_tensor * tensor);
 bool gguf_write_to_file(const struct gguf_context * ctx, const char * fname, bool only_meta);
 struct mtmd_context_params mtmd_context_params_default(void);
+mtmd_context * mtmd_init_from_file(const char * mmproj_fname, const struct llama_model * text_model, const struct mtmd_context_params ctx_params);
+void mtmd_free(mtmd_context * ctx);
+bool mtmd_decode_use_non_causal(const mtmd_context * ctx, const mtmd_input_chunk * chunk);
+bool mtmd_decode_use_mrope(const mtmd_context * ctx);
+bool mtmd_support_vision(const mtmd_context * ctx);
+bool mtmd_support_audio(const mtmd_context * ctx);
+int mtmd_get_audio_sample_rate(const mtmd_context * ctx);
+mtmd_bitmap * mtmd_bitmap_init(uint32_t nx, uint32_t ny, const unsigned char * data);
+mtmd_bitmap * mtmd_bitmap_init_from_audio(size_t n_samples, const float * data);
+uint32_t mtmd_bitmap_get_nx(const mtmd_bitmap * bitmap);
+uint32_t mtmd_bitmap_get_ny(const mtmd_bitmap * bitmap);
+bool mtmd_bitmap_is_audio(const mtmd_bitmap * bitmap);
+void mtmd_bitmap_free(mtmd_bitmap * bitmap);
+mtmd_input_chunks * mtmd_input_chunks_init(void);
+size_t mtmd_input_chunks_size(const mtmd_input_chunks * chunks);
+const mtmd_input_chunk * mtmd_input_chunks_get(const mtmd_input_chunks * chunks, size_t idx);
+void mtmd_input_chunks_free(mtmd_input_chunks * chunks);
+enum mtmd_input_chunk_type mtmd_input_chunk_get_type(const mtmd_input_chunk * chunk);
+const llama_token * mtmd_input_chunk_get_tokens_text(const mtmd_input_chunk * chunk, size_t * n_tokens_output);
+const mtmd_image_tokens * mtmd_input_chunk_get_tokens_image(const mtmd_input_chunk * chunk);
+size_t mtmd_input_chunk_get_n_tokens(const mtmd_input_chunk * chunk);
+llama_pos mtmd_input_chunk_get_n_pos(const mtmd_input_chunk * chunk);
+struct mtmd_decoder_pos mtmd_image_tokens_get_decoder_pos(const mtmd_image_tokens * image_tokens, llama_pos pos_0, size_t i);
+int32_t mtmd_tokenize(const mtmd_context * ctx, mtmd_input_chunks * output, const mtmd_input_text * text, const mtmd_bitmap * const * bitmaps, size_t n_bitmaps);
+int32_t mtmd_tokenize_from_parts(const mtmd_context * ctx, mtmd_input_chunks * output, const mtmd_input_part * const * parts, size_t n_parts, bool add_special);
+int32_t mtmd_encode_chunk(mtmd_context * ctx, const mtmd_input_chunk * chunk);
+float * mtmd_get_output_embd(mtmd_context * ctx);
+struct mtmd_helper_init_opt mtmd_helper_init_opt_default(void);
 void mtmd_helper_log_set(ggml_log_callback log_callback, void * user_data);
+struct mtmd_helper_bitmap_wrapper mtmd_helper_bitmap_init_from_buf(const mtmd_context * ctx, const unsigned char * buf, size_t len, bool placeholder, struct mtmd_helper_init_opt opt);
+int32_t mtmd_helper_eval_chunks(mtmd_context * ctx, struct llama_context * lctx, const mtmd_input_chunks * chunks, llama_pos n_past, llama_seq_id seq_id, int32_t n_batch, bool logits_last, llama_pos * new_n_past);
+void mtmd_helper_video_free(mtmd_helper_video * ctx);
