@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).parents[2]
-N_FILES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "300"))
+N_FILES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 
 
 def test_no_upload_ends_the_process_or_hangs():
