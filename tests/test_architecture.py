@@ -59,11 +59,14 @@ RULE: dict[str, set[str]] = {
     | {"messages", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API,
+    "sim": {"core", "engine", "errors", "policy"},
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}
     | {"sampling"},
     "bench": {"__init__", "api", "config", "errors", "native", "replacing", "results"}
     | {"sampling"},
-    "cli": CONNECTION | API | {"__init__", "bench", "described", "native", "tune"},
+    "cli": CONNECTION
+    | API
+    | {"__init__", "bench", "described", "native", "policy", "sim", "tune"},
     "__main__": {"cli"},
 }
 

@@ -44,6 +44,13 @@ SHOWN = {
     "chat": ["> Name one colour.\n", "> And another one?\n"],
     "complete_many": ["Count on: 0, 1, 2, 3", "Count on: 7, 8, 9, 10"],
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
+    "policy": [
+        "policy         ",
+        "\nfcfs  ",
+        "\nshort_prompts  ",
+        "seconds;",
+        " Paris",
+    ],
     "profile": ["Paris"],
     "score": ["  The cat sat on the mat.", "7042 -0."],
     "two_engines": [

@@ -1,8 +1,10 @@
 """Policies by name: those of the package, of this process, and of other packages."""
 
+import ast
 import logging
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,14 @@ import pytest
 from pyllama_raw import ConfigError, SchedulerConfig, policy
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.engine.policy_log import PolicyLog
-from pyllama_raw.policy import SchedulingPolicy, make_policy, policy_names, register
+from pyllama_raw.policy import (
+    RequestView,
+    SchedulerView,
+    SchedulingPolicy,
+    make_policy,
+    policy_names,
+    register,
+)
 
 SHIPPED = ["edf", "fcfs", "hrrn", "lpm", "priority", "sjf", "vtc"]
 
@@ -140,6 +149,25 @@ def test_only_policies_are_registered(thing):
     """
     with pytest.raises(ConfigError, match="is no subclass of SchedulingPolicy"):
         register(thing)
+
+
+def test_the_tutorial_needs_twenty_lines_and_one_import():
+    """
+    The policy of the example runs with nothing but what pyllama_raw.policy offers.
+    """
+    source = (Path(__file__).parents[1] / "examples" / "policy.py").read_text()
+    tree = ast.parse(source)
+    (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    lines = source.splitlines()[node.decorator_list[0].lineno - 1 : node.end_lineno]
+    code = "\n".join(["from pyllama_raw.policy import *", *lines])
+
+    exec(code, found := {})  # noqa: S102 - it is ours
+    view = RequestView(0, None, 0, 5.0, None, 100, 10, 0, 100, 0, 0)
+    key = found["ShortPrompts"]().order_key(view, SchedulerView())
+
+    assert len(code.splitlines()) <= 20
+    assert (key, policy_names()[-1]) == (11.0, "vtc")
+    assert type(make_policy("short_prompts")) is found["ShortPrompts"]
 
 
 def test_faults_are_logged_once_and_then_now_and_then(caplog):

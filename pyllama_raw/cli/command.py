@@ -15,6 +15,7 @@ from pyllama_raw import __version__
 from pyllama_raw.cli import bench_options, options
 from pyllama_raw.cli.flags import Parser, told
 from pyllama_raw.cli.profiles import note_of
+from pyllama_raw.cli.simulate_options import add_simulate
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
@@ -72,6 +73,7 @@ def _parser() -> Parser:
         ("generate", options.add_generate, "complete prompts, many at a time"),
         ("info", options.add_info, "show library, devices, model, limits"),
         ("tune", options.add_tune, "find the fastest options on a machine"),
+        ("simulate", add_simulate, "compare scheduling policies without a model"),
     ):
         _add(commands, name, add_flags, partial(_run, name, name), text)
     bench = commands.add_parser("bench", help="measure, compare and report speed")

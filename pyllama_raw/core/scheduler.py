@@ -161,6 +161,12 @@ class Scheduler:
         """Events that arose outside apply(): cancelled, past the deadline, no space."""
         return self._roster.take_events()
 
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Running and waiting requests, and cells in use."""
+        slots = self._slots
+        return len(slots.running), len(self._roster.waiting), slots.cells.n_used
+
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
         return self._roster.stats()

@@ -14,6 +14,7 @@ from logging import getLogger
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Executor, StepPlan
+from pyllama_raw.engine.step_log import StepLog
 
 _log = getLogger(__name__)
 
@@ -25,6 +26,7 @@ class Driver:
     Args:
         tell: called with new events, before a step with those that do not wait for it;
             and whether one of them is the last of its request.
+        log: gets a record of each step.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class Driver:
         executor: Executor,
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],
+        log: StepLog | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
+        self.log = log
         self._tell = tell
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
@@ -64,10 +68,11 @@ class Driver:
 
     def step(self) -> bool:
         """Plan a step, run it, tell what came of it; False if there was nothing to do."""
-        plan = self.scheduler.schedule(self.clock())
+        start = self.clock()
+        plan = self.scheduler.schedule(start)
         told = self.tell_rest()
         if plan:
-            self._run(plan)
+            self._run(plan, start)
         return bool(plan) or told
 
     def tell_rest(self) -> bool:
@@ -80,12 +85,16 @@ class Driver:
     def last_steps(self) -> Iterator[None]:
         """Write idle slots to files when no request is left, one step for each item."""
         for plan in self.scheduler.last_plans():
-            self._run(plan)
+            self._run(plan, self.clock())
             yield
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self, plan: StepPlan, start: float) -> None:
         result = self.executor.execute(plan)
-        self._report(self.scheduler.apply(plan, result, self.clock()))
+        end = self.clock()
+        events = self.scheduler.apply(plan, result, end)
+        if self.log is not None:
+            self.log.add(plan, self.scheduler, start, end)
+        self._report(events)
 
     def _report(self, events: list[Event]) -> None:
         """Close who has ended, then tell."""

@@ -1,0 +1,87 @@
+"""`simulate`: the same requests under several policies, on a machine that is a formula."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from pyllama_raw.cli.engine_options import given
+from pyllama_raw.cli.simulate_options import OF_SCHEDULER
+from pyllama_raw.engine.step_log import StepLog, read_steps, write_records
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.policy import make_policy
+from pyllama_raw.replacing import check_writable
+from pyllama_raw.sim import CostModel, Machine, Workload, fit, table
+from pyllama_raw.sim import simulate as run
+
+
+def simulate(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    if options.fit is not None:
+        return _fit(options)
+    if options.steps is not None:
+        check_writable(options.steps)
+    machine, workload = _machine(options), _workload(options)
+    for name in options.compare:
+        make_policy(name)  # a mistake shows before the first run
+    log, results = StepLog(), []
+    total = len(options.compare) * workload.n_requests
+    with tqdm(total=total, unit=" requests", unit_scale=True) as bar:
+        for name in options.compare:
+            bar.set_description(name)
+            log = StepLog()
+            results.append(
+                run(
+                    workload,
+                    replace(machine, policy=name),
+                    log=log if options.steps is not None else None,
+                    on_end=lambda *_: bar.update(),
+                )
+            )
+    if options.steps is not None:
+        write_records(options.steps, log)
+    sys.stdout.write("\n".join(table(results)) + "\n")
+    return 0
+
+
+def _fit(options: Namespace) -> int:
+    steps, out = options.fit
+    check_writable(out)
+    try:
+        records = read_steps(steps)
+    except ValueError as error:
+        raise ConfigError(f"{steps} is no step log: {error}") from error
+    found = fit(records)
+    found.cost.save(out)
+    sys.stdout.write(
+        f"{found.n_steps} steps, R2 {found.r2:.3f}; of steps held out: median error "
+        f"{found.error:.1%}, error of their total {found.total_error:.1%}\n"
+    )
+    return 0
+
+
+def _machine(options: Namespace) -> Machine:
+    asked = given(options, (*OF_SCHEDULER, "budget_mode"))
+    cost = CostModel() if options.cost is None else CostModel.load(options.cost)
+    return Machine(
+        n_cells=options.cells, cached_tokens=options.cached_tokens, cost=cost, **asked
+    )
+
+
+def _workload(options: Namespace) -> Workload:
+    return Workload(
+        n_requests=options.requests,
+        rate=options.rate,
+        burstiness=options.burstiness,
+        prompt=options.prompt,
+        output=options.output,
+        n_groups=options.groups,
+        prefix_tokens=options.prefix_tokens,
+        n_clients=options.clients,
+        heavy=options.heavy,
+        deadline_s=options.deadline,
+        seed=options.seed,
+    )

@@ -1,0 +1,117 @@
+"""What a step costs: a sum of what it does, with coefficients fitted to a step log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyllama_raw.engine.step_log import Size, StepRecord
+from pyllama_raw.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+HELD_OUT = 5  # every fifth step is not fitted to, but predicted
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds, each for one; the defaults stand for no machine that we measured."""
+
+    step: float = 4e-3
+    prefill_token: float = 1e-3
+    decode_token: float = 2e-3
+    context_cell: float = 1e-7  # that a token looks at
+    saved_token: float = 2e-6
+    loaded_token: float = 2e-6
+
+    def seconds(self, size: Size) -> float:
+        """What a step of *size* takes."""
+        return (
+            self.step
+            + self.prefill_token * size[0]
+            + self.decode_token * size[1]
+            + self.context_cell * size[2]
+            + self.saved_token * size[3]
+            + self.loaded_token * size[4]
+        )
+
+    def save(self, path: Path) -> None:
+        """Write it as a JSON object."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> CostModel:
+        """
+        Read what save() has written.
+
+        Raises:
+            ConfigError: the file is another one.
+        """
+        try:
+            values = json.loads(path.read_text())
+            model = cls(**{name: float(value) for name, value in values.items()})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is no cost model: {error}") from error
+        if not all(0 <= value < float("inf") for value in astuple(model)):
+            raise ConfigError(f"{path}: costs are seconds of 0 or more")
+        return model
+
+
+class Fit(NamedTuple):
+    """A cost model and how well it fits."""
+
+    cost: CostModel
+    r2: float  # share of the variance that it explains, of the steps it was fitted to
+    error: float  # median relative error of single steps that were held out
+    total_error: float  # relative error of the time of all of these together
+    n_steps: int
+
+
+def fit(records: Sequence[StepRecord]) -> Fit:
+    """
+    The least squares fit to *records* in which nothing costs less than nothing.
+
+    Raises:
+        ConfigError: there are fewer steps than it takes to know anything.
+    """
+    import numpy as np
+
+    names = [field.name for field in fields(CostModel)]
+    if len(records) < HELD_OUT * len(names):
+        n_least = HELD_OUT * len(names)
+        raise ConfigError(f"{len(records)} steps are too few: log at least {n_least}")
+    sizes = np.array([(1, *record[2:7]) for record in records], dtype=float)
+    seconds = np.array([record.seconds for record in records])
+    held = np.arange(len(records)) % HELD_OUT == HELD_OUT - 1
+    costs = _least_squares(sizes[~held], seconds[~held])
+    known, found = seconds[~held], sizes[~held] @ costs
+    variance = float(((known - known.mean()) ** 2).sum())
+    r2 = 1 - float(((known - found) ** 2).sum()) / variance if variance else 1.0
+    wanted, predicted = seconds[held], sizes[held] @ costs
+    error = median(abs(predicted - wanted) / np.maximum(wanted, 1e-9))
+    total_error = abs(float(predicted.sum() / wanted.sum()) - 1)
+    model = CostModel(**dict(zip(names, map(float, costs), strict=True)))
+    return Fit(model, r2, float(error), total_error, len(records))
+
+
+def _least_squares(
+    sizes: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Without negative costs: what would have one is left out, the worst first."""
+    import numpy as np
+
+    scale = np.maximum(sizes.max(axis=0), 1.0)
+    used = list(range(sizes.shape[1]))
+    while True:
+        costs = np.zeros(sizes.shape[1])
+        found, *_ = np.linalg.lstsq(sizes[:, used] / scale[used], seconds, rcond=None)
+        costs[used] = found / scale[used]
+        if not used or (costs >= 0).all():
+            return costs
+        used.remove(int((costs * scale).argmin()))

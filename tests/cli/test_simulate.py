@@ -1,0 +1,72 @@
+"""`simulate`: one table for several policies, and cost models from step logs."""
+
+import pytest
+
+from pyllama_raw.cli import main
+from pyllama_raw.sim import CostModel
+
+FEW = ["simulate", "--requests", "120", "--rate", "20", "--slots", "4"]
+
+
+def test_policies_are_compared_in_one_table(capsys):
+    """
+    The output ends with a line for each policy, in the order that was asked for.
+    """
+    status = main([*FEW, "--compare", "sjf,fcfs", "--output", "uniform:9"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert status == 0
+    assert [line.split()[0] for line in lines] == ["policy", "sjf", "fcfs", "seconds;"]
+
+
+def test_a_cost_model_is_fitted_to_a_step_log(tmp_path, capsys):
+    """
+    Steps that were written become a cost model, which another simulation reads.
+    """
+    steps, cost = tmp_path / "steps.jsonl", tmp_path / "cost.json"
+
+    assert main([*FEW, "--steps", str(steps)]) == 0
+    assert main(["simulate", "--fit", str(steps), str(cost)]) == 0
+    assert main([*FEW, "--cost", str(cost)]) == 0
+
+    out = capsys.readouterr().out
+    assert "R2 1.000; of steps held out: median error 0.0%" in out
+    assert CostModel.load(cost).prefill_token == pytest.approx(1e-3, rel=0.01)
+    rows = [line for line in out.splitlines() if line.startswith("fcfs")]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--compare", "fcfs,sfj"], "policy 'sfj' is not known"),
+        (["--cost", "FILE"], "FILE is no cost model"),
+        (["--fit", "FILE", "OUT"], "FILE is no step log"),
+    ],
+)
+def test_mistakes_are_told(flags, words, tmp_path, capsys):
+    """
+    A wrong policy or file is an error of one line.
+    """
+    (tmp_path / "FILE").write_text("{}x")
+    paths = {"FILE": str(tmp_path / "FILE"), "OUT": str(tmp_path / "OUT")}
+
+    status = main(["simulate", *(paths.get(flag, flag) for flag in flags)])
+
+    said = capsys.readouterr().err.replace(str(tmp_path) + "/", "")
+    assert status == 2
+    assert words in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ['{"step": -1}', '{"step": "x"}', "[]", '{"other": 1}']
+)
+def test_costs_are_numbers_of_seconds(tmp_path, text, capsys):
+    """
+    A cost model has known names, and nothing below 0.
+    """
+    (tmp_path / "cost.json").write_text(text)
+
+    assert main([*FEW, "--cost", str(tmp_path / "cost.json")]) == 2
+    assert "cost.json" in capsys.readouterr().err
