@@ -16,6 +16,7 @@ from pyllama_raw.errors import (
     ConfigError,
     ContextFailed,
     DeadlineExceeded,
+    EmbeddingFailed,
     EngineFault,
     EngineStalled,
     EngineStopped,
@@ -29,6 +30,7 @@ from pyllama_raw.errors import (
     PyllamaError,
     QueueFull,
     RequestError,
+    TextTooLong,
     Unsupported,
 )
 from pyllama_raw.messages import Message
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from pyllama_raw.config import (
         CacheConfig,
         ContextConfig,
+        EmbeddingConfig,
         EngineConfig,
         ModelConfig,
         SchedulerConfig,
@@ -56,9 +59,12 @@ if TYPE_CHECKING:
         StopToken,
         TokenLogprobs,
     )
+    from pyllama_raw.engine.capabilities import Capabilities, Operation
     from pyllama_raw.engine.info import EngineInfo
+    from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
     from pyllama_raw.generation import Generation
     from pyllama_raw.profile import Profile
+    from pyllama_raw.ranking import Ranked
     from pyllama_raw.results import (
         Delta,
         EngineState,
@@ -81,6 +87,7 @@ __all__ = [
     "CacheConfig",
     "CacheStats",
     "CacheTier",
+    "Capabilities",
     "ChatOptions",
     "ClosedError",
     "ConfigError",
@@ -88,6 +95,8 @@ __all__ = [
     "ContextFailed",
     "DeadlineExceeded",
     "Delta",
+    "EmbeddingConfig",
+    "EmbeddingFailed",
     "Engine",
     "EngineConfig",
     "EngineFault",
@@ -105,15 +114,20 @@ __all__ = [
     "LibraryNotBuilt",
     "Message",
     "Model",
+    "ModelClass",
     "ModelConfig",
+    "ModelInfo",
     "ModelLoadFailed",
     "ModelNotFound",
     "NativeError",
+    "Operation",
+    "Pooling",
     "Profile",
     "Prompt",
     "PromptTooLong",
     "PyllamaError",
     "QueueFull",
+    "Ranked",
     "RequestError",
     "RequestOptions",
     "Result",
@@ -123,6 +137,7 @@ __all__ = [
     "Score",
     "StopString",
     "StopToken",
+    "TextTooLong",
     "Timings",
     "TokenLogprobs",
     "Unsupported",
@@ -135,7 +150,7 @@ __all__ = [
 _LATER = (
     *("config", "sampling.params", "results", "core.request"),
     *("core.memory.cache_stats", "generation", "engine.info", "profile"),
-    *("blocking", "sync"),
+    *("engine.capabilities", "engine.model_info", "ranking", "blocking", "sync"),
 )
 
 

@@ -29,15 +29,17 @@ from pyllama_raw.loading import Opening, Progress, Report, load
 from pyllama_raw.many import complete_all
 from pyllama_raw.messages import Message
 from pyllama_raw.model import Model, build_on
-from pyllama_raw.options import ChatOptions, RequestOptions
+from pyllama_raw.options import ChatOptions, RequestOptions, TextOptions
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.workers import in_worker
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.config import EngineConfig
     from pyllama_raw.core.memory.cache_stats import CacheStats
+    from pyllama_raw.embedding import TextPooling, Told, Vectors
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.generation import Generation
+    from pyllama_raw.ranking import Ranked
     from pyllama_raw.results import Result, Score
     from pyllama_raw.sampling.params import SamplingParams
 
@@ -49,6 +51,8 @@ class AsyncEngine(Facts):
         self, parts: EngineParts, encoder: PromptEncoder | None = None
     ) -> None:
         """Use open(); this is for tests and for own executors."""
+        from pyllama_raw.embedding import Embedders
+        from pyllama_raw.engine.capabilities import Operation
         from pyllama_raw.engine.loop import EngineThread
         from pyllama_raw.preparation import Preparation
 
@@ -63,6 +67,9 @@ class AsyncEngine(Facts):
         )
         self._preparation = Preparation(parts, encoder, self._thread.clock)
         close_at_exit(self._thread)
+        self._check_generates = partial(parts.capabilities.check, Operation.GENERATE)
+        self._check_ranks = partial(parts.capabilities.check, Operation.RANK)
+        self._embedders = Embedders(parts, encoder, self._thread)
 
     @classmethod
     def open(
@@ -130,6 +137,7 @@ class AsyncEngine(Facts):
         finally:
             self._thread.close()
             with anyio.CancelScope(shield=True):
+                await join(self._embedders.close)
                 await join(self._thread.join)
 
     def __del__(self) -> None:
@@ -215,6 +223,7 @@ class AsyncEngine(Facts):
             options: see RequestOptions.
 
         Raises, at once:
+            Unsupported: the model generates no text.
             TypeError: there is no such option.
             InvalidRequest: *params* or an option is not allowed.
         Raises, on entering the block:
@@ -225,6 +234,7 @@ class AsyncEngine(Facts):
         """
         from pyllama_raw.generation import Generation
 
+        self._check_generates()
         params, checked = checked_params(params), checked_options(options)
         prepare = partial(self._preparation.prepare, prompt, params, checked)
         return Generation(self._thread, self._parts.vocab.pieces, prepare)
@@ -325,6 +335,84 @@ class AsyncEngine(Facts):
         if n_scored < n_wanted:
             raise DeadlineExceeded(n_scored, n_wanted)
         return Score(tokens, result.prompt_logprobs)
+
+    async def embed(
+        self,
+        texts: Iterable[str],
+        dimensions: int | None = None,
+        normalize: bool = True,
+        pooling: TextPooling | None = None,
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Vectors:
+        """
+        A vector for each text: a row of an array of float32, in the order of *texts*.
+
+        The first call on a model that generates opens a context of its own for this.
+
+        Args:
+            dimensions: only the first ones of each vector; None: all.
+            normalize: make vectors as long as 1, after they are cut.
+            pooling: how the vectors of the tokens of a text become one; None: as the model
+                says.
+            progress: called with the number of texts that have a vector.
+
+        Raises:
+            InvalidRequest: there is no text, one is empty, or an argument is not allowed.
+            TextTooLong: a text has too many tokens for the model or for a step.
+            Unsupported: the model states no pooling, and none is given.
+            EmbeddingFailed: the model makes something of a text that is no number.
+            DeadlineExceeded: *deadline_s* was over before every text had its vector.
+            QueueFull, ClosedError, EngineStopped, NativeError: as generate().
+        """
+        embedder = await self._embedders.get()
+        wanted = embedder.pooling(pooling)
+        shape = embedder.shape(dimensions, normalize=normalize)
+        (rows,) = await embedder.embed(
+            texts, wanted, shape, progress, joined=True, **options
+        )
+        return rows
+
+    async def embed_tokens(
+        self,
+        texts: Iterable[str],
+        dimensions: int | None = None,
+        normalize: bool = True,
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[Vectors]:
+        """Like embed(), with an array for each text that has a row for each token."""
+        from pyllama_raw.engine.model_info import Pooling
+
+        embedder = await self._embedders.get()
+        shape = embedder.shape(dimensions, normalize=normalize)
+        return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
+
+    async def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[Ranked]:
+        """
+        *documents* by how well they answer *query*, the best first.
+
+        Scores are as the model gives them, so those of other models differ in range.
+
+        Raises:
+            Unsupported: the model is no reranker.
+            InvalidRequest, TextTooLong, EmbeddingFailed, DeadlineExceeded: as embed().
+            QueueFull, ClosedError, EngineStopped, NativeError: as generate().
+        """
+        from pyllama_raw.ranking import rank
+
+        self._check_ranks()
+        embedder = await self._embedders.get()
+        return await rank(embedder, query, documents, progress, **options)
 
 
 def _build(

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError, cut, shown
-from pyllama_raw.options import ChatOptions, PolicyData, RequestOptions
+from pyllama_raw.options import ChatOptions, PolicyData, RequestOptions, TextOptions
 
 if TYPE_CHECKING:
     from pyllama_raw.sampling.params import SamplingParams
@@ -59,10 +59,19 @@ def checked_options(options: Mapping[str, Any]) -> RequestOptions:
 
 def checked_chat(options: Mapping[str, Any]) -> ChatOptions:
     """Like checked_options(), for what only renders or counts."""
+    return _checked_some(ChatOptions, "a chat", options)
+
+
+def checked_serving(options: Mapping[str, Any]) -> TextOptions:
+    """Like checked_options(), for what makes vectors."""
+    return _checked_some(TextOptions, "an embedding", options)
+
+
+def _checked_some(kind: type, whose: str, options: Mapping[str, Any]) -> RequestOptions:
     for name in options:
-        if name not in ChatOptions.__annotations__:
-            known = ", ".join(ChatOptions.__annotations__)
-            raise TypeError(f"{shown(name)} is no option of a chat; there are {known}")
+        if name not in kind.__annotations__:
+            known = ", ".join(kind.__annotations__)
+            raise TypeError(f"{shown(name)} is no option of {whose}; there are {known}")
     return checked_options(options)
 
 
@@ -89,6 +98,19 @@ def checked_prompts(prompts: Iterable[T]) -> Iterable[T]:
             iter(prompts)  # takes nothing out of it
             return prompts
     raise InvalidRequest("prompts", prompts, allowed)
+
+
+def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
+    """Texts, at least one, none of them empty. Raises InvalidRequest; *name* is theirs."""
+    allowed = "a list of texts, at least one"
+    with _reading(name, texts, allowed):
+        if not isinstance(texts, SINGLE) and (checked := list(texts)):
+            for i, text in enumerate(checked):
+                if not (text and isinstance(text, str)):
+                    wrong = "a text of at least one character"
+                    raise InvalidRequest(f"{name}[{i}]", text, wrong)
+            return checked
+    raise InvalidRequest(name, texts, allowed)
 
 
 def checked_salt(value: object) -> str | None:
@@ -138,7 +160,7 @@ def _is_plain(item: tuple[object, object]) -> bool:
 
 def checked_top(value: object) -> int:
     """A number of likely tokens."""
-    return _whole("n_top", value, 0, MAX_TOP)
+    return checked_number("n_top", value, 0, MAX_TOP)
 
 
 @contextmanager
@@ -175,12 +197,16 @@ def _cache_points(value: Any) -> tuple[int, ...]:
         if not isinstance(value, SINGLE):
             points = tuple(islice(value, MAX_CACHE_POINTS + 1))
             if len(points) <= MAX_CACHE_POINTS:
-                return tuple(_whole("cache_points", p, 1, MAX_POSITION) for p in points)
+                return tuple(
+                    checked_number("cache_points", p, 1, MAX_POSITION) for p in points
+                )
     raise InvalidRequest("cache_points", value, allowed)
 
 
 _OPTIONS: dict[str, Callable[[object], object]] = {
-    "priority": lambda value: _whole("priority", value, -MAX_PRIORITY, MAX_PRIORITY),
+    "priority": lambda value: checked_number(
+        "priority", value, -MAX_PRIORITY, MAX_PRIORITY
+    ),
     "deadline_s": _deadline,
     "cache_salt": checked_salt,
     "cache_points": _cache_points,
@@ -195,8 +221,8 @@ _OPTIONS: dict[str, Callable[[object], object]] = {
 assert _OPTIONS.keys() == RequestOptions.__annotations__.keys()
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> int:
-    """True is no number: a flag that was put in the wrong place is the likelier reason."""
+def checked_number(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number; True is no number: a flag that was put in the wrong place is the likelier reason."""
     allowed = f"a whole number from {low} to {high}"
     with _reading(name, value, allowed):
         if not isinstance(value, bool):

@@ -209,6 +209,18 @@ class CacheConfig(Frozen):
         return self
 
 
+class EmbeddingConfig(Frozen):
+    """What a step may hold that makes vectors of texts."""
+
+    max_step_tokens: Count = 2048
+    """Most tokens of a step, and of a text that must be computed at once."""
+    max_step_bytes: Count = 2**29
+    """
+    Bytes that libllama may reserve for what a step gives out: for each of its tokens a
+    float of every token of the vocabulary, although nobody reads them.
+    """
+
+
 class EngineConfig(Frozen):
     """Everything an engine is made from."""
 
@@ -220,6 +232,8 @@ class EngineConfig(Frozen):
     """Who runs, and how much of it in one step."""
     cache: CacheConfig = CacheConfig()
     """What is kept of earlier requests, and who may use it."""
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    """What a step may hold that makes vectors of texts."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
     Where tokens are chosen: backend is in the graph where that can be; auto is backend where

@@ -141,6 +141,19 @@ class PromptTooLong(RequestError):
         )
 
 
+class TextTooLong(RequestError):
+    """A text that is to become a vector has more tokens than go; *name* says which."""
+
+    code = "text_too_long"
+    http_status = 413
+
+    def __init__(self, name: str, n_tokens: int, max_tokens: int, advice: str) -> None:
+        self.name, self.n_tokens, self.max_tokens = name, n_tokens, max_tokens
+        super().__init__(
+            f"{name} has {n_tokens} tokens, at most {max_tokens} go: {advice}"
+        )
+
+
 class QueueFull(RequestError):
     """The waiting queue is at its limit; nothing was queued."""
 
@@ -163,11 +176,13 @@ class DeadlineExceeded(RequestError):
     http_status = 504
     is_retryable = True
 
-    def __init__(self, n_done: int, n_wanted: int) -> None:
+    def __init__(
+        self, n_done: int, n_wanted: int, what: str = "tokens had a score"
+    ) -> None:
         self.n_done, self.n_wanted = n_done, n_wanted
         super().__init__(
-            f"deadline_s was over when {n_done} of {n_wanted} tokens had a score: "
-            "give more time or a shorter prompt"
+            f"deadline_s was over when {n_done} of {n_wanted} {what}: "
+            "give more time or less to do"
         )
 
 
@@ -297,6 +312,18 @@ class EncodeFailed(NativeError):
     """An image or a sound could not be made rows of; others can."""
 
     code = "encode_failed"
+
+
+class EmbeddingFailed(NativeError):
+    """What a model made of a text is not all finite numbers; *index* says which text."""
+
+    code = "embedding_failed"
+
+    def __init__(self, index: int | None = None) -> None:
+        self.index = index
+        where = "a text" if index is None else f"texts[{index}]"
+        said = f"what the model made of {where} is not all finite numbers"
+        super().__init__("llama_decode", None, said)
 
 
 class SnapshotFailed(NativeError):

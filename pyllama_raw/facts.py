@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyllama_raw.errors import shown
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.engine.capabilities import Capabilities
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.loop import EngineThread
     from pyllama_raw.engine.parts import EngineParts
@@ -44,6 +45,11 @@ class Facts:
     def info(self) -> EngineInfo:
         """The model, what the options came to, and versions."""
         return self._parts.describe()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the model can be used for; for the rest, why not."""
+        return self._parts.capabilities
 
     @property
     def n_ctx_slot(self) -> int:

@@ -19,13 +19,18 @@ class ChatOptions(TypedDict, total=False):
     """A Jinja template to use instead of the model's own."""
 
 
-class RequestOptions(ChatOptions, total=False):
-    """How a request is served; but for those of chats nothing here changes its output."""
+class TextOptions(TypedDict, total=False):
+    """How a request is served."""
 
     priority: int
     """Requests with a lower number run first; 0 by default."""
     deadline_s: float | None
     """Seconds from now after which the request ends with what it has. None: never."""
+
+
+class RequestOptions(TextOptions, ChatOptions, total=False):
+    """How a request is served; but for those of chats nothing here changes its output."""
+
     cache_salt: str | None
     """Only requests with an equal salt share cached prefixes."""
     cache_points: Iterable[int]

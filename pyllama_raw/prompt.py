@@ -18,7 +18,7 @@ from threading import Condition
 from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
 
 from pyllama_raw.chat import NOTHING, ChatSettings, ChatTemplates
-from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
+from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong, TextTooLong
 from pyllama_raw.markers import PIECE, Markers
 from pyllama_raw.messages import Message, is_sequence
 
@@ -34,6 +34,7 @@ LONG_PROMPT = 4096  # characters that an event loop may wait for
 MANY_IDS = 2**14  # token ids, likewise
 LONG_TOKEN = 8  # characters of a token; most texts have about four
 LONG_PIECE = 2**20  # characters that are looked at in one call of C
+SHORTEN = "shorten it"
 SEAM = 16  # tokens that a text may have more if it is cut in two
 
 
@@ -87,6 +88,43 @@ class PromptEncoder:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(tokens))
         return tokens
+
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        first: int,
+        name: str,
+        encode: Callable[[str], array[int]],
+    ) -> list[array[int]]:
+        """
+        What *encode* makes of each of *texts*, which are data.
+
+        Args:
+            first: the index of texts[0] in the argument *name*.
+
+        Raises:
+            InvalidRequest, TextTooLong: which text it is.
+        """
+
+        def tokens_of(where: str, text: str) -> array[int]:
+            try:
+                _check_text(text)
+                self._check_length(text)
+                tokens = encode(text)
+            except PromptTooLong as error:
+                n_tokens = error.n_prompt
+                raise TextTooLong(where, n_tokens, self._n_ctx_slot, SHORTEN) from None
+            except InvalidRequest as error:
+                raise InvalidRequest(where, error.value, error.allowed) from None
+            if not tokens:
+                raise InvalidRequest(where, text, "a text of at least one token")
+            return tokens
+
+        with self._using_vocab():
+            return [
+                tokens_of(f"{name}[{index}]", text)
+                for index, text in enumerate(texts, first)
+            ]
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
         """The text that encode() makes tokens of; raises like it."""

@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
-    "api", "arguments", "blocking", "chat", "choice", "facts", "generation", "loading", "many", "markers", "messages",
+    "api", "arguments", "blocking", "chat", "choice", "embedding", "facts", "generation", "loading", "many", "markers", "messages",
     "model", "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
-    "workers",
+    "ranking", "workers",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -42,6 +42,8 @@ RULE: dict[str, set[str]] = {
     "results": {"core", "errors"},
     "prompt": CONNECTION | {"chat", "markers", "messages"},
     "choice": {"core", "errors", "results"},
+    "embedding": CONNECTION | {"arguments", "prompt", "workers"},
+    "ranking": {"arguments", "embedding", "engine", "errors"},
     "generation": CONNECTION | {"choice", "results"},
     "facts": {"engine", "errors", "results"},
     "loading": set(),

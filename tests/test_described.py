@@ -21,12 +21,16 @@ from pydantic import BaseModel
 from pyllama_raw import (
     CacheConfig,
     CacheStats,
+    Capabilities,
     ContextConfig,
     Delta,
+    EmbeddingConfig,
     EngineConfig,
     EngineStats,
     ModelConfig,
+    ModelInfo,
     Profile,
+    Ranked,
     RequestOptions,
     Result,
     SamplingParams,
@@ -47,9 +51,13 @@ OPTIONS: tuple[type[BaseModel], ...] = (
     ContextConfig,
     SchedulerConfig,
     CacheConfig,
+    EmbeddingConfig,
     Profile,
 )
-OTHERS = (RequestOptions, Delta, Result, Usage, Timings, Score, EngineStats, CacheStats)
+OTHERS = (
+    *(RequestOptions, Delta, Result, Usage, Timings, Score, EngineStats, CacheStats),
+    *(Capabilities, ModelInfo, Ranked),
+)
 
 
 def command_help(*words: str) -> str:

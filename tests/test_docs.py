@@ -52,6 +52,7 @@ SHOWN = {
         " Paris",
     ],
     "profile": ["Paris"],
+    "search": ["  Paris is the capital of France.", "0."],
     "score": ["  The cat sat on the mat.", "7042 -0."],
     "two_engines": [
         "streams (4096 tokens a slot): ' Paris",

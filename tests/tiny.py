@@ -19,6 +19,7 @@ from pathlib import Path
 from scripts.tiny_models.projectors import PROJECTORS
 from scripts.tiny_models.recipes import (
     ATTENTION,
+    EMBEDDING,
     HYBRID,
     OTHER,
     RECIPES,
@@ -28,6 +29,7 @@ from scripts.tiny_models.recipes import (
 
 __all__ = [
     "ATTENTION",
+    "EMBEDDING",
     "GENERATING",
     "HYBRID",
     "OTHER",

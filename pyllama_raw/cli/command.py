@@ -19,6 +19,7 @@ from pyllama_raw.cli.simulate_options import add_simulate
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
+MODULES = {"embed": "vectors", "rank": "vectors"}  # where the name is another one
 STATUS = """\
 exit status:
   0    everything that was asked for succeeded
@@ -71,11 +72,19 @@ def _parser() -> Parser:
     for name, add_flags, text in (
         ("chat", options.add_chat, "talk with a model"),
         ("generate", options.add_generate, "complete prompts, many at a time"),
+        ("embed", options.add_embed, "make vectors of texts"),
+        ("rank", options.add_rank, "rank documents by how they answer a query"),
         ("info", options.add_info, "show library, devices, model, limits"),
         ("tune", options.add_tune, "find the fastest options on a machine"),
         ("simulate", add_simulate, "compare scheduling policies without a model"),
     ):
-        _add(commands, name, add_flags, partial(_run, name, name), text)
+        _add(
+            commands,
+            name,
+            add_flags,
+            partial(_run, MODULES.get(name, name), name),
+            text,
+        )
     bench = commands.add_parser("bench", help="measure, compare and report speed")
     of_bench = bench.add_subparsers(required=True, metavar="COMMAND")
     for name, add_flags, text in (

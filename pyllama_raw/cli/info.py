@@ -13,6 +13,7 @@ from typing import Any
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
+from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError, Unsupported
@@ -29,15 +30,9 @@ MODEL_FACTS = (
     "ftype",
     "size_bytes",
     "n_params",
-    "n_layer",
-    "n_embd",
     "n_head",
     "n_head_kv",
-    "n_vocab",
-    "n_ctx_train",
     "n_swa",
-    "has_encoder",
-    "has_decoder",
     "is_recurrent",
     "is_hybrid",
 )
@@ -80,8 +75,11 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
     )
     yield "devices", {device.name: asdict(device) for device in libllama.devices()}
     path = resolve_model(model_spec(options))
+    capabilities = probe(path, config.model.kv_overrides)
+    yield "file", {"path": str(path), **_file(capabilities)}
+    capabilities.check(Operation.GENERATE)
     with Model.load(path, **config.model.model_dump()) as model:
-        yield "model", {"path": str(path), **_model(model)}
+        yield "model", _model(model)
         n_slots = config.scheduler.n_slots
         wanted = config.resolved_context
         fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)
@@ -98,12 +96,20 @@ def _version() -> str:
         return "not installed"
 
 
+def _file(capabilities: Capabilities) -> dict[str, Any]:
+    """What the header says, and what follows from that."""
+    return {
+        **asdict(capabilities.model),
+        "operations": ", ".join(capabilities.operations) or None,
+        **{f"no_{name}": why for name, why in capabilities.refusals.items()},
+    }
+
+
 def _model(model: Model) -> dict[str, Any]:
     vocab = {f"vocab_{name}": getattr(model.vocab, name) for name in VOCAB_FACTS}
     return {
         **{name: getattr(model, name) for name in MODEL_FACTS},
         **vocab,
-        "has_chat_template": model.chat_template() is not None,
         **_sampling(model.meta),
     }
 

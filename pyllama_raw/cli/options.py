@@ -45,6 +45,48 @@ def add_generate(parser: ArgumentParser) -> None:
     add_engine(parser)
 
 
+def add_embed(parser: ArgumentParser) -> None:
+    """Flags of `embed`."""
+    _add_texts(parser, "TEXT", "to make a vector of")
+    add(parser, "--dimensions", count, "N", "only the first of each vector")
+    parser.add_argument(
+        "--raw", action="store_true", help="vectors as they are, not of length 1"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "last"),
+        help="how the vectors of tokens become one (as the model says)",
+    )
+    parser.add_argument(
+        "--tokens", action="store_true", help="a vector for each token, not one a text"
+    )
+    add(
+        parser,
+        "--npy",
+        Path,
+        "FILE",
+        "write all vectors as one array, not as JSON lines",
+    )
+    add_engine(parser)
+
+
+def add_rank(parser: ArgumentParser) -> None:
+    """Flags of `rank`."""
+    parser.add_argument("query", metavar="QUERY", help="what documents are to answer")
+    _add_texts(parser, "DOCUMENT", "to rank")
+    add_engine(parser)
+
+
+def _add_texts(parser: ArgumentParser, metavar: str, text: str) -> None:
+    parser.add_argument("texts", nargs="*", metavar=metavar, help=text)
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        help='JSON lines, each a string or an object with "text"; - is stdin',
+    )
+    add(parser, "--model", str, "MODEL", "a GGUF file, or hf:OWNER/REPO/FILE")
+
+
 def add_chat(parser: ArgumentParser) -> None:
     """Flags of `chat`."""
     add(parser, "--system", str, "TEXT", "how the model should behave")

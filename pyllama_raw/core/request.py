@@ -147,6 +147,15 @@ class Delta(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """A text has become a vector."""
+
+    request_id: int
+    index: int  # of the text
+    values: bytes  # floats of 32 bits
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last event of a request: a reason or an error, never both."""
 
@@ -164,4 +173,4 @@ class Finished:
     detail: FinishDetail | None = None  # of STOP and LENGTH
 
 
-Event = Delta | Finished
+Event = Delta | Embedded | Finished

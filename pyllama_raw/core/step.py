@@ -175,7 +175,22 @@ class Score(NamedTuple):
     targets: array[int]  # what follows each token, as far as it is known
 
 
-Work = Decode | Prefill | Score
+class Encode(NamedTuple):
+    """Compute a run of a text; with its last token the text becomes a vector."""
+
+    request_id: int
+    slot: int  # empty before a run that starts at 0, and after the last one
+    start: int
+    tokens: array[int]
+    is_last: bool
+
+    @property
+    def samples(self) -> bool:
+        """Never."""
+        return False
+
+
+Work = Decode | Prefill | Score | Encode
 
 
 class StepPlan(NamedTuple):
@@ -228,6 +243,12 @@ class Scored:
     then: Sampled | RowFailed | Computed
 
 
+class Vector(NamedTuple):
+    """Of the last `Encode` of a text: floats of 32 bits, all of them finite."""
+
+    values: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Lost:
     """Of a work whose slot could not be filled: nothing is computed, the slot is empty."""
@@ -240,7 +261,7 @@ class Held:
     n_tokens: int
 
 
-Output = Sampled | RowFailed | Computed | Scored | Lost | Held
+Output = Sampled | RowFailed | Computed | Scored | Vector | Lost | Held
 
 
 class DecodeStatus(Enum):

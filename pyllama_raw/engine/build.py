@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,13 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.constraint import Constraints
+from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
-from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
@@ -38,7 +39,6 @@ from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
 from pyllama_raw.errors import ConfigError, Unsupported
-from pyllama_raw.native import libllama
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -51,7 +51,9 @@ DEFAULT_OUTPUTS = 32  # rows a step: more make scores of prompts faster, and cos
 DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
-def assemble(use: ModelUse, config: EngineConfig) -> EngineParts:
+def assemble(
+    use: ModelUse, config: EngineConfig, capabilities: Capabilities
+) -> EngineParts:
     """
     Make the context of a model and what runs on it; *use* is closed with the parts.
 
@@ -60,7 +62,6 @@ def assemble(use: ModelUse, config: EngineConfig) -> EngineParts:
         Unsupported: the model does not generate text token by token.
     """
     model = use.model
-    _check_generates(model)
     layout = layout_of(model, config)
     fields = context_fields(
         config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
@@ -90,6 +91,16 @@ def assemble(use: ModelUse, config: EngineConfig) -> EngineParts:
         executor.shutdown()
         raise
 
+    def make_embedder() -> EngineParts:
+        from pyllama_raw.engine.build_embedder import assemble_embedder
+
+        mine = use.share()
+        try:
+            return assemble_embedder(mine, config, capabilities)
+        except BaseException:
+            mine.close()
+            raise
+
     def release() -> None:
         if writer is not None:
             writer.close()
@@ -103,19 +114,21 @@ def assemble(use: ModelUse, config: EngineConfig) -> EngineParts:
         model.chat_template(),
         release,
         _make_admission(config.scheduler),
-        _describer(executor.context, config, scheduler.limits),
+        describer(executor.context, config, scheduler.limits),
+        capabilities,
         config.cache.scope,
         writer,
         make_rules=Constraints(model.vocab).rules,
         metadata=model.meta,
+        make_embedder=make_embedder,
     )
 
 
 def _make_scheduler(
     context: Context, config: EngineConfig, layout: Layout, store: DiskStore | None
 ) -> Scheduler:
-    if not context.has_memory:
-        raise Unsupported("generation", "a pure encoder generates no text")
+    if not context.has_memory or context.model.has_encoder:
+        raise Unsupported("generate", "the model has an encoder")
     cost = measure(context)
     return Scheduler(
         limits_of(context, config, layout),
@@ -130,45 +143,6 @@ def _make_scheduler(
             exclude={"n_slots", "max_waiting", "max_waiting_tokens", "policy"}
         ),
     )
-
-
-def _describer(
-    context: Context, config: EngineConfig, limits: ContextLimits
-) -> Callable[[], EngineInfo]:
-    """What can be said at once is kept: the context may be closed when somebody asks."""
-    wanted = config.resolved_context
-    model_path, metadata = str(context.model.path), dict(context.model.meta)
-    taken = context.kernels.taken if context.kernels is not None else ()
-    n_ubatch, kernels = context.n_ubatch, {row.computes: row.needs for row in taken}
-
-    def describe() -> EngineInfo:
-        from importlib.metadata import version
-
-        devices = config.model.devices or tuple(d.name for d in libllama.devices())
-        return EngineInfo(
-            model_path=model_path,
-            metadata=metadata,
-            n_slots=limits.n_slots,
-            n_ctx=limits.n_cells,
-            n_ctx_slot=limits.n_ctx_slot,
-            n_batch=limits.n_batch,
-            n_ubatch=n_ubatch,
-            n_threads=wanted.threads,
-            n_threads_batch=wanted.n_threads_batch or wanted.threads,
-            type_k=wanted.type_k,
-            type_v=wanted.type_v,
-            flash_attn=wanted.flash_attn,
-            kv_unified=limits.unified,
-            kernels=kernels,
-            devices=tuple(devices),
-            versions={
-                "pyllama_raw": version("pyllama_raw"),
-                "llama_cpp": libllama.llama_version(),
-            },
-            config=config,
-        )
-
-    return describe
 
 
 def _make_admission(config: SchedulerConfig) -> Admission:
@@ -315,14 +289,3 @@ def limits_of(context: Context, config: EngineConfig, layout: Layout) -> Context
         n_swa=model.n_swa,
         n_ubatch=context.n_ubatch,
     )
-
-
-def _check_generates(model: Model) -> None:
-    if model.is_diffusion:
-        raise Unsupported(
-            "generation", "a diffusion model does not generate token by token"
-        )
-    if model.has_encoder or not model.has_decoder:
-        raise Unsupported(
-            "generation", "the model has an encoder: give a decoder-only model"
-        )

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
 
+from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.step_log import StepLog
 
@@ -31,7 +31,7 @@ class Driver:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Planner,
         executor: Executor,
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],

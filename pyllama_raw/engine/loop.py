@@ -24,8 +24,8 @@ from threading import Thread, current_thread
 from typing import TypeVar
 
 from pyllama_raw.core.admission import Admission
+from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, FinishReason, Request
-from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.delivery import Delivery, refuse
@@ -54,7 +54,7 @@ class EngineThread:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Planner,
         executor: Executor,
         *,
         admission: Admission | None = None,

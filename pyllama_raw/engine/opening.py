@@ -13,8 +13,11 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from pyllama_raw.engine.capabilities import Operation, capabilities_of, probe
+from pyllama_raw.engine.model_info import model_info
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
+from pyllama_raw.native.gguf_header import NO_OVERRIDES
 
 if TYPE_CHECKING:
     from pyllama_raw.config import EngineConfig
@@ -39,13 +42,15 @@ def build(
 
     Raises:
         ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
-        Unsupported: the model does not generate text token by token.
+        Unsupported: the model is of no use here; no weight was read.
     """
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
+    options = model_options(config)
+    probe(path, options.get("kv_overrides", NO_OVERRIDES)).check(*Operation)
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        return build_on(open_model(path, model_options(config), report), config)
+        return build_on(open_model(path, options, report), config)
     finally:
         importing.join()
 
@@ -54,9 +59,17 @@ def build_on(use: ModelUse, config: EngineConfig | None) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
     try:
         from pyllama_raw.config import EngineConfig
-        from pyllama_raw.engine.build import assemble
 
-        return assemble(use, config or EngineConfig())
+        config = config or EngineConfig()
+        capabilities = capabilities_of(model_info(use.model.path, use.model.header))
+        capabilities.check(*Operation)
+        if Operation.GENERATE in capabilities.operations:
+            from pyllama_raw.engine.build import assemble
+
+            return assemble(use, config, capabilities)
+        from pyllama_raw.engine.build_embedder import assemble_embedder
+
+        return assemble_embedder(use, config, capabilities)
     except BaseException:
         use.close()
         raise

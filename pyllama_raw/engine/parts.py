@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
+from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -57,8 +58,20 @@ class TextVocab(Protocol):
         """Token that ends a text."""
 
     @property
+    def sep(self) -> int | None:
+        """Token that stands between two texts."""
+
+    @property
     def add_bos(self) -> bool:
         """Whether add_special puts bos in front."""
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether add_special puts eos behind."""
+
+    @property
+    def add_sep(self) -> bool:
+        """Whether sep stands between two texts."""
 
     @property
     def eog_tokens(self) -> frozenset[int]:
@@ -98,14 +111,17 @@ class FileWriter(Protocol):
 class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
 
-    scheduler: Scheduler
+    scheduler: Planner
     executor: TimedExecutor
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
     admission: Admission  # whom the engine takes on
     describe: Callable[[], EngineInfo]  # also after the release
+    capabilities: Capabilities
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: FileWriter | None = None  # of the executor; None: nothing is kept in files
     make_rules: Callable[[SamplingParams, Reading], object] = _no_rules  # may take long
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
+    labels: tuple[str, ...] = ()  # of the scores that the model gives
+    make_embedder: Callable[[], EngineParts] | None = None  # on the same weights

@@ -256,6 +256,33 @@ class Context(SlotMemory):
         raw = ffi.buffer(found, 4 * self._n_vocab)
         return np.frombuffer(raw, np.float32).copy()
 
+    def vector(self, slot: int) -> bytes:
+        """
+        The floats of *slot*, whose last token was in the last batch: scores, or a vector.
+
+        Only with a pooling, other than "none".
+        """
+        found = ffi.NULL
+        if 0 <= slot < self.n_seq_max:
+            found = lib.llama_get_embeddings_seq(self.ptr, slot)
+        if found == ffi.NULL:
+            raise InvalidRequest("slot", slot, "a slot of the last batch")
+        is_rank = lib.llama_pooling_type(self.ptr) == lib.LLAMA_POOLING_TYPE_RANK
+        model = self.model
+        n_values = model.n_cls_out if is_rank else model.n_embd_out
+        return bytes(ffi.buffer(found, 4 * n_values))
+
+    def token_vectors(self, start: int, stop: int) -> bytes:
+        """The floats of places [start, stop) of the last batch; only with pooling "none"."""
+        size = 4 * self.model.n_embd_out
+        parts = []
+        for row in range(start, stop):
+            found = lib.llama_get_embeddings_ith(self.ptr, row)
+            if found == ffi.NULL:
+                raise InvalidRequest("row", row, "a row of the last batch")
+            parts.append(bytes(ffi.buffer(found, size)))
+        return b"".join(parts)
+
     def row(self, row: int) -> array[float]:
         """The logits at place *row* without numpy; with a lane its candidates', sorted."""
         if self._is_on_lane(row):

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from types import MappingProxyType
 from typing import NamedTuple
 
 from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native.gguf_header import (
     MAX_NAME,
+    NO_OVERRIDES,
     DamagedFile,
     Header,
     Scalar,
@@ -25,8 +25,6 @@ from pyllama_raw.native.gguf_header import (
     read_header,
 )
 from pyllama_raw.native.libllama import lib, text
-
-NO_OVERRIDES: Mapping[str, Scalar] = MappingProxyType({})
 
 _INT64_MAX = 2**63 - 1
 _FLOATS = ("F32", "F16", "BF16")
@@ -58,23 +56,23 @@ _MAY_BE_ZERO = (("plamo2", "ssm.group_count"), ("llama4", "interleave_moe_layer_
 _SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
-def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> None:
+def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Header:
     """
-    Raise ModelLoadFailed unless the header of *path*, and of the files that continue it,
-    is in order.
+    The header of *path* with *overrides*, as libllama takes it.
 
-    Args:
-        overrides: what libllama is to take for metadata values of the file.
+    Raises:
+        ModelLoadFailed: it, or that of a file that continues it, is not in order.
     """
-    header = read_header(path)
+    header = read_header(path).overridden(overrides)
     with _of(path):
-        _check_divisors({**header.values, **overrides})
+        _check_divisors(header.values)
         _check_tensors(header)
         _check_missing(header)
     for name in _continued(path, header.values):
         part = read_header(name)
         with _of(name):
             _check_tensors(part)
+    return header
 
 
 @contextmanager

@@ -12,8 +12,9 @@ import mmap
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native.libllama import ffi, lib
@@ -39,6 +40,7 @@ _NUMBERS = {
 _U32, _U64 = _NUMBERS[4], _NUMBERS[10]
 
 Scalar = bool | int | float | str
+NO_OVERRIDES: Mapping[str, Scalar] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,16 @@ class Header:
     """What stands before the data of a model file."""
 
     values: Mapping[str, Scalar]  # metadata without arrays
+    lengths: Mapping[str, int]  # of the arrays
     tensors: tuple[TensorInfo, ...]
     n_left: (
         int  # bytes after the tensor table, up to the next multiple of the alignment
     )
     alignment: int
+
+    def overridden(self, values: Mapping[str, Scalar]) -> Header:
+        """The header as libllama takes it with kv_overrides."""
+        return replace(self, values={**self.values, **values})
 
 
 class DamagedFile(Exception):
@@ -132,42 +139,43 @@ class _Reader:
 
     def header(self, n_tensors: int, n_values: int) -> Header:
         values: dict[str, Scalar] = {}
-        seen: set[str] = set()
+        lengths: dict[str, int] = {}
         for index in range(n_values):
             self._what = f"metadata entry {index}"
             key = self._string()
-            if not key or key in seen:
+            if not key or key in values or key in lengths:
                 raise DamagedFile(
                     f"{self._what} has the key {key!r}, as an earlier one"
                 )
-            seen.add(key)
             self._what = key
-            value = self._value()
-            if value is not None:
-                values[key] = value
+            kind = self._number(_U32)
+            if kind == _ARRAY:
+                lengths[key] = self._skip_array()
+            else:
+                values[key] = self._scalar(kind)
         tensors = []
         for index in range(n_tensors):
             self._what = f"tensor {index}"
             tensors.append(self._tensor())
         alignment = _alignment(values)
         n_left = self._size - -(-self._at // alignment) * alignment
-        return Header(values, tuple(tensors), n_left, alignment)
+        return Header(values, lengths, tuple(tensors), n_left, alignment)
 
-    def _value(self) -> Scalar | None:
-        """The next value; None: an array."""
-        kind = self._number(_U32)
+    def _scalar(self, kind: int) -> Scalar:
         if kind == _STRING:
             return self._string()
-        if kind != _ARRAY:
-            value: Scalar = self._number(self._format(kind))
-            return value
+        value: Scalar = self._number(self._format(kind))
+        return value
+
+    def _skip_array(self) -> int:
+        """How many values it has."""
         kind = self._number(_U32)
         count = self._number(_U64)
         if kind == _STRING:
             self._skip_strings(count)
         else:
             self._skip(count * self._format(kind).size)
-        return None
+        return count
 
     def _tensor(self) -> TensorInfo:
         name = self._string()

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
 from pyllama_raw.native import log
-from pyllama_raw.native.gguf_check import NO_OVERRIDES, check_gguf
+from pyllama_raw.native.gguf_check import check_gguf
+from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
@@ -24,9 +25,12 @@ _POLL_S = 0.05  # between two calls of a progress function
 class Model(Handle):
     """One model file. Make it with load(); contexts keep it alive after close()."""
 
-    def __init__(self, pointer: Any, *, path: str, vocab_only: bool) -> None:
+    def __init__(
+        self, pointer: Any, *, path: str, header: Header, vocab_only: bool
+    ) -> None:
         super().__init__(pointer, lib.llama_model_free)
         self.path = path
+        self.header = header  # with the overrides
         self.vocab_only = vocab_only
         self.vocab = Vocab(self)
 
@@ -52,7 +56,7 @@ class Model(Handle):
             ConfigError: a field is out of range.
         """
         name = os.fspath(path)
-        check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
+        header = check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
         load = _Load(name, params)
         since = log.mark()
@@ -63,7 +67,7 @@ class Model(Handle):
             raise ModelLoadFailed(
                 name, load.error or said or "llama.cpp gave no reason"
             )
-        model = cls(pointer, path=name, vocab_only=vocab_only)
+        model = cls(pointer, path=name, header=header, vocab_only=vocab_only)
         if not vocab_only:
             model._check_numbers()
         return model
@@ -96,6 +100,22 @@ class Model(Handle):
     @property
     def n_embd(self) -> int:
         return int(lib.llama_model_n_embd(self.ptr))
+
+    @property
+    def n_embd_out(self) -> int:
+        """Floats of a vector that is made of a text."""
+        return int(lib.llama_model_n_embd_out(self.ptr))
+
+    @property
+    def n_cls_out(self) -> int:
+        """Scores that are made of a text."""
+        return int(lib.llama_model_n_cls_out(self.ptr))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What each of these scores is of; empty texts where the file does not say."""
+        found = (lib.llama_model_cls_label(self.ptr, i) for i in range(self.n_cls_out))
+        return tuple(text(label) if label else "" for label in found)
 
     @property
     def n_layer(self) -> int:

@@ -24,6 +24,7 @@ _FLASH_ATTN = dict(
 )
 _ROPE_SCALINGS = get_args(kinds.RopeScaling)
 _KV_TYPES = get_args(kinds.KVType)
+_POOLINGS = ("none", "mean", "cls", "last", "rank")
 
 _MODEL_DEFAULTS: dict[str, Any] = {
     "n_gpu_layers": -1,
@@ -61,6 +62,7 @@ _CONTEXT_DEFAULTS: dict[str, Any] = {
     "yarn_beta_fast": -1.0,
     "yarn_beta_slow": -1.0,
     "yarn_orig_ctx": 0,
+    "pooling": None,  # makes vectors of texts; None: logits of tokens
 }
 
 
@@ -118,6 +120,9 @@ def context_params(fields: Mapping[str, Any], *, n_seq_max: int) -> Any:
         setattr(params, name, values[name])
     for name in ("kv_unified", "swa_full", "offload_kqv", "op_offload"):
         setattr(params, name, bool(values[name]))
+    if values["pooling"] is not None:
+        params.embeddings = True
+        params.pooling_type = _enum("LLAMA_POOLING_TYPE", values, "pooling", _POOLINGS)
     return params
 
 

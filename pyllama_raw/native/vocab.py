@@ -66,6 +66,10 @@ class Vocab:
         return self._special(lib.llama_vocab_eos)
 
     @property
+    def sep(self) -> int | None:
+        return self._special(lib.llama_vocab_sep)
+
+    @property
     def eot(self) -> int | None:
         return self._special(lib.llama_vocab_eot)
 
@@ -80,6 +84,10 @@ class Vocab:
     @property
     def add_eos(self) -> bool:
         return bool(lib.llama_vocab_get_add_eos(self.ptr))
+
+    @property
+    def add_sep(self) -> bool:
+        return bool(lib.llama_vocab_get_add_sep(self.ptr))
 
     @cached_property
     def eog_tokens(self) -> frozenset[int]:

@@ -38,7 +38,9 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.abort import AbortGate
+from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
 from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
 from pyllama_raw.sampling.params import SamplingParams
@@ -67,7 +69,10 @@ class FakeVocab:
     n_tokens = 258
     bos: int | None = BOS
     eos: int | None = EOS
+    sep: int | None = None
     add_bos = True
+    add_eos = False
+    add_sep = False
     eog_tokens = frozenset({EOS})
 
     @property
@@ -358,8 +363,29 @@ def fake_parts(
         release,
         Admission(limits.n_slots, max_waiting, max_waiting_tokens),
         partial(_describe, executor.limits, limits, metadata or {}),
+        _capabilities(executor.limits, vocab, chat_template),
         metadata=metadata or {},
     )
+
+
+def _capabilities(
+    limits: ContextLimits, vocab: FakeVocab, chat_template: str | None
+) -> Capabilities:
+    info = ModelInfo(
+        architecture="fake",
+        model_class=ModelClass.DECODER_ONLY,
+        pooling=None,
+        is_causal=True,
+        n_ctx_train=limits.n_ctx_slot,
+        n_vocab=vocab.n_tokens,
+        n_embd=1,
+        n_layer=1,
+        n_expert=0,
+        n_files=1,
+        has_rank_head=False,
+        has_chat_template=chat_template is not None,
+    )
+    return capabilities_of(info)
 
 
 def _describe(

@@ -75,6 +75,8 @@ def build(recipe: Recipe, gguf: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def is_wanted(recipe: Recipe, name: str) -> bool:
+    if name.startswith("cls.output.") and recipe.ranks:
+        return True
     return not any(
         fnmatch(name, pattern) or fnmatch(f"{name}/{recipe.arch}", pattern)
         for pattern in UNWANTED

@@ -39,8 +39,14 @@ class Recipe:
 
     @property
     def generates(self) -> bool:
-        """True for a plain left-to-right language model."""
-        return self.memory != "none" and not self.encoder and not self.miscomputed
+        """True for a plain left-to-right language model that is made for texts."""
+        misfit = self.encoder or self.miscomputed or "pooling_type" in self.fields
+        return self.memory != "none" and not misfit
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it has a head that gives scores."""
+        return self.fields.get("pooling_type") == 4  # LLAMA_POOLING_TYPE_RANK
 
     @property
     def metadata(self) -> dict[str, object]:

@@ -107,14 +107,30 @@ HYBRID = (
         mrope=True,
     ),
 )
-OTHER = (
+MEAN, CLS, LAST, RANK = range(1, 5)  # llama.h: enum llama_pooling_type
+BERT = sizes(2, 2, attention__layer_norm_epsilon=1e-5, attention__causal=False)
+LABELS = {"classifier.output_labels": ["yes", "no", "maybe"]}
+PAIRED = {"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.add_sep_token": True}
+EMBEDDING = (
+    Recipe("bert", "bert", BERT | {"pooling_type": MEAN}, memory="none"),
+    Recipe("bert-cls", "bert", BERT | {"pooling_type": CLS}, memory="none"),
+    Recipe("bert-unpooled", "bert", BERT, memory="none"),
     Recipe(
-        "bert",
-        "bert",
-        sizes(2, 2, attention__layer_norm_epsilon=1e-5, attention__causal=False)
-        | {"pooling_type": 1},  # mean
+        "bert-rank", "bert", BERT | {"pooling_type": RANK}, memory="none", more=PAIRED
+    ),
+    Recipe(
+        "bert-labels", "bert", BERT | {"pooling_type": RANK} | LABELS, memory="none"
+    ),
+    Recipe(
+        "nomic-bert-moe",
+        "nomic-bert-moe",
+        BERT | experts() | {"moe_every_n_layers": 2, "pooling_type": MEAN},
         memory="none",
     ),
+    Recipe("qwen3-embedding", "qwen3", sizes(2, 1, pooling_type=LAST)),
+    Recipe("qwen3-rank", "qwen3", sizes(2, 1, pooling_type=RANK) | LABELS),
+)
+OTHER = (
     Recipe(
         "t5",
         "t5",
@@ -141,5 +157,13 @@ MISCOMPUTED = (
 
 RECIPES = {
     recipe.name: recipe
-    for recipe in (*ATTENTION, *SWA, *RECURRENT, *HYBRID, *OTHER, *MISCOMPUTED)
+    for recipe in (
+        *ATTENTION,
+        *SWA,
+        *RECURRENT,
+        *HYBRID,
+        *EMBEDDING,
+        *OTHER,
+        *MISCOMPUTED,
+    )
 }

@@ -102,8 +102,8 @@ def test_info_shows_model_and_limits(model_path: Path):
 
     facts = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert facts.keys() == {"library", "kernels", "devices", "model", "limits"}
-    assert facts["model"]["n_vocab"] == 49152
+    assert facts.keys() == {"library", "kernels", "devices", "file", "model", "limits"}
+    assert facts["file"]["n_vocab"] == 49152
     assert (facts["limits"]["n_slots"], facts["limits"]["n_ctx"]) == (2, 512)
     assert facts["limits"]["kernels"].startswith("attention ")
 

@@ -38,8 +38,7 @@ class Attention {
         return mask != nullptr && node->src[4] == nullptr && max_bias == 0 && softcap == 0 &&
                q->type == GGML_TYPE_F32 && is_half(k) && is_half(v) && is_half(mask) &&
                mask->ne[2] == 1 && q->nb[0] == sizeof(float) && fits(k->ne[0]) &&
-               fits(v->ne[0]) && k->ne[1] % attention::kCells == 0 &&
-               heads_per_key(node) <= attention::kMaxRows && q->ne[2] % k->ne[2] == 0 &&
+               fits(v->ne[0]) && heads_per_key(node) <= attention::kMaxRows && q->ne[2] % k->ne[2] == 0 &&
                v->ne[2] == k->ne[2];
     }
 
@@ -71,7 +70,8 @@ class Attention {
     }
 
   private:
-    static constexpr int kSpan = 2048;  // cells that stay in the cache of a core, in tiles
+    static constexpr int      kSpan   = 2048;    // cells that stay in the cache of a core, in tiles
+    static constexpr uint16_t kHidden = 0xfc00;  // -infinity
 
     static float parameter(const ggml_tensor * node, int index) {
         float value;
@@ -150,10 +150,9 @@ class Attention {
     // sees. They are in *order*, unless the mask shows other cells than *order* has.
     static int list(int32_t * to, const ggml_tensor * node, int token, int stream,
                     const std::vector<int32_t> * order) {
-        constexpr uint16_t kHidden = 0xfc00;  // -infinity
         const auto *       masks   = masks_of(node, token, stream);
         const int          n_cells = int(node->src[1]->ne[1]);
-        const int          n_seen  = unit()->visible(to, masks, n_cells);
+        const int          n_seen  = visible(to, masks, n_cells);
         if (order == nullptr || n_seen == 0) {
             return n_seen;
         }
@@ -164,10 +163,27 @@ class Attention {
             }
         }
         if (n < n_seen) {
-            return unit()->visible(to, masks, n_cells);
+            return visible(to, masks, n_cells);
         }
         std::fill(to + n, to + n + attention::kCells, to[n - 1]);
         return n;
+    }
+
+    // Like that of the unit, for any number of cells: texts of an encoder have as many cells as
+    // tokens.
+    static int visible(int32_t * to, const uint16_t * masks, int n_cells) {
+        const int n_rest = n_cells % attention::kCells, n_whole = n_cells - n_rest;
+        int       n_seen = unit()->visible(to, masks, n_whole);
+        if (n_rest == 0) {
+            return n_seen;
+        }
+        for (int cell = n_whole; cell < n_cells; ++cell) {
+            if (masks[cell] != kHidden) {
+                to[n_seen++] = cell;
+            }
+        }
+        std::fill(to + n_seen, to + n_seen + attention::kCells, n_seen ? to[n_seen - 1] : 0);
+        return n_seen;
     }
 
     // Computes *n* cells for the heads of one token, which are the rows from i * n_heads on.

@@ -1,0 +1,130 @@
+"""`embed` and `rank`: texts in, vectors or scores out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import anyio
+
+from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli.engine_options import engine_config, model_spec
+from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.terminal import Terminal
+from pyllama_raw.engine.capabilities import Operation, probe
+from pyllama_raw.errors import ConfigError, InvalidRequest
+from pyllama_raw.models import resolve_model
+from pyllama_raw.replacing import check_writable, replacing
+
+if TYPE_CHECKING:
+    from pyllama_raw.embedding import Vectors
+
+Told = Callable[[int], None]
+
+
+def embed(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    texts = _texts(options)
+    if options.tokens and (options.npy or options.pooling):
+        raise ConfigError("--tokens goes without --npy and --pooling")
+    if options.npy is not None:
+        check_writable(options.npy)
+
+    async def make(engine: AsyncEngine, told: Told) -> None:
+        shape = options.dimensions, not options.raw
+        if options.tokens:
+            _tell(await engine.embed_tokens(texts, *shape, progress=told))
+            return
+        pooling = options.pooling
+        vectors = await engine.embed(texts, *shape, pooling, progress=told)
+        if options.npy is None:
+            _tell(vectors)
+        else:
+            _save(options.npy, vectors)
+
+    return _run(options, Operation.EMBED, len(texts), make)
+
+
+def rank(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    documents = _texts(options)
+
+    async def make(engine: AsyncEngine, told: Told) -> None:
+        ranked = await engine.rank(options.query, documents, progress=told)
+        _write(
+            {"index": one.index, "score": one.score, "document": documents[one.index]}
+            for one in ranked
+        )
+
+    return _run(options, Operation.RANK, len(documents), make)
+
+
+def _run(
+    options: Namespace,
+    operation: Operation,
+    n_texts: int,
+    make: Callable[[AsyncEngine, Told], Awaitable[None]],
+) -> int:
+    path, config = resolve_model(model_spec(options)), engine_config(options)
+    probe(path, config.model.kv_overrides).check(operation)
+    terminal = Terminal(sys.stdout, sys.stderr)
+
+    async def main() -> None:
+        terminal.status("loading the model")
+        async with AsyncEngine.open(path, config) as engine:
+            await make(
+                engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
+            )
+
+    try:
+        anyio.run(main)
+    except BaseExceptionGroup as group:
+        raise first(group) from None
+    finally:
+        terminal.close()
+    return 0
+
+
+def _texts(options: Namespace) -> list[str]:
+    if bool(options.texts) == bool(options.input):
+        raise ConfigError("give texts or --input FILE, one of them")
+    if options.texts:
+        return list(options.texts)
+    name = options.input
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    lines = filter(bytes.strip, data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    return [_text(index, line) for index, line in enumerate(lines)]
+
+
+def _text(index: int, line: bytes) -> str:
+    """Of one line: a JSON string, or an object with "text"."""
+    allowed = 'a JSON string, or an object with "text"'
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"line {index}", repr(line), allowed) from error
+    if isinstance(value, dict):
+        value = value.get("text")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"line {index}", repr(line), allowed)
+    return value
+
+
+def _tell(vectors: Iterable[Any]) -> None:
+    _write({"index": i, "embedding": v.tolist()} for i, v in enumerate(vectors))
+
+
+def _write(lines: Iterable[dict[str, Any]]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{json.dumps(line)}\n")
+
+
+def _save(path: Path, vectors: Vectors) -> None:
+    import numpy as np
+
+    with replacing(path) as file:
+        np.save(cast(TextIO, file).buffer, vectors)

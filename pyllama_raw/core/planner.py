@@ -1,0 +1,60 @@
+"""What a driver asks of a scheduler, whatever its requests are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.cache_stats import CacheStats
+from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.request import Event, FinishReason, Request
+from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
+
+
+class Planner(Protocol):
+    """Decides what each step does. One thread makes all calls; `now` never goes back."""
+
+    @property
+    def limits(self) -> ContextLimits:
+        """What the context can hold."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest one of a request that has not ended."""
+
+    def add_all(self, requests: Items[Request], now: float) -> None:
+        """Queue all *requests*, or none if that raises."""
+
+    def cancel(self, request_id: int, now: float, reason: FinishReason = ...) -> bool:
+        """End a request before the next step; False if it has ended already."""
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step; empty if there is nothing to do."""
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
+        """Take in what came of *plan*; returns all events since the last ones."""
+
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call."""
+
+    def take_report(self, report: Written | Fetched) -> None:
+        """A file that a plan asked for is complete, or read."""
+
+    def last_plans(self) -> Iterator[StepPlan]:
+        """What is to be kept of idle slots when no request is left."""
+
+    def stats(self) -> SchedulerStats:
+        """The state of this moment and all totals."""
+
+    def cache_stats(self) -> CacheStats:
+        """What is kept of past requests."""
+
+    def clear_cache(self, namespace: Namespace = None) -> int:
+        """Forget what is kept of *namespace*, or all; returns bytes freed."""

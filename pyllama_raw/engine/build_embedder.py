@@ -1,0 +1,97 @@
+"""From a loaded model and a configuration to the parts that make vectors of texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyllama_raw.config import EngineConfig
+from pyllama_raw.core.admission import Admission
+from pyllama_raw.core.embedding.scheduler import EmbedScheduler
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.engine.capabilities import Capabilities
+from pyllama_raw.engine.describer import describer
+from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
+from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.shared_models import ModelUse
+from pyllama_raw.errors import Unsupported
+from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.model import Model
+
+MAX_TEXTS = 128  # of a step
+DEFAULT_CTX = 8192  # tokens of a text that is computed in parts
+
+
+def assemble_embedder(
+    use: ModelUse, config: EngineConfig, capabilities: Capabilities
+) -> EngineParts:
+    """
+    Make a context that embeds and what runs on it; *use* is closed with the parts.
+
+    Raises:
+        Unsupported, ContextFailed, NativeError: nothing is left behind but *use*.
+    """
+    model, info = use.model, capabilities.model
+    if model.is_recurrent or model.is_hybrid:
+        raise Unsupported("embed", "the model keeps a recurrent state of its texts")
+    flag = AbortFlag()
+    fields = _fields(model, config)
+
+    def make_context(pooling: Pooling) -> Context:
+        context = Context(model, abort=flag, pooling=pooling.value, **fields)
+        try:
+            probe(context)
+        except BaseException:
+            context.close()
+            raise
+        return context
+
+    executor = EmbedExecutor(info.pooling or Pooling.NONE, make_context, flag=flag)
+    n_pack = fields["n_ubatch"]
+    limits = ContextLimits(
+        n_slots=fields["n_seq_max"],
+        n_ctx_slot=fields["n_ctx"] - n_pack,
+        n_batch=n_pack,
+        n_cells=executor.context.n_ctx,
+    )
+    scheduler = EmbedScheduler(
+        limits,
+        token_budget=config.scheduler.token_budget,
+        target_step_s=config.scheduler.target_step_s,
+    )
+
+    def release() -> None:
+        executor.shutdown()
+        use.close()
+
+    return EngineParts(
+        scheduler,
+        executor,
+        model.vocab,
+        model.chat_template(),
+        release,
+        Admission(config.scheduler.n_slots, config.scheduler.max_waiting, 2**31),
+        describer(executor.context, config, limits),
+        capabilities,
+        metadata=model.meta,
+        labels=model.labels,
+    )
+
+
+def _fields(model: Model, config: EngineConfig) -> dict[str, Any]:
+    """Arguments of Context; a step is one graph, because most poolings need that."""
+    wanted = config.context
+    n_free = config.embedding.max_step_bytes // (4 * model.n_vocab)
+    n_pack = max(min(config.embedding.max_step_tokens, n_free), 2)
+    n_text = min(model.n_ctx_train, wanted.n_ctx or DEFAULT_CTX)
+    decided = {
+        "n_seq_max": min(MAX_TEXTS, n_pack),
+        "n_ctx": n_text + n_pack,
+        "n_batch": n_pack,
+        "n_ubatch": n_pack,
+        "n_outputs_max": n_pack,
+        "n_threads": wanted.threads,
+        "kv_unified": True,
+    }
+    return wanted.model_dump() | decided

@@ -1,0 +1,91 @@
+"""What a model can be used for; for the rest, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+from pyllama_raw.engine.model_info import (
+    ModelClass,
+    ModelInfo,
+    Pooling,
+    read_model_info,
+)
+from pyllama_raw.errors import Unsupported
+from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar
+
+
+class Operation(StrEnum):
+    """What an engine can be asked to do."""
+
+    GENERATE = "generate"
+    """Go on with texts."""
+    EMBED = "embed"
+    """Make vectors of texts."""
+    RANK = "rank"
+    """Say how well documents answer a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a model can do."""
+
+    model: ModelInfo
+    """The model."""
+    refusals: Mapping[Operation, str]
+    """Why it cannot do the operations that are in here."""
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What it can do."""
+        return tuple(one for one in Operation if one not in self.refusals)
+
+    def check(self, *operations: Operation) -> None:
+        """Raise Unsupported if the model can do none of *operations*."""
+        for operation in operations:
+            if operation not in self.refusals:
+                return
+        raise Unsupported(operations[0].value, self.refusals[operations[0]])
+
+
+def capabilities_of(info: ModelInfo) -> Capabilities:
+    """What the model of *info* can do."""
+    return Capabilities(info, MappingProxyType(_refusals(info)))
+
+
+def probe(
+    path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
+) -> Capabilities:
+    """What the model at *path* can do; reads its header. Raises ModelLoadFailed."""
+    return capabilities_of(read_model_info(path, overrides))
+
+
+def _refusals(info: ModelInfo) -> dict[Operation, str]:
+    match info.model_class:
+        case ModelClass.ENCODER_DECODER:
+            reason = f"{info.architecture!r} has an encoder beside its decoder"
+        case ModelClass.DIFFUSION:
+            reason = f"{info.architecture!r} is a diffusion model"
+        case _:
+            return dict(_refused_of_one_part(info))
+    return dict.fromkeys(Operation, f"{reason}: give a decoder-only or encoder model")
+
+
+def _refused_of_one_part(info: ModelInfo) -> list[tuple[Operation, str]]:
+    refused = []
+    if info.model_class is ModelClass.ENCODER_ONLY:
+        reason = f"{info.architecture!r} is an encoder: give a decoder-only model"
+        refused.append((Operation.GENERATE, reason))
+    elif not info.is_causal:
+        reason = "its tokens see those after them: give a model with causal attention"
+        refused.append((Operation.GENERATE, reason))
+    if info.pooling is not Pooling.RANK:
+        reason = "the model is no reranker: its file states no pooling 'rank'"
+        refused.append((Operation.RANK, reason))
+    elif not info.has_rank_head:
+        reason = "the file lacks the tensor 'cls.output.weight', which makes scores"
+        refused.append((Operation.RANK, reason))
+    return refused

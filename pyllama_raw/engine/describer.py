@@ -1,0 +1,50 @@
+"""What can be said of an engine, also when its context is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyllama_raw.config import EngineConfig
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.native import libllama
+from pyllama_raw.native.context import Context
+
+
+def describer(
+    context: Context, config: EngineConfig, limits: ContextLimits
+) -> Callable[[], EngineInfo]:
+    """What can be said at once is kept: the context may be closed when somebody asks."""
+    wanted = config.resolved_context
+    model_path, metadata = str(context.model.path), dict(context.model.meta)
+    taken = context.kernels.taken if context.kernels is not None else ()
+    n_ubatch, kernels = context.n_ubatch, {row.computes: row.needs for row in taken}
+
+    def describe() -> EngineInfo:
+        from importlib.metadata import version
+
+        devices = config.model.devices or tuple(d.name for d in libllama.devices())
+        return EngineInfo(
+            model_path=model_path,
+            metadata=metadata,
+            n_slots=limits.n_slots,
+            n_ctx=limits.n_cells,
+            n_ctx_slot=limits.n_ctx_slot,
+            n_batch=limits.n_batch,
+            n_ubatch=n_ubatch,
+            n_threads=wanted.threads,
+            n_threads_batch=wanted.n_threads_batch or wanted.threads,
+            type_k=wanted.type_k,
+            type_v=wanted.type_v,
+            flash_attn=wanted.flash_attn,
+            kv_unified=limits.unified,
+            kernels=kernels,
+            devices=tuple(devices),
+            versions={
+                "pyllama_raw": version("pyllama_raw"),
+                "llama_cpp": libllama.llama_version(),
+            },
+            config=config,
+        )
+
+    return describe

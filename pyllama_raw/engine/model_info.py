@@ -1,0 +1,159 @@
+"""What kind of model a file holds, as its header says: no weight is read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from pyllama_raw.errors import ModelLoadFailed
+from pyllama_raw.native.gguf_header import (
+    NO_OVERRIDES,
+    Header,
+    Scalar,
+    read_header,
+)
+
+
+class ModelClass(StrEnum):
+    """How a model computes, which decides what it can be used for."""
+
+    DECODER_ONLY = "decoder_only"
+    """It goes on with a text, token by token."""
+    ENCODER_ONLY = "encoder_only"
+    """It makes vectors of texts."""
+    ENCODER_DECODER = "encoder_decoder"
+    """It reads one text and writes another."""
+    DIFFUSION = "diffusion"
+    """It writes all tokens at once, and mends them."""
+
+
+class Pooling(StrEnum):
+    """How the vectors of the tokens of a text become one."""
+
+    NONE = "none"
+    """They do not: each token keeps its own."""
+    MEAN = "mean"
+    """Their mean."""
+    CLS = "cls"
+    """That of the first token."""
+    LAST = "last"
+    """That of the last token."""
+    RANK = "rank"
+    """A head makes scores of one."""
+
+
+POOLINGS: Final = tuple(Pooling)  # llama.h: enum llama_pooling_type, from 0 on
+
+# As libllama has them: those that keep no memory of their sequences, or have an encoder.
+_CLASSES: Final = {
+    ModelClass.ENCODER_ONLY: (
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "t5encoder",
+        "wavtokenizer-dec",
+    ),
+    ModelClass.ENCODER_DECODER: ("bart", "dflash", "eagle3", "t5"),
+    ModelClass.DIFFUSION: ("dream", "llada", "llada-moe", "rnd1"),
+}
+_CLASS_OF: Final = {name: kind for kind, names in _CLASSES.items() for name in names}
+_NON_CAUSAL: Final = (ModelClass.ENCODER_ONLY, ModelClass.DIFFUSION)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model file; numbers that it does not state are 0."""
+
+    architecture: str
+    """As the file names it."""
+    model_class: ModelClass
+    """How it computes."""
+    pooling: Pooling | None
+    """How it makes vectors of texts; None: it states none."""
+    is_causal: bool
+    """Whether a token sees only those before it."""
+    n_ctx_train: int
+    """Most tokens of a text that it was trained for."""
+    n_vocab: int
+    """Tokens that it knows."""
+    n_embd: int
+    """Numbers of a vector that it makes of a text."""
+    n_layer: int
+    """Its layers."""
+    n_expert: int
+    """Experts of a layer; 0: it has no mixture of experts."""
+    n_files: int
+    """Files that it is divided into."""
+    has_rank_head: bool
+    """Whether it can give scores to pairs of texts."""
+    has_chat_template: bool
+    """Whether the file has one."""
+
+
+def read_model_info(
+    path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
+) -> ModelInfo:
+    """
+    The model in the file at *path*.
+
+    Args:
+        overrides: what is to be taken for metadata values of the file.
+
+    Raises:
+        ModelLoadFailed: there is no such file, or its header is damaged.
+    """
+    return model_info(str(path), read_header(str(path)).overridden(overrides))
+
+
+def model_info(path: str, header: Header) -> ModelInfo:
+    """The model of *header*. Raises ModelLoadFailed if it states a pooling that is none."""
+    values = header.values
+    arch = str(values.get("general.architecture", ""))
+    kind = _CLASS_OF.get(arch, ModelClass.DECODER_ONLY)
+
+    def number(key: str, default: int = 0) -> int:
+        value = values.get(key, default)
+        return value if isinstance(value, int) else default
+
+    n_vocab = header.lengths.get("tokenizer.ggml.tokens", 0)
+    return ModelInfo(
+        architecture=arch,
+        model_class=kind,
+        pooling=_pooling(path, arch, number(f"{arch}.pooling_type", -1)),
+        is_causal=values.get(f"{arch}.attention.causal", kind not in _NON_CAUSAL)
+        is True,
+        n_ctx_train=number(f"{arch}.context_length"),
+        n_vocab=n_vocab or number(f"{arch}.vocab_size"),
+        n_embd=number(f"{arch}.embedding_length_out")
+        or number(f"{arch}.embedding_length"),
+        n_layer=number(f"{arch}.block_count"),
+        n_expert=number(f"{arch}.expert_count"),
+        n_files=number("split.count", 1) or 1,
+        has_rank_head=any(
+            tensor.name == "cls.output.weight" for tensor in header.tensors
+        ),
+        has_chat_template="tokenizer.chat_template" in values,
+    )
+
+
+def _pooling(path: str, arch: str, number: int) -> Pooling | None:
+    """-1 is what libllama writes where a model states none; numbers are unsigned."""
+    if number in (-1, 2**32 - 1):
+        return None
+    if not 0 <= number < len(POOLINGS):
+        known = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLINGS))
+        raise ModelLoadFailed(
+            path,
+            f"{arch}.pooling_type={number} is not allowed: "
+            f"the file, or kv_overrides, must give one of {known}",
+        )
+    return POOLINGS[number]

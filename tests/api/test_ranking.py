@@ -1,0 +1,162 @@
+"""Documents are ranked by tiny models with heads."""
+
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    InvalidRequest,
+    TextTooLong,
+    Unsupported,
+)
+from pyllama_raw.ranking import pair_tokens
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.anyio
+native = pytest.mark.native
+
+QUERY = "what is a panda"
+DOCUMENTS = [
+    "hello",
+    "the panda is a bear",
+    "to be or not to be",
+    "a",
+    "pandas eat bamboo",
+]
+
+
+def open_engine(name: str):
+    return AsyncEngine.open(
+        tiny_model(name), EngineConfig(context=ContextConfig(n_threads=1))
+    )
+
+
+class PairVocab:
+    """A token a letter; specials are 1000 and more."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.bos, self.eos, self.sep = 1000, 1001, 1002
+        self.add_bos = self.add_eos = self.add_sep = False
+        self.special_texts = {"<s>": True, "<user>": False}
+        vars(self).update(facts)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> array:
+        assert not add_special
+        begins, *others = text.split("<s>") if parse_special else [text]
+        tokens = array("i", list(begins.encode()))
+        for other in others:
+            tokens.append(1000)
+            tokens.extend(other.encode())
+        return tokens
+
+
+Q, D = [*b"q"], [*b"d"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, [*Q, *D]),
+        ({"add_bos": True}, [1000, *Q, *D]),
+        ({"add_eos": True}, [*Q, 1001, *D, 1001]),
+        ({"add_sep": True}, [*Q, 1002, *D]),
+        (
+            {"add_bos": True, "add_eos": True, "add_sep": True},
+            [1000, *Q, 1001, 1002, *D, 1001],
+        ),
+        ({"add_eos": True, "eos": None}, [*Q, 1002, *D, 1002]),
+        ({"add_eos": True, "eos": None, "sep": None}, [*Q, *D]),
+    ],
+)
+def test_a_pair_has_the_separators_of_the_vocabulary(facts, expected):
+    """
+    As llama-server puts them, with the separator where there is no end.
+    """
+    vocab: Any = PairVocab(**facts)
+
+    assert list(pair_tokens(vocab, None, "q", "d")) == expected
+
+
+def test_a_template_of_the_file_makes_the_pair():
+    """
+    Its control tokens are understood, those in a text of the caller are not.
+    """
+    vocab: Any = PairVocab()
+    template = "<s>{query}|{document}"
+
+    plain = pair_tokens(vocab, template, "q", "d")
+    hostile = pair_tokens(vocab, template, "q", "<s>")
+
+    assert list(plain) == [1000, *b"q|d"]
+    assert list(hostile) == [1000, *b"q|<s>"]
+
+
+@native
+@pytest.mark.parametrize("name", ["bert-rank", "bert-labels", "qwen3-rank"])
+async def test_documents_are_ranked(name):
+    """
+    The best is first, and a document has the scores that it has alone.
+    """
+    async with open_engine(name) as engine:
+        ranked = await engine.rank(QUERY, DOCUMENTS)
+        alone = [(await engine.rank(QUERY, [text]))[0] for text in DOCUMENTS]
+
+    scores = [one.score for one in ranked]
+    assert sorted(one.index for one in ranked) == list(range(len(DOCUMENTS)))
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == len(DOCUMENTS)
+    for one in ranked:
+        assert one.scores.keys() == alone[one.index].scores.keys()
+        found, expected = list(one.scores.values()), alone[one.index].scores.values()
+        np.testing.assert_allclose(found, list(expected), atol=1e-6)
+
+
+@native
+async def test_scores_have_the_labels_of_the_file():
+    """
+    A head without labels has one score; a causal one makes probabilities of its scores.
+    """
+    names = {}
+    for name in ("bert-rank", "bert-labels", "qwen3-rank"):
+        async with open_engine(name) as engine:
+            (ranked,) = await engine.rank(QUERY, ["a"])
+            names[name] = (tuple(ranked.scores), sum(ranked.scores.values()))
+
+    assert names["bert-rank"][0] == ("0",)
+    assert names["bert-labels"][0] == ("yes", "no", "maybe")
+    assert names["qwen3-rank"] == (("yes", "no", "maybe"), pytest.approx(1))
+
+
+@native
+async def test_wrong_pairs_are_refused():
+    """
+    The error names the document; the engine goes on.
+    """
+    async with open_engine("bert-rank") as engine:
+        with pytest.raises(InvalidRequest, match=r"documents\[1\]=''"):
+            await engine.rank(QUERY, ["a", ""])
+        with pytest.raises(InvalidRequest, match="query='' is not"):
+            await engine.rank("", ["a"])
+        with pytest.raises(InvalidRequest, match=r"documents=.* at least one"):
+            await engine.rank(QUERY, [])
+        with pytest.raises(TextTooLong, match=r"documents\[0\] has \d+ tokens"):
+            await engine.rank(QUERY, ["Z" * 2100])
+        assert len(await engine.rank(QUERY, ["a"])) == 1
+
+
+@native
+@pytest.mark.parametrize("name", ["bert", "llama"])
+async def test_a_model_without_head_ranks_nothing(name):
+    """
+    The refusal comes before anything is computed.
+    """
+    async with open_engine(name) as engine:
+        with pytest.raises(Unsupported, match="the model is no reranker") as caught:
+            await engine.rank(QUERY, DOCUMENTS)
+
+    assert caught.value.operation == "rank"
