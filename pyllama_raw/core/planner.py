@@ -50,6 +50,10 @@ class Planner(Protocol):
     def last_plans(self) -> Iterator[StepPlan]:
         """What is to be kept of idle slots when no request is left."""
 
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Running and waiting requests, and cells in use."""
+
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
 

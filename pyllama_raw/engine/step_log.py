@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan
 
 MAX_STEPS = 16384  # kept by default
@@ -71,9 +71,7 @@ class StepLog:
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(tuple(self._records))
 
-    def add(
-        self, plan: StepPlan, scheduler: Scheduler, start: float, end: float
-    ) -> None:
+    def add(self, plan: StepPlan, scheduler: Planner, start: float, end: float) -> None:
         """Take in a step that ran from *start* to *end*."""
         state = scheduler.load
         self._records.append(StepRecord(start, end - start, *size_of(plan), *state))

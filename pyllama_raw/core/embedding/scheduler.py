@@ -190,15 +190,22 @@ class EmbedScheduler:
         """Nothing is kept."""
         return 0
 
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Running and waiting requests, and cells in use, of which nobody keeps any."""
+        n_running = sum(one.has_begun for one in self._requests.values())
+        return n_running, len(self._requests) - n_running, 0
+
     def stats(self) -> SchedulerStats:
         """Requests run once they were in a step."""
         counters, requests = self._counters, self._requests.values()
-        waiting = [one for one in requests if not one.has_begun]
         return SchedulerStats(
             n_slots=self.limits.n_slots,
-            running=len(requests) - len(waiting),
-            waiting=len(waiting),
-            waiting_tokens=sum(one.request.n_prompt for one in waiting),
+            running=self.load[0],
+            waiting=self.load[1],
+            waiting_tokens=sum(
+                one.request.n_prompt for one in requests if not one.has_begun
+            ),
             n_cells=self.limits.n_cells,
             n_cells_used=0,
             policy_faults=0,
