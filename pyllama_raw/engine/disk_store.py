@@ -41,10 +41,12 @@ from pyllama_raw.engine.own_files import (
 from pyllama_raw.engine.state_file import (
     TOKEN_BYTES,
     BadFile,
+    Rest,
     State,
     StoredFile,
     digest_of,
     make_header,
+    no_rest,
     read_header,
     read_state,
     read_tokens,
@@ -108,10 +110,15 @@ class DiskStore:
             return None
         return StoredFile(path, header.file_bytes, digest_of(block))
 
-    def read(self, file: StoredFile) -> State | None:
-        """The state in *file*; None, and the file is deleted, if it is not as written."""
+    def read(self, file: StoredFile, rest: Rest = no_rest) -> State | None:
+        """
+        The state in *file*; None, and the file is deleted, if it is not as written.
+
+        Args:
+            rest: called between slices of work, see read_state().
+        """
         try:
-            return _verified(file, self._fingerprint)
+            return _verified(file, self._fingerprint, rest)
         except BadFile:
             delete_own(file.path)
         except OSError:
@@ -191,13 +198,13 @@ def _deleted(files: list[OwnFile]) -> int:
     return sum(file.n_bytes for file in files if delete_own(file.path))
 
 
-def _verified(file: StoredFile, fingerprint: str) -> State:
+def _verified(file: StoredFile, fingerprint: str, rest: Rest) -> State:
     with os.fdopen(open_own(file.path), "rb") as stream:
         header, digest = read_header(stream, fingerprint)
         if digest != file.digest:
             raise BadFile("another file")
         read_tokens(stream, header)
-        state = read_state(stream, header)
+        state = read_state(stream, header, rest)
         with suppress(OSError):  # a directory that can only be read has no order of use
             os.utime(stream.fileno())
     return state

@@ -7,13 +7,13 @@ way count against `max_bytes` of host memory, so those that come too fast are no
 copied.
 
 The threads of libllama wait for each other many times in a step, so whoever takes a CPU
-from one of them delays all running streams. These threads therefore give way.
+from one of them delays all running streams. A read therefore rests most of the time while
+others compute. (A lower priority delays them more: whoever waits for the interpreter, and
+for a CPU, keeps others from the interpreter.)
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,7 +27,7 @@ from pyllama_raw.engine.state_parts import FileState
 
 Report = Callable[[Written | Fetched], None]
 
-NICENESS = 10  # about a tenth of a CPU that others want, all of one that nobody wants
+REST = 8  # times as long as the work before it
 
 
 class DiskWorker:
@@ -67,8 +67,6 @@ class DiskWorker:
         return True
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # elsewhere it is that of the process
-            os.nice(NICENESS)
         while (job := self._jobs.get()) is not None:
             try:
                 self._do(job)
@@ -93,6 +91,7 @@ class DiskWriter:
 
     def __init__(self, store: DiskStore) -> None:
         self.report: Report = _ignore
+        self.others_compute = False  # as of the latest step; set by the engine thread
         self._store = store
         self._writes = DiskWorker("pyllama-disk")
         self._reads = DiskWorker("pyllama-read")
@@ -143,11 +142,15 @@ class DiskWriter:
     def _fetch(self, fetch_id: int, file: StoredFile) -> None:
         started, payload = time.perf_counter(), None
         try:
-            state = self._store.read(file)
+            state = self._store.read(file, self._rest)
             payload = None if state is None else FileState(state)
         finally:
             took_s = time.perf_counter() - started
             self.report(Fetched(fetch_id, payload, took_s))
+
+    def _rest(self, worked_s: float) -> None:
+        if self.others_compute:
+            time.sleep(REST * worked_s)
 
 
 def _ignore(_report: Written | Fetched) -> None:

@@ -167,6 +167,8 @@ class NativeExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the moves, decode and sample."""
         self._gate.enter(plan.works)
+        if self._disk is not None:
+            self._disk.others_compute = bool(plan.works)
         try:
             return self._execute(plan)
         finally:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from array import array
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from io import BufferedReader
@@ -28,7 +30,14 @@ MAX_TOKENS = 2**24  # more than the context of any model
 MAGIC = b"PLRSTAT2"  # the last character is the version of this layout
 BODY_AT = len(MAGIC) + sha256().digest_size
 
+SLICE_BYTES = 2**20
+
 State = memoryview
+Rest = Callable[[float], None]
+
+
+def no_rest(_worked_s: float) -> None:
+    """Work on at once."""
 
 
 class BadFile(Exception):
@@ -145,16 +154,27 @@ def read_tokens(stream: BufferedReader, header: Header) -> array[int]:
     return array("i", data)
 
 
-def read_state(stream: BufferedReader, header: Header) -> State:
+def read_state(stream: BufferedReader, header: Header, rest: Rest) -> State:
     """
     What follows the tokens, to the end of the file.
+
+    Args:
+        rest: called after each slice, of about a millisecond, with the seconds that a CPU
+            worked for it.
 
     Raises:
         BadFile: it is damaged.
     """
-    state = new_bytes(header.state_bytes)
-    if stream.readinto(state) != len(state) or stream.read(1):
+    state, digest = new_bytes(header.state_bytes), sha256()
+    for start in range(0, len(state), SLICE_BYTES):
+        worked_s = time.thread_time()
+        part = state[start : start + SLICE_BYTES]
+        if stream.readinto(part) != len(part):
+            raise BadFile("a wrong size")
+        digest.update(part)
+        rest(time.thread_time() - worked_s)
+    if stream.read(1):
         raise BadFile("a wrong size")
-    if sha256(state).hexdigest() != header.state_digest:
+    if digest.hexdigest() != header.state_digest:
         raise BadFile("a damaged state")
     return state

@@ -1,7 +1,5 @@
 """The thread that writes files, and what the engine thread makes of its reports."""
 
-import os
-import sys
 import weakref
 from array import array
 from threading import Event
@@ -14,9 +12,11 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import KnownState, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Fetched
+from pyllama_raw.engine import disk_writer
 from pyllama_raw.engine.disk_store import DiskStore
-from pyllama_raw.engine.disk_writer import NICENESS, DiskWorker, DiskWriter
+from pyllama_raw.engine.disk_writer import REST, DiskWriter
 from pyllama_raw.engine.loop import EngineThread
+from pyllama_raw.engine.state_file import SLICE_BYTES
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.memory import FakeFile
 from tests.core.support import make_request
@@ -99,17 +99,25 @@ def test_close_writes_what_is_left(tmp_path):
     assert len(reports) == len(list(tmp_path.glob("*/*.plrstate"))) == 5
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
-def test_a_worker_gives_way_to_threads_that_compute():
+@pytest.mark.parametrize("others_compute", [True, False])
+def test_a_read_rests_while_others_compute(tmp_path, monkeypatch, others_compute):
     """
-    Its thread alone has a lower priority.
+    After each slice, much longer than it worked; else it is read at once.
     """
-    seen = []
-    worker = DiskWorker("test")
-    worker.put(lambda: seen.append(os.nice(0)))
-    worker.close()
+    rests = []
+    monkeypatch.setattr(disk_writer.time, "sleep", rests.append)
+    writer, reports = make_writer(DiskStore(tmp_path, "model", MANY))
+    writer.others_compute = others_compute
+    state = state_of(1, 2 * SLICE_BYTES + 1)
 
-    assert seen == [min(os.nice(0) + NICENESS, 19)]
+    writer.write(1, None, tokens_of(1), state)
+    writer.drain()
+    writer.fetch(1, reports[0].saved.payload)
+    writer.close()
+
+    assert np.array_equal(reports[1].payload.data, state)
+    assert len(rests) == (3 if others_compute else 0)
+    assert sum(rests) <= REST * reports[1].seconds
 
 
 def test_an_unexpected_error_is_a_miss(tmp_path):
