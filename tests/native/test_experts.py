@@ -90,5 +90,5 @@ def test_a_fault_of_the_cache_is_found(name, monkeypatch):
         return payload
 
     monkeypatch.setattr(SlotOperations, "_saved_state", lossy)
-    report = converse(tiny_model(name), 20, 1, 0.1, hears_routers=True, **UNIFIED)
+    report = converse(tiny_model(name), 8, 1, 0.1, hears_routers=True, **UNIFIED)
     assert report.n_wrong > 5
