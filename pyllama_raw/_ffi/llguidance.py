@@ -7,71 +7,59 @@ Python's own interface to llguidance holds the GIL while it reads a vocabulary: 
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 MAX_ERROR_BYTES = 1000
-
-_TokenizeFn = ctypes.CFUNCTYPE(
-    ctypes.c_size_t,  # how many tokens there are, written or not
-    ctypes.c_void_p,  # not used
-    ctypes.POINTER(ctypes.c_char),
-    ctypes.c_size_t,
-    ctypes.POINTER(ctypes.c_uint32),
-    ctypes.c_size_t,
-)
-
-
-class _TokenizerInit(ctypes.Structure):
-    """llguidance.h: LlgTokenizerInitV2."""
-
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("vocab_size", ctypes.c_uint32),
-        ("tok_eos", ctypes.c_uint32),
-        ("token_lens", ctypes.POINTER(ctypes.c_uint32)),
-        ("token_bytes", ctypes.c_char_p),
-        ("tokenizer_json", ctypes.c_char_p),
-        ("tokenize_assumes_string", ctypes.c_bool),
-        ("tokenize_fn", _TokenizeFn),
-        ("use_approximate_greedy_tokenize_fn", ctypes.c_bool),
-        ("tokenize_user_data", ctypes.c_void_p),
-        ("slices", ctypes.c_void_p),
-        ("tok_eos_extra", ctypes.POINTER(ctypes.c_uint32)),
-        ("tok_eos_extra_count", ctypes.c_uint32),
-    )
-
-
-class _ConstraintInit(ctypes.Structure):
-    """llguidance.h: LlgConstraintInit; its end is only set by the library."""
-
-    _fields_ = (
-        ("tokenizer", ctypes.c_void_p),
-        ("log_buffer_level", ctypes.c_uint32),
-        ("log_stderr_level", ctypes.c_uint32),
-        ("others", ctypes.c_char * 1024),
-    )
+DECLARATIONS = """
+typedef struct LlgTokenizer LlgTokenizer;
+typedef struct LlgMatcher LlgMatcher;
+typedef size_t (*LlgTokenizeFn)(const void *, const uint8_t * bytes, size_t n_bytes,
+                                uint32_t * tokens, size_t n_tokens);
+typedef struct {
+    size_t struct_size;
+    uint32_t vocab_size;
+    uint32_t tok_eos;
+    const uint32_t * token_lens;
+    const uint8_t * token_bytes;
+    const char * tokenizer_json;
+    bool tokenize_assumes_string;
+    LlgTokenizeFn tokenize_fn;
+    bool use_approximate_greedy_tokenize_fn;
+    const void * tokenize_user_data;
+    const char * const * slices;
+    const uint32_t * tok_eos_extra;
+    uint32_t tok_eos_extra_count;
+} LlgTokenizerInitV2;
+typedef struct {
+    const LlgTokenizer * tokenizer;
+    uint32_t log_buffer_level;
+    uint32_t log_stderr_level;
+    char others[1024];  // only the library sets them
+} LlgConstraintInit;
+LlgTokenizer * llg_new_tokenizer_v2(const LlgTokenizerInitV2 *, char * error, size_t n_bytes);
+void llg_free_tokenizer(LlgTokenizer *);
+void llg_constraint_init_set_defaults(LlgConstraintInit *, const LlgTokenizer *);
+LlgMatcher * llg_new_matcher(const LlgConstraintInit *, const char * kind, const char * text);
+LlgMatcher * llg_clone_matcher(const LlgMatcher *);
+void llg_free_matcher(LlgMatcher *);
+const char * llg_matcher_get_error(LlgMatcher *);
+int32_t llg_matcher_compute_mask_into(LlgMatcher *, uint32_t * mask, size_t n_bytes);
+int32_t llg_matcher_consume_token(LlgMatcher *, uint32_t token);
+"""
 
 
-_POINTER, _SIZE, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what they return, and their arguments
-    "llg_new_tokenizer_v2": (_POINTER, ctypes.POINTER(_TokenizerInit), _TEXT, _SIZE),
-    "llg_free_tokenizer": (None, _POINTER),
-    "llg_constraint_init_set_defaults": (
-        None,
-        ctypes.POINTER(_ConstraintInit),
-        _POINTER,
-    ),
-    "llg_new_matcher": (_POINTER, ctypes.POINTER(_ConstraintInit), _TEXT, _TEXT),
-    "llg_clone_matcher": (_POINTER, _POINTER),
-    "llg_free_matcher": (None, _POINTER),
-    "llg_matcher_get_error": (_TEXT, _POINTER),
-    "llg_matcher_compute_mask_into": (ctypes.c_int32, _POINTER, _POINTER, _SIZE),
-    "llg_matcher_consume_token": (ctypes.c_int32, _POINTER, ctypes.c_uint32),
-}
+@cache
+def declared() -> Any:
+    """The declarations, read when they are needed first: that takes a while."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(DECLARATIONS)
+    return ffi
 
 
 def load() -> Any:
@@ -81,13 +69,11 @@ def load() -> Any:
     Raises:
         ImportError: it is not installed, or without this interface; says which.
     """
-    lib = ctypes.CDLL(importlib.import_module("llguidance")._lib.__file__)
-    for name, (result, *arguments) in _FUNCTIONS.items():
-        try:
-            function = getattr(lib, name)
-        except AttributeError:
-            raise ImportError(f"this build of llguidance has no {name}") from None
-        function.restype, function.argtypes = result, arguments
+    path = importlib.import_module("llguidance")._lib.__file__
+    lib = declared().dlopen(path)
+    for name in dir(lib):
+        if not hasattr(lib, name):
+            raise ImportError(f"this build of llguidance has no {name}")
     return lib
 
 
@@ -96,45 +82,50 @@ def new_tokenizer(
     pieces: Sequence[bytes],
     end_tokens: Sequence[int],
     tokenize: Callable[[bytes], Sequence[int]],
-) -> tuple[int, object]:
+) -> tuple[Any, object]:
     """
     A pointer, and what has to be kept until it is freed, because C calls it till then.
 
     Raises:
         ValueError: llguidance does not take the vocabulary.
     """
+    ffi = declared()
 
-    def write_tokens(_: None, text: Any, n_bytes: int, out: Any, room: int) -> int:
-        tokens = tokenize(ctypes.string_at(text, n_bytes))
+    @ffi.callback("LlgTokenizeFn")  # type: ignore[untyped-decorator]
+    def write_tokens(_: Any, text: Any, n_bytes: int, out: Any, room: int) -> int:
+        """Return how many tokens there are, written or not."""
+        tokens = tokenize(bytes(ffi.buffer(text, n_bytes)))
         for index, token in enumerate(tokens[:room]):
             out[index] = token
         return len(tokens)
 
-    callback = _TokenizeFn(write_tokens)
     first, *others = end_tokens
+    more = ffi.new("uint32_t[]", others)
+    data = b"".join(pieces)
     lengths = array("I", map(len, pieces))
-    init = _TokenizerInit(
-        struct_size=ctypes.sizeof(_TokenizerInit),
-        vocab_size=len(pieces),
-        tok_eos=first,
-        token_lens=(ctypes.c_uint32 * len(pieces)).from_buffer(lengths),
-        token_bytes=b"".join(pieces),
-        tokenize_assumes_string=True,
-        tokenize_fn=callback,
-        tok_eos_extra=(ctypes.c_uint32 * len(others))(*others),
-        tok_eos_extra_count=len(others),
-    )
-    error = ctypes.create_string_buffer(MAX_ERROR_BYTES)
-    pointer = lib.llg_new_tokenizer_v2(ctypes.byref(init), error, len(error))
+    init = ffi.new("LlgTokenizerInitV2 *")
+    init.struct_size = ffi.sizeof(init[0])
+    init.vocab_size, init.tok_eos = len(pieces), first
+    init.token_lens = ffi.from_buffer("uint32_t[]", lengths)
+    init.token_bytes = ffi.from_buffer("uint8_t[]", data)
+    init.tokenize_assumes_string, init.tokenize_fn = True, write_tokens
+    init.tok_eos_extra, init.tok_eos_extra_count = more, len(others)
+    error = ffi.new("char[]", MAX_ERROR_BYTES)
+    pointer = lib.llg_new_tokenizer_v2(init, error, len(error))
     if not pointer:
-        raise ValueError(error.value.decode(errors="replace"))
-    return pointer, callback
+        raise ValueError(ffi.string(error).decode(errors="replace"))
+    return pointer, write_tokens
 
 
-def new_matcher(lib: Any, tokenizer: int, kind: str, text: str) -> int:
+def new_matcher(lib: Any, tokenizer: Any, kind: str, text: str) -> Any:
     """A pointer, never NULL."""
-    init = _ConstraintInit()
-    lib.llg_constraint_init_set_defaults(ctypes.byref(init), tokenizer)
+    init = declared().new("LlgConstraintInit *")
+    lib.llg_constraint_init_set_defaults(init, tokenizer)
     init.log_stderr_level = 0
-    made: int = lib.llg_new_matcher(ctypes.byref(init), kind.encode(), text.encode())
-    return made
+    return lib.llg_new_matcher(init, kind.encode(), text.encode())
+
+
+def error_of(lib: Any, matcher: Any) -> str:
+    """Why nothing can follow; empty if something can."""
+    raw = lib.llg_matcher_get_error(matcher)
+    return declared().string(raw).decode(errors="replace") if raw else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pyllama_raw._ffi import llguidance
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.arrays import UINT32, zeros
+from pyllama_raw.native.arrays import pointer as pointer_to
 from pyllama_raw.native.handle import Handle
 
 Kind = Literal["json_schema", "regex", "lark"]
@@ -42,7 +43,7 @@ class MaskTokenizer(Handle):
         except ValueError as error:
             raise NativeError("llg_new_tokenizer_v2", None, str(error)) from error
 
-        def free(pointer: int, _: object = kept) -> None:
+        def free(pointer: Any, _: object = kept) -> None:
             lib.llg_free_tokenizer(pointer)
 
         super().__init__(pointer, free)
@@ -53,10 +54,11 @@ class MaskTokenizer(Handle):
 class Matcher(Handle):
     """Where an output is in its constraint; one thread at a time."""
 
-    def __init__(self, pointer: int, tokenizer: MaskTokenizer) -> None:
+    def __init__(self, pointer: Any, tokenizer: MaskTokenizer) -> None:
         super().__init__(pointer, tokenizer.lib.llg_free_matcher, parents=(tokenizer,))
         self._tokenizer, self._lib = tokenizer, tokenizer.lib
         self.mask = zeros(UINT32, (tokenizer.n_tokens + 31) // 32)
+        self._out = pointer_to(self.mask, UINT32, writable=True)
 
     @classmethod
     def compile(cls, tokenizer: MaskTokenizer, kind: Kind, text: str) -> Self:
@@ -71,14 +73,13 @@ class Matcher(Handle):
     @property
     def error(self) -> str:
         """Why nothing can follow; empty if something can."""
-        raw: bytes | None = self._lib.llg_matcher_get_error(self.ptr)
-        return (raw or b"").decode(errors="replace")
+        return llguidance.error_of(self._lib, self.ptr)
 
     def compute_mask(self) -> None:
         """Fill `mask`, a bit for each token; all zero if nothing can follow."""
-        address, n_words = self.mask.buffer_info()
-        if self._lib.llg_matcher_compute_mask_into(self.ptr, address, 4 * n_words):
-            self.mask[:] = array(UINT32, bytes(4 * n_words))
+        n_bytes = 4 * len(self.mask)
+        if self._lib.llg_matcher_compute_mask_into(self.ptr, self._out, n_bytes):
+            self.mask[:] = array(UINT32, bytes(n_bytes))
 
     def accept(self, token: int) -> None:
         """Go on after *token*; what it must not be, `error` tells."""
