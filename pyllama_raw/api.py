@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
@@ -108,12 +107,7 @@ class AsyncEngine(Facts):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self, drain_s: float = 0.0) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from threading import Event
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
@@ -40,12 +39,7 @@ class Opening(Generic[C]):
         self._made = await self
         return self._made
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._made is not None:
             await self._made.aclose()
 

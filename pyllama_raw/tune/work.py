@@ -15,10 +15,10 @@ from time import perf_counter
 import anyio
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.bench.text import TEXT
 from pyllama_raw.native.model import Model
 from pyllama_raw.profile import Measured, Settings
 from pyllama_raw.sampling.params import SamplingParams
-from pyllama_raw.tune.text import TEXT
 
 WINDOW = (
     128  # tokens of the text that are scored together: few models have less context

@@ -1,4 +1,4 @@
-"""A text to compare perplexities by, written for this package: stories, facts, code."""
+"""A text to take words from and compare perplexities by: stories, facts, code."""
 
 TEXT = """\
 The harbour was still dark when Anna carried the last crate down to the boat. Her brother
