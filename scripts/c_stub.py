@@ -1,16 +1,22 @@
 """
 Writes the type stub of the extension, so that mypy knows each function of `lib`.
 
-It asks the extension itself. A pointer to a struct and the struct are one class, as cffi
-reads both alike: a context given as a model is an error. `ffi` and what it makes stay `Any`.
+It asks cffi what it reads in the declarations. A pointer to a struct and the struct are one
+class, as cffi reads both alike: a context given as a model is an error. `ffi` and what it
+makes stay `Any`.
 """
 
 from __future__ import annotations
 
 import keyword
-import re
 from collections.abc import Iterator
 from typing import Any
+
+from cffi import FFI, model
+
+CONST = 1  # cffi's bit of a pointer to what is const
+BYTES = ("char", "unsigned char", "uint8_t")
+FLOATS = {"_Bool": "bool", "float": "float", "double": "float"}
 
 HEAD = '''\
 # Written by `python -m scripts.sync_cdef --write-stub`; do not edit.
@@ -38,42 +44,53 @@ class Struct:
 '''
 
 
-def stub() -> str:
-    """The text of `_llama.pyi` for the extension that is built."""
-    from pyllama_raw._ffi import ffi, lib
+def stub(cdef: str) -> str:
+    """The text of `_llama.pyi` for the declarations *cdef*."""
+    ffi = FFI()
+    ffi.cdef(cdef)
+    # No public interface of cffi has what is not compiled yet.
+    found = {key: item[0] for key, item in ffi._parser._declarations.items()}
+    return "".join(line + "\n" for line in lines(found))
 
-    return "".join(line + "\n" for line in lines(ffi, lib))
 
-
-def lines(ffi: Any, lib: Any) -> Iterator[str]:
-    """The stub line by line."""
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The stub line by line; *found* is by kind and name."""
     yield HEAD
-    for tag in ffi.list_types()[1]:
-        if not tag.startswith("_"):  # the FILE of the C library
-            yield from struct(ffi, ffi.typeof(f"struct {tag}"))
+    for key, item in found.items():
+        if key.startswith("struct ") and key[7] not in "$_":
+            yield from struct(item)
     yield from ("", "class _Lib:")
-    for name in dir(lib):
-        value = getattr(lib, name)
-        if isinstance(value, int):
+    for key, item in found.items():
+        kind, name = key.split(" ")
+        if kind == "function":
+            yield function(name, item)
+        elif kind == "macro":
             yield f"    {name}: int"
-        else:
-            yield function(name, ffi.typeof(value))
+        elif kind == "enum":
+            yield from (f"    {value}: int" for value in item.enumerators)
     yield from ("", "ffi: Any", "lib: _Lib")
 
 
-def struct(ffi: Any, c_type: Any) -> Iterator[str]:
+def struct(c_type: Any) -> Iterator[str]:
     """The class of one struct; what Python must allocate to set stays Any."""
-    try:
-        ffi.sizeof(c_type)
-    except (
-        ffi.error
-    ):  # only C can look into it, and cffi aborts where its fields are read
-        yield f"class {camel(c_type)}(Struct): ..."
-        return
-    yield f"class {camel(c_type)}(Struct):"
-    for name, field in c_type.fields:
-        if name and not keyword.iskeyword(name):  # `async`: only getattr reads it
-            yield f"    {name}: {result(field.type).replace('CData', 'Any')}"
+    fields = list(members(c_type))
+    yield f"class {camel(c_type.name)}(Struct):{'' if fields else ' ...'}"
+    for name, of_field in fields:
+        if not keyword.iskeyword(name):  # `async`: only getattr reads it
+            is_array = isinstance(of_field, model.ArrayType)
+            type_ = "CData" if is_array else result(of_field).replace("CData", "Any")
+            yield f"    {name}: {type_}"
+
+
+def members(c_type: Any) -> Iterator[tuple[str, Any]]:
+    """Name and type of each field; those of a part without a name are the struct's."""
+    for name, of_field in zip(
+        c_type.fldnames or (), c_type.fldtypes or (), strict=True
+    ):
+        if name:
+            yield name, of_field
+        else:
+            yield from members(of_field)
 
 
 def function(name: str, c_type: Any) -> str:
@@ -84,30 +101,32 @@ def function(name: str, c_type: Any) -> str:
 
 
 def argument(c_type: Any) -> str:
-    """What Python may pass for *c_type*: cffi takes bytes and lists for arrays."""
+    """What Python may pass for *c_type*: cffi takes bytes and lists for const arrays."""
     name = result(c_type)
-    if c_type.kind != "pointer" or name != "CData":
+    if name != "CData" or not isinstance(c_type, model.PointerType):
         return name
-    item = c_type.item
-    if item.kind == "void":
+    item = c_type.totype
+    if isinstance(item, model.VoidType | model.StructType):  # a FILE
         return "Any"
-    if item.cname in ("char", "unsigned char", "uint8_t"):
-        return "CData | bytes"
-    return f"CData | Sequence[{result(item)}]" if item.kind == "primitive" else name
+    if c_type.quals & CONST and isinstance(item, model.PrimitiveType):
+        is_bytes = item.name in BYTES
+        return "CData | bytes" if is_bytes else f"CData | Sequence[{result(item)}]"
+    return name
 
 
 def result(c_type: Any) -> str:
     """The stub's name for *c_type*."""
-    if c_type.kind == "primitive":
-        floats = {"_Bool": "bool", "float": "float", "double": "float"}
-        return floats.get(c_type.cname, "int")
-    if c_type.kind in ("void", "enum"):
-        return "None" if c_type.kind == "void" else "int"
-    target = c_type.item if c_type.kind == "pointer" else c_type
-    return camel(target) if re.fullmatch(r"struct \w+", target.cname) else "CData"
+    if isinstance(c_type, model.PrimitiveType):
+        return FLOATS.get(c_type.name, "int")
+    if isinstance(c_type, model.VoidType):
+        return "None"
+    if isinstance(c_type, model.EnumType):
+        return "int"
+    target = c_type.totype if isinstance(c_type, model.PointerType) else c_type
+    is_known = isinstance(target, model.StructType) and target.name[0] not in "$_"
+    return camel(target.name) if is_known else "CData"
 
 
-def camel(c_type: Any) -> str:
-    """struct llama_model_params -> LlamaModelParams."""
-    words = c_type.cname.removeprefix("struct ").split("_")
-    return "".join(word.capitalize() for word in words)
+def camel(name: str) -> str:
+    """llama_model_params -> LlamaModelParams."""
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -70,14 +70,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--write-stub", action="store_true")
     args = parser.parse_args(argv)
-    if args.write_stub:
-        STUB.write_text(stub(), "utf-8")
-        return 0
     folders = args.include or [path for path in [built_include()] if path]
     if not folders:
         parser.error("nothing is built here: name the headers with --include")
     if lost := [n for n in build_lib.HEADERS if n not in find([n], folders)]:
         parser.error(f"{lost[0]} is in none of {', '.join(map(str, folders))}")
+    if args.write_stub:
+        seen = build_lib.seen_by_python(folders)
+        STUB.write_text(stub(render(seen)), "utf-8")
+        return 0
     known = build_lib.declared(build_lib.HEADERS, folders)
     if args.write:
         build_lib.USED.write_text(HEAD + render(used(known)), "utf-8")
