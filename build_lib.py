@@ -69,6 +69,7 @@ CMAKE_FLAGS = (
     "-DCMAKE_INSTALL_LIBDIR=lib",
     f"-DCMAKE_INSTALL_RPATH={'@loader_path' if sys.platform == 'darwin' else '$ORIGIN'}",
     "-DLLAMA_BUILD_MTMD=ON",
+    "-DMTMD_VIDEO=OFF",  # it gives uploads that are no image or sound to ffmpeg
     *(
         f"-DLLAMA_BUILD_{part}=OFF"
         for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER", "APP", "UI")

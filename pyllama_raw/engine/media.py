@@ -63,16 +63,20 @@ class MediaReader:
 
         Raises:
             BadMedia: it is damaged, or not what its first bytes say.
+            Unsupported: the projector does not see, or does not hear.
         """
-        if isinstance(part, Audio):
-            bitmap = Bitmap.read(self._projector, part.content)
-        elif part.format == "pixels":
-            bitmap = Bitmap.image(part.width, part.height, part.content)
-        else:
-            part.check_whole()
-            bitmap = Bitmap.read(self._projector, part.content)
-        with bitmap:
+        with self.decode(part) as bitmap:
             return self._projector.cut(bitmap)
+
+    def decode(self, part: Media) -> Bitmap:
+        """The pixels or samples of *part*; raises as read()."""
+        self._projector.check_support(is_sound=isinstance(part, Audio))
+        if isinstance(part, Audio):
+            return Bitmap.read(self._projector, part.content)
+        if part.format == "pixels":
+            return Bitmap.image(part.width, part.height, part.content)
+        part.check_whole()
+        return Bitmap.read(self._projector, part.content)
 
     def _placeholder(self, part: Media) -> Bitmap:
         if isinstance(part, Audio):

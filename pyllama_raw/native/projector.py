@@ -108,15 +108,19 @@ class Projector(Handle):
             Unsupported: the projector does not see, or does not hear.
             BadMedia: the size cannot be handled.
         """
-        if not (self.hears if bitmap.is_sound else self.sees):
-            what = ("sounds", "hear") if bitmap.is_sound else ("images", "see")
-            raise Unsupported(what[0], f"this projector does not {what[1]}")
+        self.check_support(is_sound=bitmap.is_sound)
         since = log.mark()
         raw = lib.plr_bitmap_cut(self.ptr, bitmap.ptr)
         if raw == ffi.NULL:
             said = last_error() or log.last_errors(since) or "mtmd gave no reason"
             raise BadMedia(f"it cannot be cut for the projector: {said}")
         return Cut(raw, tuple(self._runs(raw)), self)
+
+    def check_support(self, *, is_sound: bool) -> None:
+        """Raise Unsupported for a sound if it does not hear, for an image if it does not see."""
+        if not (self.hears if is_sound else self.sees):
+            what, verb = ("sounds", "hear") if is_sound else ("images", "see")
+            raise Unsupported(what, f"this projector does not {verb}")
 
     def encode(
         self, cut: Cut, index: int, control: Encode | None = None

@@ -96,7 +96,7 @@ EXPECTED = {
     "no pixel": "BadMedia",
     "a long image": "BadMedia",
     "sound": "Unsupported",
-    "read sound": "BadMedia",
+    "read sound": "Unsupported",
     "a cut PNG": "BadMedia",
     "a cut JPEG": "BadMedia",
     "an animation": "BadMedia",
