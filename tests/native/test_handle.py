@@ -11,6 +11,14 @@ from pyllama_raw.errors import ClosedError
 from pyllama_raw.native.handle import Handle
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap():
+    """A collection looks at what these tests make, not at all that others have loaded."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def make_tree() -> tuple[dict[str, Handle], list[str]]:
     freed: list[str] = []
     model = Handle("model", freed.append)
