@@ -85,7 +85,9 @@ def main(argv: list[str] | None = None) -> int:
     ours = build_lib.read(build_lib.USED)
     lines = differences(ours, known)
     lines += [
-        f"not in used.h: {' '.join(key)}" for key in used(known) if key not in ours
+        f"not in used.h: {' '.join(key)} (python -m scripts.sync_cdef --write)"
+        for key in used(known)
+        if key not in ours
     ]
     print("\n".join(lines) or "the headers have what we use")
     return 1 if lines else 0
