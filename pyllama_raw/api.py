@@ -28,7 +28,7 @@ from pyllama_raw.loading import Opening, Progress, Report, load
 from pyllama_raw.many import complete_all
 from pyllama_raw.messages import Message
 from pyllama_raw.model import Model, build_on
-from pyllama_raw.options import ChatOptions, RequestOptions, TextOptions
+from pyllama_raw.options import ChatOptions, Need, RequestOptions, TextOptions
 from pyllama_raw.prompt import Prompt, PromptEncoder
 from pyllama_raw.workers import in_worker
 
@@ -77,6 +77,7 @@ class AsyncEngine(Facts):
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
+        needs: Need | None = None,
     ) -> Opening[Self]:
         """
         Load *model* in a worker thread: `async with AsyncEngine.open() as engine`.
@@ -88,6 +89,8 @@ class AsyncEngine(Facts):
             model: a GGUF file, or a Model, which is shared and whose options count; None:
                 the default model, downloaded if need be.
             progress: called in the worker thread with the loaded fraction, 0 to 1.
+            needs: what the model must be able to do: one that cannot is refused before its
+                weights are read. None: anything that an engine does.
 
         Raises:
             ConfigError: an argument is none of these, or *config* wants the Model loaded
@@ -98,8 +101,9 @@ class AsyncEngine(Facts):
         """
 
         async def make() -> Self:
-            check_opening(None if isinstance(model, Model) else model, config, progress)
-            made = await load(partial(_build, model, config), progress, _give_up)
+            path = None if isinstance(model, Model) else model
+            check_opening(path, config, progress, needs)
+            made = await load(partial(_build, model, config, needs), progress, _give_up)
             return cls(*made)
 
         return Opening(make)
@@ -410,16 +414,19 @@ class AsyncEngine(Facts):
 
 
 def _build(
-    model: str | Path | Model | None, config: EngineConfig | None, report: Report
+    model: str | Path | Model | None,
+    config: EngineConfig | None,
+    needs: Need | None,
+    report: Report,
 ) -> tuple[EngineParts, PromptEncoder]:
     """Thread: a worker."""
     from pyllama_raw import models
     from pyllama_raw.engine import opening
 
     if isinstance(model, Model):
-        parts = build_on(model, config)
+        parts = build_on(model, config, needs)
     else:
-        parts = opening.build(models.resolve_model(model), config, report)
+        parts = opening.build(models.resolve_model(model), config, needs, report)
     try:
         return parts, PromptEncoder.of(parts)
     except BaseException:

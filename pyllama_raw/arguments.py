@@ -19,10 +19,16 @@ from itertools import islice
 from numbers import Real
 from operator import index
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError, cut, shown
-from pyllama_raw.options import ChatOptions, PolicyData, RequestOptions, TextOptions
+from pyllama_raw.options import (
+    ChatOptions,
+    Need,
+    PolicyData,
+    RequestOptions,
+    TextOptions,
+)
 
 if TYPE_CHECKING:
     from pyllama_raw.sampling.params import SamplingParams
@@ -266,8 +272,13 @@ def _unknown_option(name: str) -> str:
 # -- of an engine ---------------------------------------------------------------
 
 
-def check_opening(model: object, config: object, progress: object) -> None:
+def check_opening(
+    model: object, config: object, progress: object, needs: object
+) -> None:
     """Raise ConfigError unless an engine can be opened with these."""
+    if not (needs is None or needs in get_args(Need)):
+        known = ", ".join(map(repr, get_args(Need)))
+        raise ConfigError(f"needs={shown(needs)}: give one of {known}, or None")
     if config is not None:
         from pyllama_raw.config import EngineConfig
 

@@ -43,7 +43,7 @@ from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
     from pyllama_raw.config import EngineConfig
-    from pyllama_raw.options import RequestOptions
+    from pyllama_raw.options import Need, RequestOptions
     from pyllama_raw.results import Delta, Result
     from pyllama_raw.sampling.params import SamplingParams
 
@@ -93,11 +93,12 @@ class Engine(_Blocking[AsyncEngine], Facts):
         config: EngineConfig | None = None,
         *,
         progress: Progress | None = None,
+        needs: Need | None = None,
     ) -> Self:
         """Load *model*, or share a Model; close() or the end of a `with` block frees it."""
 
         async def make() -> AsyncEngine:
-            return await AsyncEngine.open(model, config, progress=progress)
+            return await AsyncEngine.open(model, config, progress=progress, needs=needs)
 
         return cls(make)
 

@@ -135,7 +135,9 @@ class Model:
             )
 
 
-def build_on(model: Model, config: EngineConfig | None) -> EngineParts:
+def build_on(
+    model: Model, config: EngineConfig | None, needs: str | None
+) -> EngineParts:
     """
     The parts of an engine on *model*, which may be closed meanwhile.
 
@@ -154,7 +156,7 @@ def build_on(model: Model, config: EngineConfig | None) -> EngineParts:
     except ClosedError:
         said = f"{model!r}: open the model again, or open engines before it is closed"
         raise ClosedError(said) from None
-    return opening.build_on(use, config)
+    return opening.build_on(use, config, needs)
 
 
 def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:

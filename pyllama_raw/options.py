@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 PolicyData = Mapping[str, str | int | float | bool | None]
+
+Need = Literal["generate", "embed", "rank"]  # what a model must be able to do
 
 
 class ChatOptions(TypedDict, total=False):

@@ -121,11 +121,14 @@ class Kept:
         with self._lock:
             if not (self._fits(key) or self._n_users):
                 self._close()
-                self._engine, self._key = Engine.open(model, config), key
+                self._engine, self._key = (
+                    Engine.open(model, config, needs="generate"),
+                    key,
+                )
             shared = self._engine if self._fits(key) else None
             self._n_users += shared is not None
         if shared is None:  # the kept one is another, and in use
-            with Engine.open(model, config) as own:
+            with Engine.open(model, config, needs="generate") as own:
                 yield own
             return
         try:

@@ -36,7 +36,7 @@ def chat(options: Namespace) -> int:
     """Run the command; return its exit status."""
     params = SamplingParams(**given(options, SAMPLING))
     opening = AsyncEngine.open(
-        resolve_model(model_spec(options)), engine_config(options)
+        resolve_model(model_spec(options)), engine_config(options), needs="generate"
     )
     terminal = Terminal(sys.stdout, sys.stderr)
     terminal.status("loading the model")

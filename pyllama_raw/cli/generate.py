@@ -139,7 +139,9 @@ def generate(options: Namespace) -> int:
     config = engine_config(options)
     if options.summary is not None:
         check_writable(options.summary)
-    opening = AsyncEngine.open(resolve_model(model_spec(options)), config)
+    opening = AsyncEngine.open(
+        resolve_model(model_spec(options)), config, needs="generate"
+    )
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     try:

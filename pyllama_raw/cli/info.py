@@ -13,6 +13,7 @@ from typing import Any
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
+from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.probe import measure
@@ -77,9 +78,12 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
     path = resolve_model(model_spec(options))
     capabilities = probe(path, config.model.kv_overrides)
     yield "file", {"path": str(path), **_file(capabilities)}
-    capabilities.check(Operation.GENERATE)
+    capabilities.check(*Operation)
     with Model.load(path, **config.model.model_dump()) as model:
         yield "model", _model(model)
+        if Operation.GENERATE in capabilities.refusals:
+            yield "limits", step_fields(model, config)
+            return
         n_slots = config.scheduler.n_slots
         wanted = config.resolved_context
         fields: dict[str, Any] = context_fields(wanted, n_slots, model.n_ctx_train)

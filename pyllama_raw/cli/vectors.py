@@ -15,9 +15,9 @@ from pyllama_raw.api import AsyncEngine
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.cli.groups import first
 from pyllama_raw.cli.terminal import Terminal
-from pyllama_raw.engine.capabilities import Operation, probe
 from pyllama_raw.errors import ConfigError, InvalidRequest
 from pyllama_raw.models import resolve_model
+from pyllama_raw.options import Need
 from pyllama_raw.replacing import check_writable, replacing
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def embed(options: Namespace) -> int:
         else:
             _save(options.npy, vectors)
 
-    return _run(options, Operation.EMBED, len(texts), make)
+    return _run(options, "embed", len(texts), make)
 
 
 def rank(options: Namespace) -> int:
@@ -60,22 +60,21 @@ def rank(options: Namespace) -> int:
             for one in ranked
         )
 
-    return _run(options, Operation.RANK, len(documents), make)
+    return _run(options, "rank", len(documents), make)
 
 
 def _run(
     options: Namespace,
-    operation: Operation,
+    needs: Need,
     n_texts: int,
     make: Callable[[AsyncEngine, Told], Awaitable[None]],
 ) -> int:
     path, config = resolve_model(model_spec(options)), engine_config(options)
-    probe(path, config.model.kv_overrides).check(operation)
     terminal = Terminal(sys.stdout, sys.stderr)
 
     async def main() -> None:
         terminal.status("loading the model")
-        async with AsyncEngine.open(path, config) as engine:
+        async with AsyncEngine.open(path, config, needs=needs) as engine:
             await make(
                 engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
             )

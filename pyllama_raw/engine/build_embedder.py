@@ -36,7 +36,8 @@ def assemble_embedder(
     if model.is_recurrent or model.is_hybrid:
         raise Unsupported("embed", "the model keeps a recurrent state of its texts")
     flag = AbortFlag()
-    fields = _fields(model, config)
+    fields: dict[str, Any] = config.context.model_dump()
+    fields |= step_fields(model, config) | {"kv_unified": True}
 
     def make_context(pooling: Pooling) -> Context:
         context = Context(model, abort=flag, pooling=pooling.value, **fields)
@@ -79,19 +80,16 @@ def assemble_embedder(
     )
 
 
-def _fields(model: Model, config: EngineConfig) -> dict[str, Any]:
-    """Arguments of Context; a step is one graph, because most poolings need that."""
-    wanted = config.context
+def step_fields(model: Model, config: EngineConfig) -> dict[str, int]:
+    """What a step may hold: it is one graph, because most poolings need that."""
     n_free = config.embedding.max_step_bytes // (4 * model.n_vocab)
     n_pack = max(min(config.embedding.max_step_tokens, n_free), 2)
-    n_text = min(model.n_ctx_train, wanted.n_ctx or DEFAULT_CTX)
-    decided = {
+    n_text = min(model.n_ctx_train, config.context.n_ctx or DEFAULT_CTX)
+    return {
         "n_seq_max": min(MAX_TEXTS, n_pack),
         "n_ctx": n_text + n_pack,
         "n_batch": n_pack,
         "n_ubatch": n_pack,
         "n_outputs_max": n_pack,
-        "n_threads": wanted.threads,
-        "kv_unified": True,
+        "n_threads": config.context.threads,
     }
-    return wanted.model_dump() | decided

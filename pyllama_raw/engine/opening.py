@@ -7,6 +7,7 @@ the engine is imported, so a thread does that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -31,13 +32,17 @@ NEXT = (
 
 
 def build(
-    path: Path, config: EngineConfig | None, report: Report = lambda _: True
+    path: Path,
+    config: EngineConfig | None,
+    needs: str | None = None,
+    report: Report = lambda _: True,
 ) -> EngineParts:
     """
     Load the model and make its context; blocks for as long as that takes.
 
     Args:
         config: None are the defaults; the model need not wait for pydantic then.
+        needs: an operation that the model must be able to do; None: any.
         report: gets the loaded fraction; returning False cancels the load.
 
     Raises:
@@ -46,23 +51,25 @@ def build(
     """
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
     options = model_options(config)
-    probe(path, options.get("kv_overrides", NO_OVERRIDES)).check(*Operation)
+    probe(path, options.get("kv_overrides", NO_OVERRIDES)).check(*_wanted(needs))
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        return build_on(open_model(path, options, report), config)
+        return build_on(open_model(path, options, report), config, needs)
     finally:
         importing.join()
 
 
-def build_on(use: ModelUse, config: EngineConfig | None) -> EngineParts:
+def build_on(
+    use: ModelUse, config: EngineConfig | None, needs: str | None = None
+) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
     try:
         from pyllama_raw.config import EngineConfig
 
         config = config or EngineConfig()
         capabilities = capabilities_of(model_info(use.model.path, use.model.header))
-        capabilities.check(*Operation)
+        capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
             from pyllama_raw.engine.build import assemble
 
@@ -73,6 +80,10 @@ def build_on(use: ModelUse, config: EngineConfig | None) -> EngineParts:
     except BaseException:
         use.close()
         raise
+
+
+def _wanted(needs: str | None) -> Iterable[Operation]:
+    return Operation if needs is None else (Operation(needs),)
 
 
 def model_options(config: EngineConfig | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from pyllama_raw import (
     AsyncEngine,
     ClosedError,
+    ConfigError,
     ContextConfig,
     EmbeddingConfig,
     EmbeddingFailed,
@@ -452,3 +453,16 @@ def test_nothing_that_can_be_asked_ends_the_process():
         "qwen2vl ok",
         "llama-no-vocab Unsupported",
     ]
+
+
+@pytest.mark.parametrize(("name", "needs"), [("bert", "generate"), ("llama", "rank")])
+async def test_what_a_caller_needs_is_asked_before_weights_are_read(name, needs):
+    """
+    A model that cannot do it is refused by its header; an unknown need is a mistake.
+    """
+    with pytest.raises(Unsupported) as caught:
+        await AsyncEngine.open(tiny_model(name), config(), needs=needs)
+
+    assert caught.value.operation == needs
+    with pytest.raises(ConfigError, match="needs='sing': give one of 'generate'"):
+        await AsyncEngine.open(tiny_model(name), config(), needs="sing")  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, executor: FakeExecutor) -> list[obje
     """What the engine was opened with; the engine is fake."""
     calls: list[object] = []
 
-    def open_fake(model: object, config: object) -> AsyncEngine:
+    def open_fake(model: object, config: object, needs: object) -> AsyncEngine:
         calls.extend((model, config))
         own = FakeExecutor(executor.limits, executor.flag, on_step=executor._on_step)
         return fake_engine(own)
@@ -167,7 +167,7 @@ def test_more_prompts_than_the_queue_holds(cli: Cli, monkeypatch: pytest.MonkeyP
     loops: list[asyncio.AbstractEventLoop] = []
 
     @asynccontextmanager
-    async def open_fake(*_: object) -> AsyncIterator[AsyncEngine]:
+    async def open_fake(*_: object, **__: object) -> AsyncIterator[AsyncEngine]:
         loops.append(asyncio.get_running_loop())
         own = FakeExecutor(fake_limits(), on_step=let_all_come)
         async with fake_engine(own, max_waiting=2) as engine:
@@ -279,7 +279,7 @@ def test_engine_that_cannot_start(
     A failure to open is one line on stderr, no traceback.
     """
 
-    def refuse(*_: object) -> AsyncEngine:
+    def refuse(*_: object, **__: object) -> AsyncEngine:
         raise error
 
     monkeypatch.setattr(AsyncEngine, "open", refuse)
