@@ -35,7 +35,7 @@ def opened(monkeypatch):
     """What was opened, as fakes; nothing is kept from or for other tests."""
     found = []
 
-    def fake_open(model, config, *, progress=None):
+    def fake_open(model, config, *, progress=None, needs=None):
         async def make():
             found.append((model, config))
             return fake_engine()
