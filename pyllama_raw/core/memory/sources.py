@@ -22,7 +22,12 @@ def n_reusable(sequence: Sequence) -> int:
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     """The slots that have something of *sequence*, or will."""
     key = sequence.tokens[: n_reusable(sequence)].tobytes()
-    found = (_shared(slot, sequence, key, slots.limits) for slot in slots.all)
+    first = sequence.tokens[0]
+    found = (
+        _shared(place, sequence, key, slots.limits)
+        for place in slots.all
+        if isinstance(place, Idle) or place.tokens[0] == first
+    )
     return [source for source in found if source is not None]
 
 

@@ -15,8 +15,10 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from heapq import heappop, heappush
 from typing import Literal
 
 from pyllama_raw.core.sequence import Sequence
@@ -28,6 +30,7 @@ N_TURN = 32  # and of so many others in turn
 Numbers = tuple[float, ...]
 Ask = Callable[[Sequence], Numbers | None]  # None: the policy failed
 Rank = tuple[int, int]
+Item = tuple[Numbers, Rank, Sequence]
 
 
 class PolicyQueue(WaitingQueue):
@@ -41,10 +44,11 @@ class PolicyQueue(WaitingQueue):
         self._by_client = keys == "by_client"
         self._max_overtakes = max_overtakes
         self._unasked: dict[int, Sequence] = {}  # by request_id; of no key yet
-        self._keys: dict[int, Numbers] = {}  # by request_id
-        self._order: list[tuple[Numbers, Rank, Sequence]] = []  # those with a key
+        self._asked: dict[int, Item] = {}  # by request_id
+        self._heap: list[Item] = []  # of these, and some that are not valid any more
+        self._passed: list[Item] = []  # taken out of the heap, and not admitted
+        self._ring = OrderedDict[int, None]()  # request_ids, by whose turn it is
         self._clients: dict[str | None, list[tuple[Rank, Sequence]]] = {}
-        self._turn = 0  # index in the order of who is asked for next in turn
 
     # -- who is in it ------------------------------------------------------------
 
@@ -87,13 +91,32 @@ class PolicyQueue(WaitingQueue):
     def _forget_key(self, sequence: Sequence) -> None:
         request_id = sequence.request.request_id
         self._unasked.pop(request_id, None)
-        key = self._keys.pop(request_id, None)
-        if key is not None:
-            del self._order[bisect_left(self._order, (key, sequence.rank))]
+        self._asked.pop(request_id, None)  # the heap is told when it comes up
 
     def _insert(self, key: Numbers, sequence: Sequence) -> None:
-        self._keys[sequence.request.request_id] = key
-        insort(self._order, (key, sequence.rank, sequence))
+        request_id = sequence.request.request_id
+        if self._changes:
+            self._ring.setdefault(request_id)
+        item = self._asked[request_id] = (key, sequence.rank, sequence)
+        heappush(self._heap, item)
+
+    def _is_valid(self, item: Item) -> bool:
+        return self._asked.get(item[2].request.request_id) is item
+
+    def _pop(self) -> Item | None:
+        """The smallest of those that are valid, which is out of the heap then."""
+        while self._heap:
+            item = heappop(self._heap)
+            if self._is_valid(item):
+                return item
+        return None
+
+    def _put_back(self) -> None:
+        for item in filter(self._is_valid, self._passed):
+            heappush(self._heap, item)
+        self._passed.clear()
+        if len(self._heap) > 2 * len(self._asked) + N_FIRST:
+            self._heap = sorted(self._asked.values(), key=lambda item: item[:2])
 
     # -- who is next -------------------------------------------------------------
 
@@ -103,19 +126,19 @@ class PolicyQueue(WaitingQueue):
 
         If the policy fails, the others follow by rank.
         """
+        self._put_back()
         asked = self._ask_new(ask) and (not self._changes or self._ask_again(ask))
-        index, overdue = 0, None
+        overdue = None
         while asked and self._items:
             first = self.head
             if first is not overdue and first.n_overtaken >= self._max_overtakes:
                 overdue = first
                 yield first
-            elif index == len(self._order):
+            elif (item := self._pop()) is None:
                 return
             else:
-                sequence = self._order[index][2]
-                yield sequence
-                index += sequence.request.request_id in self._keys
+                self._passed.append(item)
+                yield item[2]
             asked = self._ask_new(ask)  # the next ones of clients
         yield from list(self)
 
@@ -138,27 +161,38 @@ class PolicyQueue(WaitingQueue):
 
     def _ask_again(self, ask: Ask) -> bool:
         """Give the first ones and some others their keys of now; False if that failed."""
-        start, self._turn = self._turn, self._turn + N_TURN
-        if self._turn >= len(self._order):
-            self._turn = 0
-        first, others = self._order[:N_FIRST], self._order[start : start + N_TURN]
-        for known, _, sequence in {id(item): item for item in first + others}.values():
-            if known:  # else it was preempted
-                key = ask(sequence)
-                if key is None:
-                    return False
-                if key != known:
-                    self._forget_key(sequence)
-                    self._insert(key, sequence)
+        for _ in range(N_FIRST):
+            if (item := self._pop()) is not None:
+                self._passed.append(item)
+        again = {item[2].request.request_id: item for item in self._passed}
+        for _ in range(min(N_TURN, len(self._ring))):
+            request_id, _ = self._ring.popitem(last=False)
+            if request_id in self._asked:
+                self._ring[request_id] = None
+                again[request_id] = self._asked[request_id]
+        works = all(self._ask_one_again(ask, item) for item in again.values())
+        self._put_back()
+        return works
+
+    def _ask_one_again(self, ask: Ask, item: Item) -> bool:
+        known, _, sequence = item
+        if not known:  # it was preempted
+            return True
+        key = ask(sequence)
+        if key is None:
+            return False
+        if key != known:
+            self._insert(key, sequence)
         return True
 
     def check_integrity(self) -> None:
         """Whoever waits has a key, will be asked for one, or is behind its client's first."""
         super().check_integrity()
-        assert self._order == sorted(self._order, key=lambda item: item[:2])
-        assert len(self._order) == len(self._keys)
-        assert not self._unasked.keys() & self._keys.keys()
-        known = [*self._unasked.values(), *(item[2] for item in self._order)]
+        valid = [*filter(self._is_valid, [*self._heap, *self._passed])]
+        assert {id(item) for item in valid} == {id(i) for i in self._asked.values()}
+        assert not self._unasked.keys() & self._asked.keys()
+        known = [*self._unasked.values(), *(item[2] for item in self._asked.values())]
         known += [s for mine in self._clients.values() for _, s in mine[1:]]
         assert {id(s) for s in known} == {id(s) for s in self}
         assert len(known) == len(self)
+        assert not self._changes or self._asked.keys() <= self._ring.keys()
