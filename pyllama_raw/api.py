@@ -139,8 +139,9 @@ class AsyncEngine(Facts):
                 await join(self._thread.join)
 
     def __del__(self) -> None:
-        if hasattr(self, "_thread") and self._thread.alive:
+        if hasattr(self, "_embedders") and self._thread.alive:
             self._thread.close()
+            self._embedders.leave()
             warnings.warn(
                 f"{self!r} was dropped before aclose(): use `async with`",
                 ResourceWarning,

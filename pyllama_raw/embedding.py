@@ -237,6 +237,11 @@ class Embedders:
                 self._made = _embedder(self._make_parts())
             return self._made
 
+    def leave(self) -> None:
+        """End what runs, without a wait or a lock: for finalisers."""
+        if self._made is not None:
+            self._made.thread.close()
+
     def close(self) -> None:
         """End what runs, and wait until all is freed."""
         with self._lock:

@@ -466,3 +466,17 @@ async def test_what_a_caller_needs_is_asked_before_weights_are_read(name, needs)
     assert caught.value.operation == needs
     with pytest.raises(ConfigError, match="needs='sing': give one of 'generate'"):
         await AsyncEngine.open(tiny_model(name), config(), needs="sing")  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_is_dropped_ends_its_embedder():
+    """
+    The thread that made vectors ends with the one that generates.
+    """
+    held = [await open_engine("qwen3-embedding")]
+    await held[0].embed(["a"])
+    embedder = await held[0]._embedders.get()
+
+    with pytest.warns(ResourceWarning, match="dropped before aclose"):
+        held.clear()
+
+    assert embedder.thread.join(30)
