@@ -369,9 +369,8 @@ def kept_extension(library: Library) -> Path | None:
 
     digest = hashlib.sha256(f"{cffi_version}\0{sys.version}".encode())
     makers = [Path(__file__), ROOT / "setup.py", *(ROOT / "scripts").glob("c_*.py")]
-    for path in sorted([*makers, *FFI_DIR.rglob("*")]):
-        if path.suffix in {".py", ".h", ".cpp"}:
-            digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    for path in sorted([*makers, *map(Path, sources()), *FFI_DIR.rglob("*.h")]):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return library.prefix / "extension" / f"{digest.hexdigest()[:16]}.so"
 
 

@@ -253,12 +253,16 @@ def test_an_extension_is_kept_by_its_sources(monkeypatch, tmp_path):
     """
     monkeypatch.setattr(build_lib, "FFI_DIR", tmp_path)
     library = build_lib.Library(tmp_path, tmp_path, tmp_path, bundled=True)
+    (tmp_path / "step").mkdir()
+    (tmp_path / "lib").mkdir()
     kept = []
     for text in ("int a;", "int b;", "int a;"):
-        (tmp_path / "step.cpp").write_text(text)
+        (tmp_path / "step" / "step.cpp").write_text(text)
         kept.append(build_lib.kept_extension(library))
+    (tmp_path / "lib" / "LICENSE.llama.cpp").touch()  # as after an installation
+    kept.append(build_lib.kept_extension(library))
 
-    assert kept[0] == kept[2] != kept[1]
+    assert kept[0] == kept[2] == kept[3] != kept[1]
     assert build_lib.kept_extension(replace(library, bundled=False)) is None
 
 
