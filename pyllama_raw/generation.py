@@ -30,7 +30,7 @@ from pyllama_raw.results import Delta, Result, Timings, Usage
 if TYPE_CHECKING:
     from pyllama_raw.engine.loop import EngineThread
 
-MANY_EVENTS = 1024  # an event loop may wait while so many are taken in
+MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 
 
 @dataclass(frozen=True, slots=True)

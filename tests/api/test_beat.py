@@ -316,3 +316,14 @@ async def test_more_ids_than_a_slot_holds_have_a_text():
         text = await engine.detokenize([ord("a")] * 3 * LARGE)
 
     assert text == "a" * 3 * LARGE
+
+
+async def test_a_character_may_lie_in_two_parts_of_a_text():
+    """
+    Its bytes are put together, and one that lacks some is U+FFFD.
+    """
+    ids = [ord("a"), *"é".encode() * LARGE, "é".encode()[0]]
+    async with large_engine() as engine:
+        text = await engine.detokenize(ids)
+
+    assert text == "a" + "é" * LARGE + "\ufffd"

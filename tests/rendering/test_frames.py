@@ -1,0 +1,26 @@
+"""What goes to the process of a template, and back."""
+
+import io
+
+import pytest
+
+from pyllama_raw.rendering import frames
+
+VALUES = [
+    [{}, {"role": "user", "content": "é\n\u2028 \U0001f600 \ud800"}],
+    {"a": [1, -2.5, 1e300, True, None, [], [[{"é": ["x"] * 100}]]], "": {}},
+    "text",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_what_is_written_is_read(value):
+    """
+    Lists and mappings in each other, numbers, and text of any characters.
+    """
+    pipe = io.BytesIO()
+
+    frames.write(pipe, value)
+    pipe.seek(0)
+
+    assert frames.read(pipe) == value
