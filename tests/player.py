@@ -218,7 +218,7 @@ class Player:
         for work in works:
             row += len(work.tokens)
             held = self.slots.setdefault(work.slot, [])
-            assert len(held) == work.start
+            assert len(held) == work.pos
             held += [work] * len(work.tokens)
             if work.samples:
                 played = self._alive[work.request_id]
@@ -236,7 +236,7 @@ class Player:
     def scores(self, played: Played) -> Scores:
         """What the routers said of each token of *played*, whoever computed it."""
         history = enumerate(played.history)
-        return np.stack([self._scores[id(c)][1][pos - c.start] for pos, c in history])
+        return np.stack([self._scores[id(c)][1][pos - c.pos] for pos, c in history])
 
     def _end_files(self) -> None:
         if self.parts.files is None:
@@ -264,10 +264,10 @@ class Player:
         match move:
             case Release(slot):
                 slots[slot] = []
-            case Trim(slot, n_tokens):
-                del slots.setdefault(slot, [])[n_tokens:]
-            case Copy(src, dst, n_tokens):
-                slots[dst] = slots[src][:n_tokens]
+            case Trim(slot, n_pos):
+                del slots.setdefault(slot, [])[n_pos:]
+            case Copy(src, dst, n_pos):
+                slots[dst] = slots[src][:n_pos]
             case Save(save_id, CacheTier.HOST):
                 captures[save_id] = self._held(move)
             case Save(save_id):
@@ -294,7 +294,7 @@ class Player:
         pos = 0
         while pos < len(history):
             chunk = history[pos]
-            tokens = chunk.tokens[pos - chunk.start :]
+            tokens = chunk.tokens[pos - chunk.pos :]
             n_kept = sum(1 for other in history[pos:] if other is chunk)
             batch.clear()
             batch.add(tokens, pos, 0, True)

@@ -42,7 +42,9 @@ class Failures:
             running = self._slots.running.get(work.request_id)
             if running is not None:
                 sequence = running.sequence
-                n_held = output.n_tokens if isinstance(output, Held) else 0
+                n_held = 0
+                if isinstance(output, Held):
+                    n_held = running.n_computed + output.n_tokens
                 # The last token is computed again: its output row was not sampled.
                 n_fresh = min(N_FRESH, len(work.tokens))
                 is_prompt = running.n_computed < sequence.n_chunked

@@ -15,7 +15,7 @@ class ContextLimits:
     """What the context can hold, as it reported it."""
 
     n_slots: int  # sequences that run at once
-    n_ctx_slot: int  # positions one slot may hold
+    n_ctx_slot: int  # tokens one slot may hold
     n_batch: int  # tokens of one step
     n_cells: int  # cells of all slots together
     n_parked: int = 0  # slots beyond n_slots, for what idle ones hold

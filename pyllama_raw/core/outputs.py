@@ -147,7 +147,7 @@ class Outputs:
         """The slot has no position for another token: drop the older half, or end."""
         n_keep = self._n_keep
         n_discard = 0 if n_keep is None else (len(running.tokens) - 1 - n_keep) // 2
-        if n_keep is None or n_discard < 1:
+        if n_keep is None or n_discard < 1 or running.request.spans:
             reason, detail = FinishReason.LENGTH, LengthLimit.SLOT
             self._finish(running.sequence, reason, detail, now)
             return

@@ -225,7 +225,7 @@ class Packer:
 def _decode(streams: list[Running]) -> list[Work]:
     """The last token of each."""
     return [
-        new(Decode, (r.request.request_id, r.slot, r.n_computed, r.tokens[-1:]))
+        new(Decode, (r.request.request_id, r.slot, r.n_computed - r.lag, r.tokens[-1:]))
         for r in streams
     ]
 
@@ -241,7 +241,8 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     sequence, tokens, start = running.sequence, running.tokens, running.n_computed
     end = start + n_tokens
     chunk, samples = tokens[start:end], end == len(tokens)
+    pos = sequence.position(start)
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
         targets = tokens[start + 1 : end + 1]
-        return Score(request_id, slot, start, chunk, samples, targets)
-    return Prefill(request_id, slot, start, chunk, samples)
+        return Score(request_id, slot, pos, chunk, samples, targets)
+    return Prefill(request_id, slot, pos, chunk, samples)

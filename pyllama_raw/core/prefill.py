@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from pyllama_raw.core.exact import chunk_size
 from pyllama_raw.core.sequence import Running
+from pyllama_raw.core.spans import border
 
 NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
@@ -95,13 +96,16 @@ def n_ready(running: Running) -> int:
     """
     Tokens *running* may compute in one step.
 
-    Chunks end at its points; while it is scored each token takes an output row, and what
+    Chunks end at its points and have text or rows of one span; while it is scored each token takes an output row, and what
     has been scored before is computed without.
     """
     sequence, n_computed = running.sequence, running.n_computed
     n_ready = sequence.n_in_chunks - n_computed
     if running.points:
         n_ready = running.points[0] - n_computed
+    end = border(running.request.spans, n_computed)
+    if end is not None:
+        n_ready = min(n_ready, end - n_computed)
     if sequence.is_scoring:
         n_scored = len(sequence.prompt_logprobs)
         n_plain = n_scored - n_computed

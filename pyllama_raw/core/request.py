@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.policies.policy import Value
+from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import PyllamaError
 
@@ -83,7 +84,7 @@ class Request:
     """One checked request; tokens are inside the vocabulary and fit a slot."""
 
     request_id: int
-    tokens: array[int]  # prompt, array("i"), never empty, never changed
+    tokens: array[int]  # prompt, array("i"), never empty, never changed; see spans
     max_tokens: int  # >= 1
     sampling: object = None  # read by the executor only
     rules: object = None  # of the output; read by the executor only
@@ -97,6 +98,9 @@ class Request:
     lot: Lot = TOKENS
     client: str | None = None  # who sent it; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
+    # Rows that are no text. Their tokens are below 0, and equal where the rows are: each
+    # number stands for one image or the like, and is there once a row.
+    spans: Spans = ()
 
     @property
     def n_prompt(self) -> int:

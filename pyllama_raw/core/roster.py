@@ -16,6 +16,7 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.policies.runner import PolicyRunner
 from pyllama_raw.core.request import Event, FinishReason, Lot, Request
 from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.spans import are_valid
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.core.waiting import WaitingQueue
 from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
@@ -54,6 +55,8 @@ class Roster:
     def _sequence(self, request: Request, order: int, now: float) -> Sequence:
         """The request in progress, if the order of the queue and the cache can bear it."""
         assert isinstance(request.priority, int)
+        assert are_valid(request.spans, request.n_prompt)
+        assert not (request.spans and request.scores_prompt)
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)

@@ -15,6 +15,7 @@ from pyllama_raw.core.request import (
     Timings,
     TokenLogprobs,
 )
+from pyllama_raw.core.spans import position, whole
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
@@ -71,6 +72,16 @@ class Sequence:
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
 
+    def position(self, index: int) -> int:
+        """Of the row with *index*, in the context."""
+        spans = self.request.spans
+        return position(spans, index) if spans else index
+
+    def whole(self, n_rows: int) -> int:
+        """The most of the first *n_rows* that can be kept, or had by others."""
+        spans = self.request.spans
+        return whole(spans, n_rows) if spans else n_rows
+
     @property
     def n_in_chunks(self) -> int:
         """Tokens to be computed in chunks; others may share these only."""
@@ -91,6 +102,7 @@ class Sequence:
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* tokens after the first *n_keep*."""
+        assert not self.request.spans
         self.is_shifted = True
         self.n_chunked = NO_LIMIT  # positions have moved: it cannot be as at first
         del self.tokens[n_keep : n_keep + n_discard]
@@ -132,6 +144,7 @@ class Running:
         "deficit",
         "fetch_id",
         "fork_at",
+        "lag",
         "leader",
         "max_rows",
         "n_computed",
@@ -148,6 +161,8 @@ class Running:
         self.tokens = sequence.tokens
         self.slot = slot
         self.n_computed = n_computed
+        # How far positions are behind indices, once all of the prompt is computed.
+        self.lag = len(self.tokens) - sequence.position(len(self.tokens))
         self.deficit = 0  # prefill tokens left of this turn
         self.fetch_id: int | None = None  # a file that is read for it right now
         self.leader: Running | None = None  # computes its prefix right now

@@ -3,7 +3,7 @@ A step is a small program: moves of memory in order, then one decode that sample
 
 The scheduler writes a `StepPlan`, an executor runs it in that order and answers with a
 `StepResult`: each work of the plan has one output. A new feature is a new type here, not
-a branch in the loop.
+a branch in the loop. A context knows positions, so plans speak of these: see `Span`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Release(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """Forget all but the first *n_tokens* of a slot."""
+    """Forget all but the first *n_pos* positions of a slot."""
 
     slot: int
-    n_tokens: int
+    n_pos: int
 
 
 class Shift(NamedTuple):
@@ -50,11 +50,11 @@ class Shift(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Give *dst*, which is empty, the first *n_tokens* of *src* too."""
+    """Give *dst*, which is empty, the first *n_pos* positions of *src* too."""
 
     src: int
     dst: int
-    n_tokens: int
+    n_pos: int
 
 
 class Snapshot(NamedTuple):
@@ -72,7 +72,7 @@ class FileKey(NamedTuple):
 
 class Save(NamedTuple):
     """
-    Keep what *source* holds of [start, stop) in *tier*.
+    Keep what *source* holds of the positions [start, stop) in *tier*.
 
     In host memory it is when the step is over. A file is written meanwhile: see `Written`.
     """
@@ -94,7 +94,7 @@ class Fetch(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A payload in host memory, of which [start, stop) is wanted."""
+    """A payload in host memory, of which the positions [start, stop) are wanted."""
 
     payload: object
     start: int
@@ -106,6 +106,7 @@ class Load(NamedTuple):
 
     slot: int
     pieces: tuple[Piece, ...]
+    last_pos: int  # of the last row; its span may have more
 
 
 class Delete(NamedTuple):
@@ -145,7 +146,7 @@ class Decode(NamedTuple):
 
     request_id: int
     slot: int
-    start: int  # index of tokens[0] in the sequence
+    pos: int  # of tokens[0]; of its first row within a span
     tokens: array[int]  # array("i")
 
     @property
@@ -159,7 +160,7 @@ class Prefill(NamedTuple):
 
     request_id: int
     slot: int
-    start: int
+    pos: int
     tokens: array[int]
     samples: bool  # the token after the last one
 
@@ -169,7 +170,7 @@ class Score(NamedTuple):
 
     request_id: int
     slot: int
-    start: int
+    pos: int
     tokens: array[int]
     samples: bool
     targets: array[int]  # what follows each token, as far as it is known
@@ -180,7 +181,7 @@ class Encode(NamedTuple):
 
     request_id: int
     slot: int  # empty before a run that starts at 0, and after the last one
-    start: int
+    pos: int
     tokens: array[int]
     is_last: bool
 
@@ -251,12 +252,12 @@ class Vector(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Of a work whose slot could not be filled: nothing is computed, the slot is empty."""
+    """Of a work whose slot is empty: it could not be filled, or was lost by an abort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Of a work of an aborted decode: what is left of its slot."""
+    """Of a work of an aborted decode: so many of its tokens are computed."""
 
     n_tokens: int
 

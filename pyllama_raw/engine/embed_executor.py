@@ -125,9 +125,9 @@ class EmbedExecutor:
         batch = self._batch
         batch.clear()
         for work in works:
-            if context.has_memory and not work.start:
+            if context.has_memory and not work.pos:
                 context.seq_rm(work.slot)  # its text may have been given up
-            batch.add_scored(work.tokens, work.start, work.slot)
+            batch.add_scored(work.tokens, work.pos, work.slot)
 
     def _outputs(self, context: Context, works: list[Encode]) -> tuple[Output, ...]:
         outputs: list[Output] = []

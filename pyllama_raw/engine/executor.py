@@ -248,7 +248,7 @@ class NativeExecutor:
         self._n_dropped += 1
         lost = set()
         for work in advanced:
-            if not self.context.cut(work.slot, work.start + len(work.tokens)):
+            if not self.context.cut(work.slot, work.pos + len(work.tokens)):
                 lost.add(work.slot)
         if lost:
             self._note_refusal()
@@ -265,13 +265,13 @@ class NativeExecutor:
         decodes = works[:n_rows]
         batch.add_rows(
             [work.tokens[0] for work in decodes],
-            [work.start for work in decodes],
+            [work.pos for work in decodes],
             [work.slot for work in decodes],
         )
         samplers = [self._open[work.request_id].sampler for work in decodes]
         for work in works[n_rows:]:
             add = batch.add_scored if type(work) is Score else batch.add
-            add(work.tokens, work.start, work.slot, work.samples)
+            add(work.tokens, work.pos, work.slot, work.samples)
             if work.samples:
                 samplers.append(self._open[work.request_id].sampler)
         self._row_samplers.set_all(samplers)
@@ -319,7 +319,7 @@ class NativeExecutor:
             case 2:
                 return StepResult(
                     DecodeStatus.ABORTED,
-                    outputs=tuple(Held(self._n_kept(work)) for work in works),
+                    outputs=tuple(map(self._left, works)),
                     refuses_cuts=self._refuses_cuts,
                 )
             case -1:
@@ -346,20 +346,22 @@ class NativeExecutor:
         self._rebuild()
         return StepResult(DecodeStatus.FAILED, error=error)
 
-    def _n_kept(self, work: Work) -> int:
-        """How many positions of its slot an aborted decode left usable."""
-        slot = work.slot
+    def _left(self, work: Work) -> Held | Lost:
+        """What an aborted decode left of *work*; what is not sampled from is dropped."""
+        slot, n_tokens = work.slot, len(work.tokens)
         if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
             self.context.seq_rm(slot)
-            return 0
+            return Lost()
         highest = self.context.seq_pos_max(slot)
-        n_known = 0 if highest is None else highest + 1
-        if work.samples and n_known == work.start + len(work.tokens):
-            n_known -= 1
-            if not self.context.cut(slot, n_known):
+        if highest is None:
+            return Lost()
+        n_held = max(highest + 1 - work.pos, 0)  # a span may have ended further back
+        if work.samples and n_held == n_tokens:
+            n_held -= 1
+            if not self.context.cut(slot, work.pos + n_held):
                 self._note_refusal()
-                return 0
-        return n_known
+                return Lost()
+        return Held(n_held)
 
     def _rebuild(self) -> None:
         self.context.close()  # first, so that there is memory for the new one

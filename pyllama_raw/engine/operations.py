@@ -106,12 +106,12 @@ class SlotOperations:
             case Release(slot):
                 context.seq_rm(slot)
                 self._lost.discard(slot)
-            case Trim(slot, n_tokens):
-                self._trim(slot, n_tokens)
+            case Trim(slot, n_pos):
+                self._trim(slot, n_pos)
             case Shift(slot, n_keep, n_discard):
                 self._shift(slot, n_keep, n_keep + n_discard)
-            case Copy(src, dst, n_tokens):
-                self._copy(src, dst, n_tokens)
+            case Copy(src, dst, n_pos):
+                self._copy(src, dst, n_pos)
             case Save():
                 self._save(move)
             case Load():
@@ -177,10 +177,10 @@ class SlotOperations:
         self._times.restore_ns += took_ns
         self._restore_s[slot] = took_ns / 1e9
 
-    def _trim(self, slot: int, n_tokens: int) -> None:
-        if n_tokens == 0:
+    def _trim(self, slot: int, n_pos: int) -> None:
+        if n_pos == 0:
             self._context.seq_rm(slot)
-        elif self._kind is SnapshotKind.EXACT or self._context.cut(slot, n_tokens):
+        elif self._kind is SnapshotKind.EXACT or self._context.cut(slot, n_pos):
             return
         else:
             self._refuse(slot)
@@ -197,18 +197,18 @@ class SlotOperations:
         self._lost.add(slot)
         self.refuses_cuts = True
 
-    def _copy(self, src: int, dst: int, n_tokens: int) -> None:
+    def _copy(self, src: int, dst: int, n_pos: int) -> None:
         if src in self._lost:
             self._lost.add(dst)
         elif self._kind is SnapshotKind.RANGE:
-            self._context.seq_cp(src, dst, 0, n_tokens)
+            self._context.seq_cp(src, dst, 0, n_pos)
         elif self._shares_cells:
             self._context.seq_cp(src, dst)
-            self._trim(dst, n_tokens)
+            self._trim(dst, n_pos)
         else:
-            self._copy_state(src, dst, n_tokens)
+            self._copy_state(src, dst, n_pos)
 
-    def _copy_state(self, src: int, dst: int, n_tokens: int) -> None:
+    def _copy_state(self, src: int, dst: int, n_pos: int) -> None:
         context = self._context
         try:
             state = new_bytes(context.state_bytes(src))
@@ -218,13 +218,13 @@ class SlotOperations:
             context.seq_rm(dst)
             self._lost.add(dst)
         else:
-            self._trim(dst, n_tokens)
+            self._trim(dst, n_pos)
 
-    def _saved_parts(self, slot: int, n_tokens: int, max_bytes: int) -> State | None:
+    def _saved_parts(self, slot: int, n_pos: int, max_bytes: int) -> State | None:
         """All of *slot* in parts; None if that is not possible in *max_bytes*."""
         context, scratch = self._context, self._scratch
-        starts = range(0, n_tokens, PART_TOKENS)
-        ranges = [(start, min(start + PART_TOKENS, n_tokens)) for start in starts]
+        starts = range(0, n_pos, PART_TOKENS)
+        ranges = [(start, min(start + PART_TOKENS, n_pos)) for start in starts]
         sizes = []
         try:
             for start, stop in ranges:
@@ -261,11 +261,11 @@ class SlotOperations:
 
     def _load(self, load: Load) -> None:
         started = time.perf_counter_ns()
-        n_tokens = load.pieces[-1].stop
         try:
             for piece in load.pieces:
                 self._load_piece(load.slot, piece)
-            if self._context.seq_pos_max(load.slot) != n_tokens - 1:
+            highest = self._context.seq_pos_max(load.slot)
+            if highest is None or not load.last_pos <= highest < load.pieces[-1].stop:
                 self._miss(load.slot)  # a forged file: of fewer tokens than it says
         except (SnapshotFailed, MemoryError):
             self._miss(load.slot)

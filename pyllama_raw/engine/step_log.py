@@ -43,14 +43,14 @@ def size_of(plan: StepPlan) -> Size:
     """Called once a step, with a work for each slot: the decodes cost one pass."""
     works = plan.works
     n_decode = n_prefill = 0
-    n_context = sum([work.start for work in works]) + len(works)
+    n_context = sum([work.pos for work in works]) + len(works)
     for work in works:
         if type(work) is Decode:
             n_decode += 1
         else:
             n_tokens = len(work.tokens)
             n_prefill += n_tokens
-            n_context += (n_tokens - 1) * (2 * work.start + n_tokens + 2) // 2
+            n_context += (n_tokens - 1) * (2 * work.pos + n_tokens + 2) // 2
     n_saved = n_loaded = 0
     for move in plan.moves:
         if type(move) is Save:
@@ -58,7 +58,7 @@ def size_of(plan: StepPlan) -> Size:
         elif type(move) is Load:
             n_loaded += sum(piece.stop - piece.start for piece in move.pieces)
         elif type(move) is Copy:
-            n_loaded += move.n_tokens
+            n_loaded += move.n_pos
     return Size(n_prefill, n_decode, n_context, n_saved, n_loaded)
 
 

@@ -29,14 +29,15 @@ from pyllama_raw.core.step import (
 
 HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here
 
-Payload = tuple[int, tuple[int, ...]]
+Payload = tuple[tuple[int, int], ...]  # (position, token) of each row
 
 
 class Cell(NamedTuple):
-    """One position of a slot; copies share cells, as unified KV does."""
+    """One row of a slot; copies share cells, as unified KV does."""
 
     number: int
     token: int
+    pos: int
 
 
 class FakeFile(NamedTuple):
@@ -87,11 +88,32 @@ class FakeMemory:
     def tokens(self, slot: int) -> list[int]:
         return [cell.token for cell in self.slots[slot]]
 
-    def write(self, slot: int, tokens: Iterable[int]) -> None:
-        """Fill new cells."""
+    def write(self, slot: int, tokens: Iterable[int], pos: int | None = None) -> None:
+        """
+        Fill new cells.
+
+        Args:
+            pos: of the first token; None: the next one. Tokens below 0 stand for rows of a
+                span, which all have the position of the first one.
+        """
+        pos = self._highest(slot) + 1 if pos is None else pos
+        rows = ((pos + i if t >= 0 else pos, t) for i, t in enumerate(tokens))
+        self._fill(slot, rows)
+
+    def _fill(self, slot: int, rows: Iterable[tuple[int, int]]) -> None:
         cells = self.slots[slot]
-        cells.extend(Cell(next(self._numbers), token) for token in tokens)
+        for pos, token in rows:
+            assert _end_at(cells, pos) or (token < 0 and pos == cells[-1].pos)
+            cells.append(Cell(next(self._numbers), token, pos))
         assert len(cells) <= self.limits.n_ctx_slot
+
+    def _highest(self, slot: int) -> int:
+        """The position of the last row, as seq_pos_max says; -1: there is none."""
+        return self.slots[slot][-1].pos if self.slots[slot] else -1
+
+    def _first(self, slot: int, n_pos: int) -> list[Cell]:
+        """Those of the first *n_pos* positions."""
+        return [cell for cell in self.slots[slot] if cell.pos < n_pos]
 
     def clear(self) -> None:
         for cells in self.slots:
@@ -135,15 +157,15 @@ class FakeMemory:
                 self.files.difference_update(payloads)
 
     def _trim(self, trim: Trim) -> None:
-        slot, n_tokens = trim
-        n_held = len(self.slots[slot])
-        assert n_held >= n_tokens or slot in self._lost
-        self._check_cut(slot, n_tokens)
-        if 0 < n_tokens < n_held and self._fails(trim):
-            self.slots[slot] = []
+        slot, n_pos = trim
+        kept = self._first(slot, n_pos)
+        assert _end_at(kept, n_pos) or slot in self._lost
+        self._check_cut(slot, kept)
+        if 0 < len(kept) < len(self.slots[slot]) and self._fails(trim):
+            kept = []
             self._lost.add(slot)
             self.refuses_cuts = True
-        del self.slots[slot][n_tokens:]
+        self.slots[slot] = kept
 
     def end_write(self, *, fails: bool = False) -> Written:
         """Complete the oldest file, or fail; what the scheduler is to be told."""
@@ -156,12 +178,13 @@ class FakeMemory:
     def end_fetch(self, *, fails: bool = False) -> Fetched:
         """Have the oldest file read, or fail; what the scheduler is to be told."""
         fetch_id, file = self.reading.pop(0)
-        payload = None if fails or file is None else (0, file.tokens)
-        return Fetched(fetch_id, payload, 0.0)
+        if fails or file is None:
+            return Fetched(fetch_id, None, 0.0)
+        return Fetched(fetch_id, tuple(enumerate(file.tokens)), 0.0)
 
-    def _check_cut(self, slot: int, n_tokens: int) -> None:
+    def _check_cut(self, slot: int, kept: list[Cell]) -> None:
         if self._must_not_cut:
-            assert n_tokens in (0, len(self.slots[slot])), "this memory cannot be cut"
+            assert kept in ([], self.slots[slot]), "this memory cannot be cut"
 
     def _shift(self, shift: Shift) -> None:
         assert self.limits.can_shift
@@ -170,8 +193,11 @@ class FakeMemory:
         for slot, others in enumerate(self.slots):
             shared = mine & {cell.number for cell in others}
             assert slot == shift.slot or not shared, "shared cells keep their position"
+        assert [cell.pos for cell in cells] == list(range(len(cells)))
         assert shift.n_keep + shift.n_discard <= len(cells)
         del cells[shift.n_keep : shift.n_keep + shift.n_discard]
+        moved = enumerate(cells)
+        self.slots[shift.slot] = [cell._replace(pos=pos) for pos, cell in moved]
         self.shifted.add(shift.slot)
 
     def _copy(self, copy: Copy) -> None:
@@ -180,55 +206,73 @@ class FakeMemory:
         if copy.src in self._lost:
             self._lost.add(copy.dst)
             return
-        assert len(self.slots[copy.src]) >= copy.n_tokens
-        self._check_cut(copy.src, copy.n_tokens)
-        cells = self.slots[copy.src][: copy.n_tokens]
+        cells = self._first(copy.src, copy.n_pos)
+        assert _end_at(cells, copy.n_pos)
+        self._check_cut(copy.src, cells)
         if self.limits.unified:
             self.slots[copy.dst] = cells
         else:
-            self.write(copy.dst, [cell.token for cell in cells])
+            self._fill(copy.dst, _rows(cells))
 
     def _save(self, save: Save) -> None:
         payload = self._payload(save)
         if save.tier is CacheTier.DISK:
             file = None
             if payload is not None:
-                file = FakeFile(save.save_id, payload[1])
+                assert [pos for pos, _ in payload] == list(range(len(payload)))
+                file = FakeFile(save.save_id, tuple(token for _, token in payload))
+                assert min(file.tokens) >= 0, (
+                    "the number of an image is of this process"
+                )
                 assert save.key is not None
                 assert array("i", file.tokens).tobytes() == save.key.tokens
                 assert file.n_bytes <= save.max_bytes
             self.writing.append((save.save_id, file))
         elif payload is not None:
-            n_bytes = HEAD_BYTES + TOKEN_BYTES * len(payload[1])
+            n_bytes = HEAD_BYTES + TOKEN_BYTES * len(payload)
             if n_bytes <= save.max_bytes:
                 self._saved[save.save_id] = Saved(payload, n_bytes)
 
     def _payload(self, save: Save) -> Payload | None:
-        """The index of the first token, and the tokens."""
+        """What is to be saved; None: it fails."""
         source, is_on_disk = save.source, save.tier is CacheTier.DISK
         if isinstance(source, Snapshot):
             assert isinstance(source.payload, tuple)
             return source.payload
         if source in self._lost or self._fails(save):
             return None
-        held = self.tokens(source)
+        held = self.slots[source]
+        cells = [cell for cell in held if save.start <= cell.pos < save.stop]
+        assert cells[0].pos == save.start
+        assert _end_at(cells, save.stop)
         if is_on_disk or self.limits.kind is SnapshotKind.EXACT:
-            assert save.stop == len(held), "all of the slot"
-        tokens = tuple(held[save.start : save.stop])
-        assert len(tokens) == save.stop - save.start
-        return save.start, tokens
+            assert cells == held, "all of the slot"
+        return _rows(cells)
 
     def _load(self, load: Load) -> None:
-        cells = self.slots[load.slot]
-        assert load.pieces[0].start == len(cells), "a slot has all before"
+        slot = load.slot
         if self._fails(load):
-            self.slots[load.slot] = []
-            self._lost.add(load.slot)
+            self.slots[slot] = []
+            self._lost.add(slot)
             return
         for piece in load.pieces:
             assert isinstance(piece.payload, tuple)
-            first, tokens = piece.payload
-            assert piece.start == len(cells), "pieces join"
+            assert _end_at(self.slots[slot], piece.start), "a slot has all before"
+            rows = [row for row in piece.payload if piece.start <= row[0] < piece.stop]
             if self.limits.kind is SnapshotKind.EXACT:
-                assert (piece.start, piece.stop) == (0, len(tokens))
-            self.write(load.slot, tokens[piece.start - first : piece.stop - first])
+                assert rows == list(piece.payload)
+            self._fill(slot, rows)
+            assert _end_at(self.slots[slot], piece.stop)
+        assert self._highest(slot) == load.last_pos
+
+
+def _rows(cells: Iterable[Cell]) -> Payload:
+    return tuple((cell.pos, cell.token) for cell in cells)
+
+
+def _end_at(cells: list[Cell], pos: int) -> bool:
+    """Whether *pos* comes after *cells*, as far as these tell: a span has room behind it."""
+    if not cells:
+        return pos == 0
+    last = cells[-1]
+    return pos == last.pos + 1 or (last.token < 0 and pos > last.pos)

@@ -79,7 +79,7 @@ class Engine:
         for work in plan.works:
             if work.slot in lost:
                 continue
-            assert work.start == len(self.memory.slots[work.slot])
+            assert work.pos == len(self.memory.slots[work.slot])
             self.memory.write(work.slot, work.tokens)
             if work.slot not in self.memory.shifted:
                 self._check(work)

@@ -79,7 +79,7 @@ def output(work: Work, *tokens: int, lost: Collection[int] = ()) -> Output:
         return Lost()
     found = Sampled(tokens) if work.samples else Computed()
     if isinstance(work, Score):
-        return Scored(score(work.start + 1, work.targets), found)
+        return Scored(score(work.pos + 1, work.targets), found)
     return found
 
 
@@ -151,4 +151,4 @@ def step(scheduler, now=0.0, token=97):
 
 
 def shape(plan):
-    return [(w.slot, w.start, len(w.tokens), w.samples) for w in plan.works]
+    return [(w.slot, w.pos, len(w.tokens), w.samples) for w in plan.works]

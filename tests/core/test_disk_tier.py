@@ -310,7 +310,7 @@ def test_a_prompt_starts_from_a_file():
 
     operations, end = run(scheduler, make_request(n_prompt=200, max_tokens=1))
 
-    load = Load(0, (Piece("read file", 0, 198),))
+    load = Load(0, (Piece("read file", 0, 198),), 197)
     assert kinds(operations, Fetch, Load) == [Fetch(1, "file"), load]
     assert (end.n_cached, end.cache_tier) == (198, CacheTier.DISK)
     assert scheduler.cache_stats().disk.n_hit_tokens_host == 198

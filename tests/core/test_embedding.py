@@ -131,7 +131,7 @@ def test_a_text_that_may_be_cut_goes_on_first():
         [(1, 0, 5), (2, 0, 3)],
         [(2, 1, 3)],
     ]
-    first = [(plan.works[0].start, plan.works[0].is_last) for plan in plans[:3]]
+    first = [(plan.works[0].pos, plan.works[0].is_last) for plan in plans[:3]]
     assert first == [(0, False), (10, False), (20, True)]
 
 
@@ -252,7 +252,7 @@ def test_an_aborted_step_is_repeated():
     scheduler.apply(plan, StepResult(DecodeStatus.ABORTED), 0.0)
 
     assert shown(scheduler.schedule(0.0)) == [(1, 0, 10)]
-    assert scheduler.schedule(0.0).works[0].start == 0
+    assert scheduler.schedule(0.0).works[0].pos == 0
 
 
 @pytest.mark.parametrize("status", [DecodeStatus.FAILED, DecodeStatus.INVALID])
@@ -381,7 +381,7 @@ class History:
         assert len(works) <= self.scheduler.limits.n_slots
         assert plan.n_tokens <= BUDGET or len(works) == 1
         assert [work.slot for work in works] == list(range(len(works)))
-        assert all((work.start, work.is_last) == (0, True) for work in works[1:])
+        assert all((work.pos, work.is_last) == (0, True) for work in works[1:])
 
 
 @pytest.mark.parametrize("seed", range(N_CASES))

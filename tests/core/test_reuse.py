@@ -311,7 +311,7 @@ def test_shared_cells_are_computed_again_instead_of_shifted():
 
     assert {end.n_output for end in engine.ends.values()} == {40}
     assert engine.of(Shift)
-    trims = [trim for trim in engine.of(Trim) if trim.n_tokens == 0]
+    trims = [trim for trim in engine.of(Trim) if trim.n_pos == 0]
     assert len(trims) == 1
 
 

@@ -76,7 +76,7 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
     plan = scheduler.schedule(2.0)
 
     assert plan.moves == (Release(2), Trim(0, 2), Trim(1, 2))
-    assert [(w.slot, w.start) for w in plan.works] == [(0, 2), (1, 2)]
+    assert [(w.slot, w.pos) for w in plan.works] == [(0, 2), (1, 2)]
 
 
 def test_a_failed_step_rewinds_all():
@@ -95,7 +95,7 @@ def test_a_failed_step_rewinds_all():
     assert events == []
     plan = scheduler.schedule(2.0)
     assert plan.moves == ()
-    assert [work.start for work in plan.works] == [0]
+    assert [work.pos for work in plan.works] == [0]
 
 
 def test_a_row_that_cannot_be_sampled_ends_its_request_only():

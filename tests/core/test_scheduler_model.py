@@ -19,11 +19,13 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.request import TOKENS, CacheTier, Delta, Lot, Request
+from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
     Held,
     Load,
+    Lost,
     Release,
     RowFailed,
     Sampled,
@@ -39,6 +41,7 @@ from pyllama_raw.errors import (
     PromptTooLong,
     SamplingFailed,
 )
+from pyllama_raw.testing.executor import assert_one_kind, row_position
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler, output, score
 
@@ -46,6 +49,8 @@ N_SLOTS, N_PARKED, N_CTX_SLOT, N_BATCH, N_CELLS = 3, 2, 24, 16, 40
 MAX_BYTES, MAX_ENTRIES = 900, 6
 MAX_DISK_BYTES = 700
 COST = SnapshotCost(HEAD_BYTES, TOKEN_BYTES)
+LOTS = (TOKENS, TOKENS, Lot("other"), Lot("alone", is_single=True))
+IMAGES = ((-1, 5, 2), (-2, 3, 3), (-3, 7, 1))  # token, rows, positions
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -64,6 +69,7 @@ class SchedulerModel(RuleBasedStateMachine):
         disk=st.booleans(),
         n_outputs=st.integers(N_SLOTS, N_BATCH),
         refuses=st.sampled_from([False, False, False, True]),
+        has_images=st.booleans(),
     )
     def start(
         self,
@@ -80,9 +86,11 @@ class SchedulerModel(RuleBasedStateMachine):
         disk,
         n_outputs,
         refuses=False,
+        has_images=False,
     ):
         self.unified = unified
         self.refuses = refuses  # whether cuts may be refused
+        self.has_images = has_images
         self.alone = Counter()  # failures alone, by id
         self.n_outputs = n_outputs
         self.max_bytes = MAX_BYTES if mode == "snapshots" else 0
@@ -115,7 +123,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.data = None
         self.scored = {}  # log-probabilities each request should have, by id
         self.texts = {}  # tokens each request should have in its slot, by id
-        self.lots = {}  # by id
+        self.requests = {}  # by id
         self.events = []
         self.plan = None
 
@@ -128,7 +136,8 @@ class SchedulerModel(RuleBasedStateMachine):
         namespace=st.sampled_from([None, None, None, "salt"]),
         points=st.lists(st.integers(0, 30), max_size=2),
         scored=st.sampled_from([False, False, True]),
-        lot=st.sampled_from([TOKENS, TOKENS, Lot("other")]),
+        lot=st.sampled_from(LOTS),
+        images=st.lists(st.sampled_from(IMAGES), max_size=2),
     )
     def add(
         self,
@@ -142,8 +151,14 @@ class SchedulerModel(RuleBasedStateMachine):
         points,
         scored,
         lot=TOKENS,
+        images=(),
     ):
-        tokens = array("i", [*prefix, *tail] or [10])
+        tokens, spans = array("i", prefix), []
+        for token, n_rows, n_pos in images if self.has_images else ():
+            spans.append(Span(len(tokens), len(tokens) + n_rows, n_pos))
+            tokens.extend([token] * n_rows)
+        tokens.extend(tail or [10])
+        scored = scored and not spans
         request = Request(
             len(self.texts),
             tokens,
@@ -155,13 +170,14 @@ class SchedulerModel(RuleBasedStateMachine):
             cache_points=tuple(points),
             scores_prompt=scored,
             lot=lot,
+            spans=tuple(spans),
         )
         try:
             self.scheduler.add(request, self.now)
         except PromptTooLong:
             return
         self.texts[request.request_id] = list(tokens)
-        self.lots[request.request_id] = lot
+        self.requests[request.request_id] = request
         self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
 
     @precondition(lambda self: self.texts)
@@ -197,7 +213,8 @@ class SchedulerModel(RuleBasedStateMachine):
         assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
         slots = [work.slot for work in self.plan.works]
         assert len(set(slots)) == len(slots)
-        assert len({self.lots[work.request_id] for work in self.plan.works}) <= 1
+        requests = [self.requests[work.request_id] for work in self.plan.works]
+        assert len({request.lot for request in requests}) <= 1
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
             assert self.plan or self.memory.reading
 
@@ -208,7 +225,10 @@ class SchedulerModel(RuleBasedStateMachine):
         saved, lost = self.memory.run(self.plan.moves)
         works = [work for work in self.plan.works if work.slot not in lost]
         for work in works:
-            assert work.start == len(self.memory.slots[work.slot])
+            request = self.requests[work.request_id]
+            n_held = len(self.memory.slots[work.slot])
+            assert work.pos == row_position(request, n_held)
+            assert_one_kind(request, n_held, len(work.tokens))
             if work.slot not in self.memory.shifted:
                 text = self.texts[work.request_id]
                 held = self.memory.tokens(work.slot) + list(work.tokens)
@@ -217,10 +237,10 @@ class SchedulerModel(RuleBasedStateMachine):
 
     def check_moves(self):
         """A window goes where sums over its cells stay the same."""
-        for operation in self.plan.moves:
+        for operation in () if self.has_images else self.plan.moves:
             n_tokens = None
             if isinstance(operation, Copy):
-                n_tokens = operation.n_tokens
+                n_tokens = operation.n_pos
             elif isinstance(operation, Load):
                 n_tokens = operation.pieces[-1].stop
             if n_tokens is not None:
@@ -237,11 +257,16 @@ class SchedulerModel(RuleBasedStateMachine):
         return sequence is None or sequence.is_shifted
 
     def write(self, works, n_tokens=10**9):
+        """Compute so many tokens; how many of each slot's work."""
+        written = {}
         for work in works:
-            self.memory.write(work.slot, work.tokens[:n_tokens])
-            n_tokens = max(0, n_tokens - len(work.tokens))
+            tokens = work.tokens[:n_tokens]
+            self.memory.write(work.slot, tokens, work.pos)
+            written[work.slot] = len(tokens)
+            n_tokens -= len(tokens)
         if self.unified:
             assert self.memory.n_used <= N_CELLS
+        return written
 
     def finish_step(self, **fields):
         plan, self.plan = self.plan, None
@@ -309,15 +334,19 @@ class SchedulerModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data):
         works, saved, lost = self.prepare(data)
-        self.write(works, data.draw(st.integers(0, self.plan.n_tokens)))
+        held = self.write(works, data.draw(st.integers(0, self.plan.n_tokens)))
         exact = self.scheduler.limits.kind is SnapshotKind.EXACT
         if exact or self.memory.refuses_cuts:
             for work in works:
                 self.memory.slots[work.slot] = []
-        held = [Held(len(self.memory.slots[w.slot])) for w in self.plan.works]
+            held = {}
+        outputs = (
+            Held(held[work.slot]) if work.slot in held else Lost()
+            for work in self.plan.works
+        )
         self.finish_step(
             status=DecodeStatus.ABORTED,
-            outputs=tuple(held),
+            outputs=tuple(outputs),
             saved=saved,
             not_restored=lost,
         )
@@ -426,7 +455,7 @@ def play(seed):
     model.start(
         unified=rng.random() < 0.5,
         deterministic=rng.random() >= 0.5,
-        n_swa=0,
+        n_swa=rng.choice([0, 5]),
         budget=16,
         shift=False,
         quantum=8,
@@ -435,6 +464,7 @@ def play(seed):
         interval=rng.choice([0, 3]),
         disk=True,
         n_outputs=N_SLOTS,
+        has_images=rng.random() < 0.5,
     )
     for _ in range(150):
         model.add(
@@ -446,6 +476,8 @@ def play(seed):
             namespace=rng.choice([None, None, "salt"]),
             points=[],
             scored=False,
+            lot=rng.choice(LOTS),
+            images=rng.choices(IMAGES[:2], k=rng.choice([0, 0, 0, 1])),
         )
         for _ in range(rng.randrange(4)):
             model.schedule()

@@ -126,7 +126,7 @@ def test_an_aborted_step_is_scored_again():
 
     def execute(plan: StepPlan) -> StepResult:
         if next(steps) % 2:
-            held = [Held(work.start + len(work.tokens)) for work in plan.works]
+            held = [Held(len(work.tokens)) for work in plan.works]
             return StepResult(DecodeStatus.ABORTED, tuple(held))
         return answer(plan)
 

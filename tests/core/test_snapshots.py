@@ -245,7 +245,7 @@ def test_prefill_stops_at_each_point_and_captures_there():
     engine.run(B[:1])
 
     works = [work for plan in engine.plans for work in plan.works]
-    assert [work.start for work in works[:6]] == [0, 16, 20, 32, 38, 40]
+    assert [work.pos for work in works[:6]] == [0, 16, 20, 32, 38, 40]
     assert [c.stop for c in engine.of(Save)] == [16, 20, 32, 38, 41]
 
 
@@ -334,4 +334,4 @@ def test_a_leader_is_left_no_single_token(n_swa):
 
     works = [work for plan in engine.plans for work in plan.works]
     assert end.n_cached == (0 if n_swa else 38)  # 8 tokens are not worth the wait
-    assert all(len(work.tokens) > 1 for work in works if work.start < 40)
+    assert all(len(work.tokens) > 1 for work in works if work.pos < 40)

@@ -27,7 +27,7 @@ def test_the_size_of_a_plan():
     plan = StepPlan(
         moves=(
             Save(0, CacheTier.HOST, 2, 10, 25, 1000),
-            Load(3, (Piece(None, 0, 4), Piece(None, 4, 9))),
+            Load(3, (Piece(None, 0, 4), Piece(None, 4, 9)), 8),
             Copy(0, 1, 7),
         ),
         works=(

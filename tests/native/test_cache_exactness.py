@@ -308,7 +308,9 @@ def test_a_copy_is_done_before_what_comes_later(make_context_of):
     save = Save(1, CacheTier.HOST, 1, 0, len(OTHER), 2**30)
     piece = Piece(operations.run([save]).saved[1].payload, 0, len(OTHER))
 
-    operations.run([Copy(0, 2, len(PROMPT)), Release(0), Load(0, (piece,))])
+    operations.run(
+        [Copy(0, 2, len(PROMPT)), Release(0), Load(0, (piece,), len(OTHER) - 1)]
+    )
 
     seen = last_logits(context, MORE, slot=2, pos=len(PROMPT))
     clean = make_context_of("llama")

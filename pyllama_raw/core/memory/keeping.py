@@ -29,18 +29,19 @@ class Keeping:
         """Keep the first *n_tokens* of an idle slot only, after all of it was saved."""
         if n_tokens < idle.n_left:
             if idle.is_usable:
-                saves = self._tiers.save(idle.slot, idle.namespace, idle.tokens)
+                saves = self._tiers.save(
+                    idle.slot, idle.namespace, idle.tokens, idle.spans
+                )
                 self._slots.add(saves)
             self._slots.add(self._writes(idle))
             self._slots.cut(idle, n_tokens)
 
     def capture(self, running: Running) -> None:
         """Save *running* as it stands."""
-        tokens, namespace = (
-            running.tokens[: running.n_computed],
-            running.request.namespace,
+        request, tokens = running.request, running.tokens[: running.n_computed]
+        self._slots.add(
+            self._tiers.save(running.slot, request.namespace, tokens, request.spans)
         )
-        self._slots.add(self._tiers.save(running.slot, namespace, tokens))
 
     def last_moves(self) -> Iterator[tuple[Move, ...]]:
         """

@@ -98,7 +98,7 @@ class Restores:
         """Fill the slot of *running* from host memory, up to *stop*."""
         start, hit = running.n_computed, loading.chosen.hit
         self._keeping.reclaim(n_cells_of(hit) - start)
-        load = self._tiers.load(running.slot, loading, start, stop)
+        load = self._tiers.load(running, loading, stop)
         self._slots.load(running, stop, load)
         if stop == hit.n_tokens:
             running.note_cached(loading.chosen.tier)

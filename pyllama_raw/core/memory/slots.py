@@ -21,6 +21,7 @@ from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cells import CellPool
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.spans import Spans, position
 from pyllama_raw.core.step import Copy, Load, Move, Release, Shift, Trim
 
 HEADROOM = 64  # output tokens a running sequence is promised cells for
@@ -35,6 +36,7 @@ class Idle:
     namespace: Namespace = None  # of left
     last_used: int = 0  # counts departures
     is_usable: bool = True  # False: left holds more than others may take over, uncut
+    spans: Spans = ()  # of left
 
     @property
     def n_left(self) -> int:
@@ -133,7 +135,8 @@ class Slots:
             self.cells.share(src, running.slot, n_tokens)
         else:
             self.cells.grow(running.slot, n_tokens)
-        self._moves.append(Copy(src, running.slot, n_tokens))
+        n_pos = running.sequence.position(n_tokens)
+        self._moves.append(Copy(src, running.slot, n_pos))
 
     def load(self, running: Running, n_tokens: int, load: Load) -> None:
         """*load* fills the slot of *running* up to *n_tokens*."""
@@ -152,9 +155,15 @@ class Slots:
         cells.n_used += n_tokens
 
     def rewind(self, running: Running, n_tokens: int) -> None:
-        """Keep the first *n_tokens* of *running* only; an aborted step may have added some."""
+        """
+        Keep the first *n_tokens* of *running* only, and no part of a span.
+
+        They may be more than it had, if a step was aborted.
+        """
+        n_tokens = running.sequence.whole(n_tokens)
         self._hold(running, n_tokens)
-        self._moves.append(Trim(running.slot, n_tokens))
+        n_pos = running.sequence.position(n_tokens)
+        self._moves.append(Trim(running.slot, n_pos))
 
     def shift(self, running: Running, n_keep: int, n_discard: int) -> bool:
         """
@@ -175,12 +184,16 @@ class Slots:
     def leave(self, running: Running, n_kept: int) -> None:
         """Take the slot of *running*; it still holds its first *n_kept* tokens, if it can."""
         self._n_departures += 1
+        n_held, spans = running.n_computed, running.request.spans
+        if spans:
+            n_kept = running.sequence.whole(min(n_kept, n_held))
         idle = Idle(
             running.slot,
-            running.tokens[: running.n_computed].tobytes(),
+            running.tokens[:n_held].tobytes(),
             running.request.namespace,
             self._n_departures,
             self._is_usable(running),
+            spans,
         )
         self.all[idle.slot] = idle
         self._list_running()
@@ -193,6 +206,7 @@ class Slots:
         return limits.can_cut or (
             n_held <= limits.n_kept(running.sequence)
             and n_held == limits.n_movable(n_held)
+            and n_held == running.sequence.whole(n_held)
         )
 
     def cut(self, idle: Idle, n_tokens: int) -> None:
@@ -200,7 +214,7 @@ class Slots:
         if n_tokens == 0:
             self._moves.append(Release(idle.slot))
         elif n_tokens < idle.n_left:
-            self._moves.append(Trim(idle.slot, n_tokens))
+            self._moves.append(Trim(idle.slot, position(idle.spans, n_tokens)))
         self._shorten(idle, n_tokens)
 
     def lose(self, slot: int) -> None:

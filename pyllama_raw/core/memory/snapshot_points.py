@@ -38,8 +38,9 @@ class Points:
             junction=self._cache.junction(request.namespace, request.tokens),
             cache_points=request.cache_points,
         )
-        movable = {self._limits.n_movable(point) for point in points}
-        points_now = {*movable, *running.points}
+        whole = running.sequence.whole
+        movable = {self._limits.n_movable(whole(point)) for point in points}
+        points_now = {*(p for p in movable if whole(p) == p), *running.points}
         running.points = spaced(points_now, running.n_computed, N_FRESH)
 
     def reach(self, running: Running) -> bool:

@@ -16,7 +16,7 @@ from pyllama_raw.core.sequence import Running, Sequence
 
 def n_reusable(sequence: Sequence) -> int:
     """Tokens of *sequence* that may be taken over; those after are computed."""
-    return max(sequence.n_in_chunks - N_FRESH, 0)
+    return sequence.whole(max(sequence.n_in_chunks - N_FRESH, 0))
 
 
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
@@ -48,7 +48,7 @@ def _shared(
     n_same = min(n_common(tokens, key), n_kept)
     if n_same == 0:
         return None  # most often
-    n_now = min(n_same, n_held)
+    n_now = sequence.whole(min(n_same, n_held))
     if not limits.can_cut and (n_now < n_held or limits.n_movable(n_now) < n_now):
         n_now = 0  # such memory is of use as a whole only
     if isinstance(place, Idle):
@@ -66,8 +66,9 @@ def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
     n_tokens = leader.sequence.n_in_chunks
     if 0 < n_tokens - n_same < N_FRESH:
         n_same = n_tokens - N_FRESH
-    n_later = limits.n_movable(n_same)
-    return n_later if n_later >= leader.n_computed + N_FRESH else 0
+    n_later = limits.n_movable(leader.sequence.whole(n_same))
+    is_whole = leader.sequence.whole(n_later) == n_later
+    return n_later if is_whole and n_later >= leader.n_computed + N_FRESH else 0
 
 
 def _waits_for(running: Running | None, sequence: Sequence) -> bool:

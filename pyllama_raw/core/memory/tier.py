@@ -24,6 +24,7 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.spans import Spans, position
 from pyllama_raw.core.step import Delete, FileKey, Move, Save, Saved, Snapshot
 
 MIN_GAIN = 64  # tokens a file must have beyond what memory has
@@ -94,7 +95,12 @@ class Tier:
     # -- saving --------------------------------------------------------------------
 
     def save(
-        self, slot: int, namespace: Namespace, tokens: array[int], host: PrefixCache
+        self,
+        slot: int,
+        namespace: Namespace,
+        tokens: array[int],
+        host: PrefixCache,
+        spans: Spans = (),
     ) -> list[Move]:
         """
         What saves *slot*, which holds *tokens*; nothing if all of it is known.
@@ -111,7 +117,7 @@ class Tier:
             if not host.lend(n_bytes):
                 return []
             free = partial(host.give_back, n_bytes)
-        return self._begin(plan, slot, n_bytes, free)
+        return self._begin(plan, slot, n_bytes, free, spans)
 
     def save_snapshots(
         self, namespace: Namespace, tokens: array[int], host: PrefixCache
@@ -187,7 +193,9 @@ class Tier:
         if not self.cache.stores:
             return None
         if self.is_on_disk and (
-            len(tokens) < self.min_gain or isinstance(namespace, Private)
+            len(tokens) < self.min_gain
+            or isinstance(namespace, Private)
+            or min(tokens) < 0
         ):
             return None  # computed sooner than read; nobody could ask for the file
         return self.cache.plan_store(namespace, tokens, len(tokens))
@@ -198,6 +206,7 @@ class Tier:
         source: int | Snapshot,
         n_bytes: int,
         free: Callable[[], None],
+        spans: Spans = (),
     ) -> list[Move]:
         """Reserve room for a state; nothing, and its host memory is free, without room."""
         reservation = self.cache.reserve(plan, n_bytes)
@@ -210,7 +219,7 @@ class Tier:
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()
             key = FileKey(plan.namespace, plan.key)
-        start, stop = plan.start, plan.stop
+        start, stop = position(spans, plan.start), position(spans, plan.stop)
         save = Save(self._n_saves, self.name, source, start, stop, n_bytes, key)
         return [*self.deletions(), save]
 

@@ -14,7 +14,8 @@ from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.tier import Tier
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
 from pyllama_raw.core.step import Fetch, Fetched, Load, Move, Piece, StepResult, Written
 
@@ -42,11 +43,13 @@ class Tiers:
         self._fetching: dict[int, Restore] = {}
         self._fetched: list[Fetched] = []  # not looked at yet
 
-    def save(self, slot: int, namespace: Namespace, tokens: array[int]) -> list[Move]:
+    def save(
+        self, slot: int, namespace: Namespace, tokens: array[int], spans: Spans
+    ) -> list[Move]:
         """What saves all of a slot in host memory."""
         if not self.is_open:
             return []
-        return self.host.save(slot, namespace, tokens, self.host.cache)
+        return self.host.save(slot, namespace, tokens, self.host.cache, spans)
 
     def write(
         self, slot: int, namespace: Namespace, tokens: array[int], *, is_whole: bool
@@ -112,19 +115,21 @@ class Tiers:
             return None
         return Loading(chosen, fetched.seconds, fetched.payload)
 
-    def load(self, slot: int, loading: Loading, start: int, stop: int) -> Load:
-        """What adds [start, stop) to *slot*; let go in settle() if it is the last."""
-        hit = loading.chosen.hit
+    def load(self, running: Running, loading: Loading, stop: int) -> Load:
+        """What fills the slot of *running* up to *stop*; settle() ends it if it is all."""
+        hit, slot, start = loading.chosen.hit, running.slot, running.n_computed
+        position = running.sequence.position
         self._loading[slot] = loading._replace(is_last=stop == hit.n_tokens)
         pieces = [
             Piece(
                 loading.payload or span.entry.payload,
-                max(start, span.start),
-                min(stop, span.stop),
+                position(max(start, span.start)),
+                position(min(stop, span.stop)),
             )
             for span in hit.spans
+            if start < span.stop and span.start < stop
         ]
-        return Load(slot, tuple(piece for piece in pieces if piece.start < piece.stop))
+        return Load(slot, tuple(pieces), position(stop - 1))
 
     def let_go(self, chosen: Restore, *, failed: bool = False) -> None:
         """Undo hold()."""

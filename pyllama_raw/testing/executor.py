@@ -1,0 +1,268 @@
+"""Runs plans on lists instead of a context, and asserts what a context would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+
+from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
+from pyllama_raw.core.stats import StepTimes
+from pyllama_raw.core.step import (
+    Computed,
+    Decode,
+    DecodeStatus,
+    Held,
+    Output,
+    RowFailed,
+    Sampled,
+    Score,
+    Scored,
+    StepPlan,
+    StepResult,
+    Work,
+)
+from pyllama_raw.engine.abort import AbortGate
+from pyllama_raw.errors import DecodeFailed, SamplingFailed
+from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.testing.memory import FakeMemory
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def letters(tokens: Sequence[int]) -> int:
+    """A letter that depends on all *tokens*, whatever runs beside."""
+    return ord("a") + (sum(tokens) * 31 + len(tokens) * 7) % 26
+
+
+def fake_logprobs(n_before: int, token: int, n_top: int) -> TokenLogprobs:
+    """What the fake model says of *token* after *n_before* others."""
+    logprob = -n_before / 8
+    top = tuple((token + i, logprob - i) for i in range(n_top))
+    return TokenLogprobs(token, logprob, top)
+
+
+class FakeFlag:
+    """An abort flag that can be waited for."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Stand in for a long decode that polls the flag."""
+        return self._event.wait(timeout_s)
+
+
+class FakeExecutor:
+    """
+    Runs plans on lists instead of a context.
+
+    Args:
+        next_token: the sampler; gets all tokens of the slot.
+        failures: what the decode of the n-th step ends with, instead of OK.
+        poison: what a decode ends with if it has a work of that request_id.
+        failing_rows: (step, request_id) whose sampler fails.
+        on_step: called with the step's number and plan before it is computed.
+        n_more: tokens that a work samples beyond the first, where memory has room.
+    """
+
+    def __init__(
+        self,
+        limits: ContextLimits,
+        flag: FakeFlag | None = None,
+        *,
+        next_token: NextToken = letters,
+        failures: Mapping[int, DecodeStatus] | None = None,
+        poison: Mapping[int, DecodeStatus] | None = None,
+        failing_rows: frozenset[tuple[int, int]] = frozenset(),
+        on_step: Callable[[int, StepPlan], None] | None = None,
+        n_more: Callable[[Work], int] = lambda _: 0,
+    ) -> None:
+        self.limits = limits
+        self.flag = flag or FakeFlag()
+        self._gate = AbortGate(self.flag)
+        self.n_steps = 0
+        self.plans: list[StepPlan] = []
+        self.memory = FakeMemory(limits)
+        self._requests: dict[int, Request] = {}  # those that are open
+        self._next_token = next_token
+        self._failures = dict(failures or {})
+        self._poison = dict(poison or {})
+        self._failing_rows = failing_rows
+        self._on_step = on_step
+        self._n_more = n_more
+
+    @property
+    def times(self) -> StepTimes:
+        return StepTimes()
+
+    @property
+    def opened(self) -> set[int]:
+        """Requests that are open."""
+        return set(self._requests)
+
+    def open(self, request: Request) -> None:
+        assert request.request_id not in self._requests
+        self._requests[request.request_id] = request
+
+    def close(self, request_id: int) -> SamplerUse | None:
+        """Tells that the tokens came from the host, for known ids."""
+        known = self._requests.pop(request_id, None)
+        return SamplerUse("host", "it is a fake") if known is not None else None
+
+    def stop(self, request_id: int | None = None) -> None:
+        """Set the flag if nobody wants the running step."""
+        self._gate.stop(request_id)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._gate.enter(plan.works)
+        try:
+            return self._execute(plan)
+        finally:
+            self._gate.leave()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """Check *plan* against the memory, then compute it or fail as told."""
+        step, self.n_steps = self.n_steps, self.n_steps + 1
+        self.plans.append(plan)
+        saved, lost = self.memory.run(plan.moves)
+        assert not lost
+        self._check(plan)
+        if self._on_step is not None:
+            self._on_step(step, plan)
+        status = self._failures.get(step, DecodeStatus.OK)
+        for work in plan.works:
+            status = self._poison.get(work.request_id, status)
+        if plan.works and self.flag.is_set:
+            status = DecodeStatus.ABORTED
+        elif status is DecodeStatus.OK and self._is_full(plan):
+            status = DecodeStatus.NO_SPACE
+        return self._finish(step, plan, status)._replace(saved=saved)
+
+    def _finish(self, step: int, plan: StepPlan, status: DecodeStatus) -> StepResult:
+        match status:
+            case DecodeStatus.OK:
+                return self._compute(step, plan)
+            case DecodeStatus.NO_SPACE:
+                return StepResult(status)
+            case DecodeStatus.ABORTED:
+                return self._abort(plan)
+            case DecodeStatus.INVALID:
+                return StepResult(status, error=DecodeFailed("fake", -1, "as told"))
+            case DecodeStatus.FAILED:
+                self.memory.clear()
+                return StepResult(status, error=DecodeFailed("fake", -3, "as told"))
+
+    def _abort(self, plan: StepPlan) -> StepResult:
+        """Half of the works are computed; a last token without its row is dropped."""
+        n_done = len(plan.works) // 2
+        held = [len(work.tokens) - work.samples for work in plan.works[:n_done]]
+        for work, n_held in zip(plan.works, held, strict=False):
+            self.memory.write(work.slot, work.tokens[:n_held], work.pos)
+        held += [0] * (len(plan.works) - n_done)
+        return StepResult(DecodeStatus.ABORTED, tuple(map(Held, held)))
+
+    def _compute(self, step: int, plan: StepPlan) -> StepResult:
+        return StepResult(
+            outputs=tuple(self._output(step, work) for work in plan.works)
+        )
+
+    def _output(self, step: int, work: Work) -> Output:
+        before = len(self.memory.slots[work.slot])
+        self.memory.write(work.slot, work.tokens, work.pos)
+        params = self._requests[work.request_id].sampling
+        asked = params if isinstance(params, SamplingParams) else SamplingParams()
+        output = self._sample(step, work, asked.logprobs)
+        if type(work) is not Score:
+            return output
+        n_top = asked.prompt_logprobs or 0
+        scores = (
+            fake_logprobs(before + i + 1, token, n_top)
+            for i, token in enumerate(work.targets)
+        )
+        return Scored(tuple(scores), output)
+
+    def _sample(
+        self, step: int, work: Work, n_top: int | None
+    ) -> Sampled | RowFailed | Computed:
+        if not work.samples:
+            return Computed()
+        if (step, work.request_id) in self._failing_rows:
+            return RowFailed(SamplingFailed("fake", None, "as told"))
+        seen = self.memory.tokens(work.slot)
+        n_before = len(seen)
+        for left in range(self._n_more(work), -1, -1):
+            seen.append(self._next_token(seen))
+            if not left or not self._has_room(work.slot):
+                break
+            self.memory.write(work.slot, seen[-1:])
+        tokens = tuple(seen[n_before:])
+        if n_top is None:
+            return Sampled(tokens)
+        logprobs = (fake_logprobs(n, t, n_top) for n, t in enumerate(tokens, n_before))
+        return Sampled(tokens, tuple(logprobs))
+
+    def _has_room(self, slot: int) -> bool:
+        """Whether another token of *slot* leaves room for a step of all."""
+        limits, memory = self.limits, self.memory
+        n_free = limits.n_cells - memory.n_used if limits.unified else limits.n_cells
+        is_full = len(memory.slots[slot]) >= limits.n_ctx_slot - 1
+        return n_free > limits.n_batch and not is_full
+
+    def _is_full(self, plan: StepPlan) -> bool:
+        if not self.limits.unified:
+            return False
+        return self.memory.n_used + plan.n_tokens > self.limits.n_cells
+
+    def _check(self, plan: StepPlan) -> None:
+        """The rules of core.step and of libllama."""
+        assert plan.n_tokens <= self.limits.n_batch
+        n_rows = sum(_count_rows(work) for work in plan.works)
+        assert n_rows <= (self.limits.n_outputs or self.limits.n_slots)
+        slots = [work.slot for work in plan.works]
+        assert len(set(slots)) == len(slots), "one work a slot"
+        for work in plan.works:
+            assert len(work.tokens) > 0
+            assert work.request_id in self._requests, "open() comes first"
+            request = self._requests[work.request_id]
+            n_held = len(self.memory.slots[work.slot])
+            assert work.pos == row_position(request, n_held), "without a gap"
+            assert_one_kind(request, n_held, len(work.tokens))
+            assert len(work.tokens) == 1 or type(work) is not Decode
+
+
+def _count_rows(work: Work) -> int:
+    """Output rows of *work*; the targets are those of its tokens that have one."""
+    if type(work) is not Score:
+        return int(work.samples)
+    assert len(work.targets) == len(work.tokens) - work.samples
+    assert work.targets[:-1] == work.tokens[1 : len(work.targets)]
+    return len(work.tokens)
+
+
+def row_position(request: Request, index: int) -> int:
+    """By counting: rows of text, and spans, take positions one after the other."""
+    spans = request.spans
+    taken = sum(span.n_pos for span in spans if span.stop <= index)
+    in_spans = sum(min(index, s.stop) - s.start for s in spans if s.start < index)
+    return index - in_spans + taken
+
+
+def assert_one_kind(request: Request, start: int, n_rows: int) -> None:
+    """A work has rows of text, or of one span."""
+    rows = range(start, start + n_rows)
+    kinds = {
+        next((s for s in request.spans if s.start <= row < s.stop), None)
+        for row in rows
+    }
+    assert len(kinds) == 1, "a batch has tokens or embeddings"
