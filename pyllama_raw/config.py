@@ -213,7 +213,10 @@ class EmbeddingConfig(Frozen):
     """What a step may hold that makes vectors of texts."""
 
     max_step_tokens: Count = 2048
-    """Most tokens of a step, and of a text that must be computed at once."""
+    """
+    Most tokens of a step, and of a text that must be computed at once; above 64 it is
+    rounded down to a multiple of that.
+    """
     max_step_bytes: Count = 2**29
     """
     Bytes that libllama may reserve for what a step gives out: for each of its tokens a

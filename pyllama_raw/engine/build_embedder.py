@@ -19,7 +19,7 @@ from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 
-MAX_TEXTS = 128  # of a step
+MAX_TEXTS = 64  # of a step
 DEFAULT_CTX = 8192  # tokens of a text that is computed in parts
 
 
@@ -84,9 +84,11 @@ def step_fields(model: Model, config: EngineConfig) -> dict[str, int]:
     """What a step may hold: it is one graph, because most poolings need that."""
     n_free = config.embedding.max_step_bytes // (4 * model.n_vocab)
     n_pack = max(min(config.embedding.max_step_tokens, n_free), 2)
+    n_texts = min(MAX_TEXTS, n_pack)
+    n_pack -= n_pack % n_texts  # libllama prepares graphs of whole tokens a text only
     n_text = min(model.n_ctx_train, config.context.n_ctx or DEFAULT_CTX)
     return {
-        "n_seq_max": min(MAX_TEXTS, n_pack),
+        "n_seq_max": n_texts,
         "n_ctx": n_text + n_pack,
         "n_batch": n_pack,
         "n_ubatch": n_pack,

@@ -480,3 +480,16 @@ async def test_an_engine_that_is_dropped_ends_its_embedder():
         held.clear()
 
     assert embedder.thread.join(30)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-cls", "qwen3-embedding"])
+@pytest.mark.parametrize("n_tokens", [2, 63, 100, 191])
+async def test_steps_of_any_size_are_computed(name, n_tokens):
+    """
+    Whatever the budget of a step is, a graph of that many tokens can be made.
+    """
+    budget = EmbeddingConfig(max_step_tokens=n_tokens)
+    async with open_engine(name, embedding=budget) as engine:
+        vectors = await engine.embed(["Z"] * 9)
+
+    assert np.isfinite(vectors).all()
