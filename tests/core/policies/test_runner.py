@@ -12,7 +12,7 @@ from pyllama_raw.core.policies.policy import (
 )
 from pyllama_raw.core.request import Finished
 from tests.core.policies.support import order_of, with_policy
-from tests.core.support import finished, make_request, run_until_idle, step
+from tests.core.support import answer, finished, make_request, run_until_idle, step
 
 
 class LastComeFirst(SchedulingPolicy):
@@ -485,3 +485,31 @@ def test_a_batch_that_is_refused_leaves_no_trace_in_the_queue():
 
     scheduler.check_integrity()
     assert [s.request.request_id for s in scheduler._roster.waiting] == [0]
+
+
+def test_hooks_have_defaults():
+    """
+    What a policy does not decide is left to the core, in the order of fcfs.
+    """
+    base, view = SchedulingPolicy(), SchedulerView()
+    request = RequestView(4, None, 2, 1.0, None, 9, 9, 0, 9, 0, 0)
+
+    assert base.order_key(request, view) == 2
+    assert base.prefill_quota((request,), view) == {}
+    assert base.victim_key(request, view) == (2, 1.0, 4)
+
+
+def test_who_left_during_a_step_is_not_told_of():
+    """
+    Tokens of a request that ended while they were computed count for nobody.
+    """
+    policy, seen = views_of("on_scheduled")
+    scheduler, _ = with_policy(policy)
+    for request_id in range(2):
+        scheduler.add(make_request(request_id), 0.0)
+    plan = scheduler.schedule(0.0)
+    scheduler.cancel(0, 0.0)
+    scheduler.apply(plan, answer(plan), 0.0)
+
+    assert [view.request_id for view, *_ in seen] == [1]
+    assert scheduler.load == (1, 0, 4)

@@ -1,0 +1,40 @@
+"""The waiting queue of a policy by itself."""
+
+from itertools import count
+
+from pyllama_raw.core.policies.queue import PolicyQueue
+from pyllama_raw.core.sequence import Sequence
+from tests.core.support import make_request
+
+
+def filled(keys, n):
+    queue = PolicyQueue(keys, max_overtakes=16)
+    sequences = [Sequence(make_request(i, client="a"), i, 0.0) for i in range(n)]
+    for sequence in sequences:
+        queue.push(sequence)
+    return queue, sequences
+
+
+def test_only_the_first_of_a_client_is_offered():
+    """
+    Who leaves from the middle of a client's requests does not change that.
+    """
+    queue, sequences = filled("by_client", 3)
+    queue.remove(sequences[1])
+
+    assert list(queue.candidates(lambda _: (0,))) == [sequences[0]]
+    queue.check_integrity()
+
+
+def test_keys_that_always_change_take_no_more_memory():
+    """
+    Keys that are not valid any more are forgotten in time.
+    """
+    queue, _ = filled("changing", 1)
+    numbers = count(0, -1)
+
+    for _ in range(200):
+        next(queue.candidates(lambda _: (next(numbers),)))
+        queue.check_integrity()
+
+    assert len(queue._heap) < 40
