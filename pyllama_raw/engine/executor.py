@@ -6,7 +6,7 @@ Rules:
    is an exception, and ends the engine.
 2. After an abort the memory tells how far it got. A token whose output row is lost is
    dropped again; memory that cannot drop one is cleared, and the result says so.
-3. One C call a step; the batch is filled by slices.
+3. One C call a step.
 4. After a steady plan the next step is begun ahead. If another plan comes, that step is
    dropped and its tokens are cut off again, so no plan can tell.
 """
@@ -14,21 +14,15 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
-    Computed,
-    Decode,
     DecodeStatus,
     Held,
     Lost,
-    Output,
-    RowFailed,
-    Sampled,
-    Score,
     StepPlan,
     StepResult,
     Work,
@@ -40,29 +34,20 @@ from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
+from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
-from pyllama_raw.engine.scores import watch, with_logprobs
+from pyllama_raw.engine.scores import watch
 from pyllama_raw.errors import (
     InvalidBatch,
     NativeError,
-    SamplingFailed,
 )
-from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
-from pyllama_raw.native.sampler import RowSamplers, SamplerChain
+from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.sampling.params import SamplingParams
 
 log = logging.getLogger("pyllama_raw")
-
-
-class _Tokens(dict[int, Sampled]):
-    """A token as an output: each is made once, because there is one a row and step."""
-
-    def __missing__(self, token: int) -> Sampled:
-        sampled = self[token] = Sampled((token,))
-        return sampled
 
 
 class NativeExecutor:
@@ -101,14 +86,12 @@ class NativeExecutor:
         self._copied = CopyTimes()
         self.lanes = lanes
         self._use(make_context(lanes.fresh()))
-        self._batch = Batch(self.context.max_tokens)
-        self._row_samplers = RowSamplers(self.context.n_seq_max)
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = OpenRequests()
-        self._tokens = _Tokens()
+        self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = 0
 
     @property
@@ -220,19 +203,20 @@ class NativeExecutor:
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
         if outcome.code == 0:
-            return StepResult(outputs=self._outputs(works, outcome))
+            return StepResult(outputs=self._rows.outputs(works, outcome, self.context))
         return self._failed(works, outcome.code)
 
     def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
-            self._prepare_masks(works)
+            self._rows.prepare_masks(works)
         if not self._advanced:
             if self._open.need_all(works):
                 self.lanes.take_away(self.context)
-            self._fill(works)
+            self._rows.fill(works)
         self._advanced = ()
-        outcome = self.context.step(self._batch, self._row_samplers, ahead=ahead)
-        if outcome.code == 0 and self._batch.is_rows_only:
+        batch, samplers = self._rows.batch, self._rows.samplers
+        outcome = self.context.step(batch, samplers, ahead=ahead)
+        if outcome.code == 0 and batch.is_rows_only:
             self._advanced = works
         return outcome
 
@@ -257,60 +241,6 @@ class NativeExecutor:
     def _note_refusal(self) -> None:
         """The memory has refused a cut: from now on it is asked for none."""
         self._refuses_cuts, self._can_drop = True, False
-
-    def _fill(self, works: tuple[Work, ...]) -> None:
-        batch = self._batch
-        batch.clear()
-        n_rows = _count_decodes(works)
-        decodes = works[:n_rows]
-        batch.add_rows(
-            [work.tokens[0] for work in decodes],
-            [work.pos for work in decodes],
-            [work.slot for work in decodes],
-        )
-        samplers = [self._open[work.request_id].sampler for work in decodes]
-        for work in works[n_rows:]:
-            add = batch.add_scored if type(work) is Score else batch.add
-            add(work.tokens, work.pos, work.slot, work.samples)
-            if work.samples:
-                samplers.append(self._open[work.request_id].sampler)
-        self._row_samplers.set_all(samplers)
-
-    def _prepare_masks(self, works: tuple[Work, ...]) -> None:
-        for work in works:
-            mask = self._open[work.request_id].mask
-            if mask is not None and work.samples:
-                mask.prepare()
-
-    def _outputs(
-        self, works: tuple[Work, ...], outcome: StepOutcome
-    ) -> tuple[Output, ...]:
-        outputs: Iterator[Output] = map(self._tokens.__getitem__, outcome.tokens)
-        if self._open.n_masked or outcome.codes:
-            outputs = self._checked(works, outcome)
-        if len(outcome.tokens) < len(works):
-            rows, computed = outputs, Computed()
-            outputs = (next(rows) if work.samples else computed for work in works)
-        if self._open.n_scored:
-            return with_logprobs(outputs, works, self._open, self.context)
-        return tuple(outputs)
-
-    def _checked(
-        self, works: tuple[Work, ...], outcome: StepOutcome
-    ) -> Iterator[Output]:
-        """Of each row, once its mask has taken the token: rows may have failed."""
-        sampling = [work for work in works if work.samples]
-        codes = outcome.codes or [0] * len(sampling)
-        for work, token, code in zip(sampling, outcome.tokens, codes, strict=True):
-            mask = self._open[work.request_id].mask
-            if code:
-                said = (mask.error if mask is not None else "") or last_error()
-                message = said or "the sampler failed"
-                yield RowFailed(SamplingFailed("llama_sampler_sample", code, message))
-            else:
-                if mask is not None:
-                    mask.accept(token)
-                yield Sampled((token,))
 
     def _failed(self, works: tuple[Work, ...], code: int) -> StepResult:
         match code:
@@ -373,11 +303,3 @@ class NativeExecutor:
         self._operations = SlotOperations(
             context, self._kind, self._scratch, self._copied, self._disk
         )
-
-
-def _count_decodes(works: tuple[Work, ...]) -> int:
-    """How many works at the front are a decode of one token."""
-    for index, work in enumerate(works):
-        if type(work) is not Decode or len(work.tokens) != 1:
-            return index
-    return len(works)

@@ -7,6 +7,7 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.core.request import Delta, Request
 from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler, output
@@ -16,7 +17,7 @@ A, B = list(range(100, 140)), list(range(200, 240))
 
 
 class Engine:
-    """A scheduler and the memory it plans for; a slot must hold what its text says."""
+    """A driver, and the executor that it has; a slot must hold what its text says."""
 
     def __init__(
         self,
@@ -43,12 +44,13 @@ class Engine:
         self.texts: dict[int, list[int]] = {}
         self.ends = {}
         self.plans: list[StepPlan] = []
+        self._driver = Driver(self.scheduler, self, lambda: 0.0, self._take)
 
     def add(self, tokens, max_tokens=2, **fields) -> int:
         request_id = len(self.texts)
         fields.setdefault("stop_token_ids", frozenset({STOP_TOKEN}))
         request = Request(request_id, array("i", tokens), max_tokens, **fields)
-        self.scheduler.add(request, 0.0)
+        self._driver.add([request], 0.0)
         self.texts[request_id] = list(tokens)
         return request_id
 
@@ -60,58 +62,55 @@ class Engine:
                 self.scheduler.take_report(self.memory.end_fetch())
         return [self.ends[i] for i in ids]
 
-    def step(self) -> StepPlan:
-        plan = self.plan()
-        if plan:
-            self.apply(plan)
-        return plan
+    def step(self, during=lambda: None, *, breaks=False) -> StepPlan:
+        """
+        One step; its plan is empty if there was nothing to do.
 
-    def plan(self) -> StepPlan:
-        plan = self.scheduler.schedule(0.0)
-        self._take(self.scheduler.take_events())
+        Args:
+            during: called while the step runs.
+            breaks: the decode breaks the context, and a new one is made.
+        """
+        self._during, self._breaks = during, breaks
+        n_before = len(self.plans)
+        self._driver.step()
         self.scheduler.check_integrity()
-        if plan:
-            self.plans.append(plan)
-        return plan
+        return self.plans[-1] if len(self.plans) > n_before else StepPlan()
 
-    def apply(self, plan: StepPlan) -> None:
+    def open(self, request: Request) -> None: ...
+
+    def close(self, request_id: int) -> None: ...
+
+    def stop(self, request_id: int | None = None) -> None: ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.scheduler.check_integrity()
+        self.plans.append(plan)
         saved, lost = self.memory.run(plan.moves)
+        self._during()
+        moved = {"saved": saved, "not_restored": lost}
+        if self._breaks:
+            self.memory.clear()
+            error = DecodeFailed("llama_decode", -3, "injected")
+            return StepResult(DecodeStatus.FAILED, error=error, **moved)
         for work in plan.works:
-            if work.slot in lost:
-                continue
-            assert work.pos == len(self.memory.slots[work.slot])
-            self.memory.write(work.slot, work.tokens)
-            if work.slot not in self.memory.shifted:
-                self._check(work)
-        result = StepResult(
+            if work.slot not in lost:
+                self._compute(work)
+        return StepResult(
             outputs=tuple(output(work, ANSWER, lost=lost) for work in plan.works),
-            saved=saved,
-            not_restored=lost,
             refuses_cuts=self.memory.refuses_cuts,
+            **moved,
         )
-        self._take(self.scheduler.apply(plan, result, 0.0))
-        self.scheduler.check_integrity()
 
-    def fail(self, plan: StepPlan) -> None:
-        """The decode of *plan* breaks the context, and a new one is made."""
-        saved, lost = self.memory.run(plan.moves)
-        self.memory.clear()
-        result = StepResult(
-            DecodeStatus.FAILED,
-            error=DecodeFailed("llama_decode", -3, "injected"),
-            saved=saved,
-            not_restored=lost,
-        )
-        self._take(self.scheduler.apply(plan, result, 0.0))
-        self.scheduler.check_integrity()
+    def _compute(self, work) -> None:
+        assert work.pos == len(self.memory.slots[work.slot])
+        self.memory.write(work.slot, work.tokens)
+        if work.slot not in self.memory.shifted:
+            sequence = self.scheduler._roster.alive.get(work.request_id)
+            if sequence is None or not sequence.is_shifted:
+                held = self.memory.tokens(work.slot)
+                assert held == self.texts[work.request_id][: len(held)]
 
-    def _check(self, work) -> None:
-        sequence = self.scheduler._roster.alive.get(work.request_id)
-        if sequence is None or not sequence.is_shifted:
-            held = self.memory.tokens(work.slot)
-            assert held == self.texts[work.request_id][: len(held)]
-
-    def _take(self, events) -> None:
+    def _take(self, events, _) -> None:
         self.ends |= finished(events)
         for event in events:
             if isinstance(event, Delta):

@@ -199,7 +199,7 @@ def test_a_new_context_takes_the_file_that_is_read():
     asked = engine.add(ASKED)
     engine.step()
 
-    engine.fail(engine.plan())
+    engine.step(breaks=True)
     finish(engine)
     engine.run()
 
@@ -316,7 +316,7 @@ def test_a_new_context_begins_a_load_again():
     finish(engine)
     engine.step()
 
-    engine.fail(engine.plan())
+    engine.step(breaks=True)
     engine.run()
 
     assert pieces(engine)[:3] == [(0, 32), (32, 64), (0, 32)]

@@ -375,7 +375,7 @@ def test_after_a_failure_snapshots_and_leaders_are_used(kind):
     for _ in range(3):
         engine.step()
     n_before = engine.n_computed
-    engine.fail(engine.plan())
+    engine.step(breaks=True)
 
     engine.run()
 
@@ -398,7 +398,7 @@ def test_prompts_that_lack_cells_make_room():
     while min(len(text) for text in engine.texts.values()) < 108:
         engine.step()
     engine.scheduler._memory.starts.keeps = False  # nothing is shared this time
-    engine.fail(engine.plan())
+    engine.step(breaks=True)
 
     engine.run()
 

@@ -219,9 +219,7 @@ def test_a_leader_that_leaves_during_a_step_leaves_nothing():
     """
     engine = Engine(token_budget=10, max_bytes=0)
     leader, follower = engine.add(A), engine.add(A)
-    plan = engine.plan()
-    engine.scheduler.cancel(leader, 0.0)
-    engine.apply(plan)
+    engine.step(lambda: engine.scheduler.cancel(leader, 0.0))
 
     engine.run()
 
@@ -336,7 +334,7 @@ def test_a_new_context_holds_nothing():
     engine = Engine(2)
     engine.run(A)
     running = engine.add(B)
-    engine.fail(engine.plan())
+    engine.step(breaks=True)
 
     [end] = engine.run([*A, ANSWER, 5])
 

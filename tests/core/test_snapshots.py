@@ -118,9 +118,7 @@ def test_a_slot_that_was_not_restored_and_lost_its_request_is_empty():
     engine.run(B)
     engine.fails = (Load,)
     request_id = engine.add([*A, ANSWER, 5])
-    plan = engine.plan()
-    engine.scheduler.cancel(request_id, 0.0)
-    engine.apply(plan)
+    engine.step(lambda: engine.scheduler.cancel(request_id, 0.0))
 
     engine.fails = ()
     [end] = engine.run([*A, ANSWER, 5])

@@ -11,6 +11,7 @@ from pyllama_raw.core.request import Finished, Request, SamplerUse
 from pyllama_raw.core.step import DecodeStatus, StepResult
 from pyllama_raw.engine import lanes as rules
 from pyllama_raw.engine import placement
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.context import Context
@@ -54,36 +55,45 @@ def make_parts():
         parts.release()
 
 
+class Runs:
+    """What came of requests, some of whose steps find no space or are aborted."""
+
+    def __init__(self, parts, fails=lambda: None) -> None:
+        self.tokens, self.used = {}, {}
+        self._executor, self._fails = parts.executor, fails
+        self.driver = Driver(parts.scheduler, self, lambda: 0.0, self._take)
+        self.open, self.close = parts.executor.open, parts.executor.close
+
+    def add(self, *requests: Request) -> None:
+        self.tokens |= {request.request_id: [] for request in requests}
+        self.driver.add(requests, 0.0)
+
+    def execute(self, plan) -> StepResult:
+        fails = self._fails()
+        if fails == "space":
+            self._executor.execute(plan._replace(works=()))
+            return StepResult(DecodeStatus.NO_SPACE)
+        if fails == "abort":
+            self._executor._drop()  # what was begun might be over already, or not
+            for work in plan.works:
+                self._executor.stop(work.request_id)
+        return self._executor.execute(plan)
+
+    def _take(self, events, _) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                self.used[event.request_id] = event.sampler
+            else:
+                self.tokens[event.request_id] += event.tokens
+
+
 def run(parts, *requests: Request) -> tuple[dict[int, list[int]], dict]:
     """Tokens and where they were chosen, by request_id."""
-    for request in requests:
-        parts.executor.open(request)
-        parts.scheduler.add(request, 0.0)
-    tokens, used = {request.request_id: [] for request in requests}, {}
-    while plan := parts.scheduler.schedule(0.0):
-        advance(parts, plan, tokens, used)
-    return tokens, used
-
-
-def advance(parts, plan, tokens, used, fails=None) -> None:
-    result = execute(parts, plan, fails)
-    for event in parts.scheduler.apply(plan, result, 0.0):
-        if isinstance(event, Finished):
-            used[event.request_id] = parts.executor.close(event.request_id)
-        else:
-            tokens[event.request_id] += event.tokens
-
-
-def execute(parts, plan, fails: str | None) -> StepResult:
-    """Run *plan*; or find no space for it, or have it aborted, as may happen."""
-    if fails == "space":
-        parts.executor.execute(plan._replace(works=()))
-        return StepResult(DecodeStatus.NO_SPACE)
-    if fails == "abort":
-        parts.executor._drop()  # what was begun might be over already, or not
-        for work in plan.works:
-            parts.executor.stop(work.request_id)
-    return parts.executor.execute(plan)
+    runs = Runs(parts)
+    runs.add(*requests)
+    while runs.driver.step():
+        pass
+    return runs.tokens, runs.used
 
 
 def request(number: int, params: SamplingParams, n_prompt: int = 7) -> Request:
@@ -94,28 +104,21 @@ def request(number: int, params: SamplingParams, n_prompt: int = 7) -> Request:
 def play(parts, seed: int) -> tuple[dict[int, list[int]], dict]:
     """Requests of all kinds that come and go at random steps, some of which fail."""
     rng = Random(seed)  # noqa: S311
-    scheduler = parts.scheduler
-    tokens, used, n_added = {}, {}, 0
+    runs = Runs(parts, lambda: rng.choices((None, "space", "abort"), (30, 1, 1))[0])
+    scheduler, n_added = parts.scheduler, 0
     while n_added < 24 or scheduler.has_work:
         if n_added < 24 and (rng.random() < 0.2 or not scheduler.has_work):
             kinds = KINDS if n_added < 8 or rng.random() < 0.8 else WHOLE_ROWS
             n_tokens = rng.randrange(3, 40)
             options = rng.choice(kinds) | {"seed": n_added, "max_tokens": n_tokens}
-            made = request(n_added, SamplingParams(**options), rng.randrange(1, 50))
-            parts.executor.open(made)
-            scheduler.add(made, 0.0)
-            tokens[n_added] = []
+            params = SamplingParams(**options)
+            runs.add(request(n_added, params, rng.randrange(1, 50)))
             n_added += 1
         if rng.random() < 0.05:
-            scheduler.cancel(rng.randrange(n_added), 0.0)
-        plan = scheduler.schedule(0.0)
-        for event in scheduler.take_events():
-            used[event.request_id] = parts.executor.close(event.request_id)
-        if plan:
-            fails = rng.choices((None, "space", "abort"), (30, 1, 1))[0]
-            advance(parts, plan, tokens, used, fails)
+            runs.driver.cancel(rng.randrange(n_added))
+        runs.driver.step()
         scheduler.check_integrity()
-    return tokens, used
+    return runs.tokens, runs.used
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "jamba"])

@@ -10,6 +10,7 @@ import pytest
 from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
@@ -64,37 +65,32 @@ class Served:
     """What came of requests that were all there at the start, told as to `complete`."""
 
     def __init__(self, parts, requests, code=0, n_until=0, seq_id=-1) -> None:
-        scheduler, executor = parts.scheduler, parts.executor
         self.tokens = {r.request_id: [] for r in requests}
         self.logprobs = {r.request_id: [] for r in requests}
         self.ends = {}
-        for request in requests:
-            executor.open(request)
-            scheduler.add(request, 0.0)
+        scheduler = parts.scheduler
+        driver = Driver(scheduler, parts.executor, lambda: 0.0, self._take)
+        driver.add(requests, 0.0)
         before = scheduler.stats()
-        self.n_calls = 0
         lib.plr_fail_decode(code, n_until, seq_id)
-        while plan := scheduler.schedule(0.0):
-            self.n_calls += 1
-            assert self.n_calls < 5000
-            for event in scheduler.apply(plan, executor.execute(plan), 0.0):
-                self._take(event, executor)
+        while driver.step():
             scheduler.check_integrity()
+            assert scheduler.stats().steps < before.steps + 5000
         lib.plr_fail_decode(0, 0, -1)
-        executor._drop()
+        parts.executor._drop()
         after = scheduler.stats()
         self.n_steps = after.steps - before.steps
         self.n_failed = after.failed_steps - before.failed_steps
         self.n_rebuilt = after.rebuilds - before.rebuilds
         scheduler.clear_cache()
 
-    def _take(self, event, executor) -> None:
-        if isinstance(event, Finished):
-            self.ends[event.request_id] = event
-            executor.close(event.request_id)
-        else:
-            self.tokens[event.request_id] += event.tokens
-            self.logprobs[event.request_id].append(event.logprobs)
+    def _take(self, events, _) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                self.ends[event.request_id] = event
+            else:
+                self.tokens[event.request_id] += event.tokens
+                self.logprobs[event.request_id].append(event.logprobs)
 
     @property
     def errors(self) -> dict:
