@@ -219,12 +219,12 @@ class Slots:
 
     def lose(self, slot: int) -> None:
         """The context turned out to hold nothing of *slot*."""
-        match self.all[slot]:
-            case Running() as running:
-                self._hold(running, 0)
-                running.note_cached(None)
-            case Idle() as idle:
-                self._shorten(idle, 0)
+        place = self.all[slot]
+        if isinstance(place, Idle):
+            self._shorten(place, 0)
+        else:
+            self._hold(place, 0)
+            place.note_cached(None)
 
     def lose_all(self) -> None:
         """The context is new, and there is nothing left to move in it."""
