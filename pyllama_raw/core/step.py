@@ -184,11 +184,7 @@ class Encode(NamedTuple):
     pos: int
     tokens: array[int]
     is_last: bool
-
-    @property
-    def samples(self) -> bool:
-        """Never."""
-        return False
+    samples: bool = False  # never
 
 
 Work = Decode | Prefill | Score | Encode
