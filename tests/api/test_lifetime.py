@@ -113,7 +113,7 @@ async def test_a_load_can_be_cancelled(monkeypatch, tmp_path):
     """
     started, answers = threading.Event(), []
 
-    def build(path, config, progress):
+    def build(path, config, needs, progress):
         started.set()
         while progress(0.5):
             pass
@@ -146,7 +146,7 @@ async def test_a_load_that_was_faster_than_its_cancellation_is_freed(
     """
     started, released = threading.Event(), []
 
-    def build(path, config, progress):
+    def build(path, config, needs, progress):
         started.set()
         while progress(0.5):
             pass
@@ -175,7 +175,7 @@ async def test_open_tells_progress_and_errors_bare(monkeypatch, tmp_path):
     """
     fractions = []
 
-    def build(path, config, progress):
+    def build(path, config, needs, progress):
         progress(0.25)
         progress(1.0)
         raise PyllamaError("no luck")
@@ -347,7 +347,7 @@ async def test_what_a_progress_function_raises_comes_as_it_is(
     """
     error = kind("enough")
 
-    def build(path, config, progress):
+    def build(path, config, needs, progress):
         progress(0.5)
 
     def stop(fraction):
