@@ -96,8 +96,8 @@ def n_ready(running: Running) -> int:
     """
     Tokens *running* may compute in one step.
 
-    Chunks end at its points and have text or rows of one span; while it is scored each token takes an output row, and what
-    has been scored before is computed without.
+    Chunks end at its points and have text or rows of one span. While it is scored each token
+    takes an output row, and what has been scored before is computed without.
     """
     sequence, n_computed = running.sequence, running.n_computed
     n_ready = sequence.n_in_chunks - n_computed

@@ -8,8 +8,7 @@ copied.
 
 The threads of libllama wait for each other many times in a step, so whoever takes a CPU
 from one of them delays all running streams. A read therefore rests most of the time while
-others compute. (A lower priority delays them more: whoever waits for the interpreter, and
-for a CPU, keeps others from the interpreter.)
+others compute.
 """
 
 from __future__ import annotations

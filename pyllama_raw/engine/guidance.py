@@ -129,16 +129,21 @@ class MaskConstraint:
 
     def start(self) -> MaskState:
         """For one request, at its beginning."""
-        return MaskState(self._matcher.copy())
+        return MaskState(self._matcher)
 
 
 class MaskState:
-    """Where one request is in its constraint, and the mask of what may follow."""
+    """
+    Where one request is in its constraint, and the mask of what may follow.
 
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
-        self.mask = matcher.mask
-        self._is_current = False
+    It shares the matcher of the constraint up to its first token, because a copy takes 0.3 ms
+    and all outputs of a request begin in the same step.
+    """
+
+    def __init__(self, compiled: Matcher) -> None:
+        self._matcher, self._is_shared = compiled, True
+        self.mask = compiled.mask[:]
+        self._is_current = True
 
     @property
     def error(self) -> str:
@@ -153,6 +158,8 @@ class MaskState:
 
     def accept(self, token: int) -> None:
         """Go on after *token*."""
+        if self._is_shared:
+            self._matcher, self._is_shared = self._matcher.copy(self.mask), False
         self._matcher.accept(token)
         self._is_current = False
 

@@ -54,21 +54,24 @@ class MaskTokenizer(Handle):
 class Matcher(Handle):
     """Where an output is in its constraint; one thread at a time."""
 
-    def __init__(self, pointer: Any, tokenizer: MaskTokenizer) -> None:
+    def __init__(
+        self, pointer: Any, tokenizer: MaskTokenizer, mask: array[int]
+    ) -> None:
         super().__init__(pointer, tokenizer.lib.llg_free_matcher, parents=(tokenizer,))
         self._tokenizer, self._lib = tokenizer, tokenizer.lib
-        self.mask = zeros(UINT32, (tokenizer.n_tokens + 31) // 32)
+        self.mask = mask
         self._out = pointer_to(self.mask, UINT32, writable=True)
 
     @classmethod
     def compile(cls, tokenizer: MaskTokenizer, kind: Kind, text: str) -> Self:
         """One at the beginning; *error* says what is wrong with *text*."""
         made = llguidance.new_matcher(tokenizer.lib, tokenizer.ptr, kind, text)
-        return cls(made, tokenizer)
+        return cls(made, tokenizer, zeros(UINT32, (tokenizer.n_tokens + 31) // 32))
 
-    def copy(self) -> Self:
-        """Another one at the same place."""
-        return type(self)(self._lib.llg_clone_matcher(self.ptr), self._tokenizer)
+    def copy(self, mask: array[int]) -> Self:
+        """Another one at the same place, which fills *mask* from now on."""
+        copied = self._lib.llg_clone_matcher(self.ptr)
+        return type(self)(copied, self._tokenizer, mask)
 
     @property
     def error(self) -> str:

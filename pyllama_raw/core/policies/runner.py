@@ -60,7 +60,7 @@ class PolicyRunner:
         self._memory = memory
         self._report = report
         self._view = SchedulerView()
-        self._waiting: dict[int, Sequence] = {}  # who may be probed for, by request_id
+        self._probed: Sequence | None = None  # whom the policy is asked about
         self._held = Counter[int]()  # steps without a token, by request_id
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
 
@@ -84,14 +84,15 @@ class PolicyRunner:
         return self.queue.candidates(self._order_key)
 
     def _order_key(self, sequence: Sequence) -> Numbers | None:
-        request_id = sequence.request.request_id
-        self._waiting = {request_id: sequence}
+        self._probed = sequence
         return self._ask("order_key", checked_key, view_of(sequence), self._view)
 
     def _n_cached(self, request_id: int) -> int:
         """Of the request that the policy is asked about; 0 for any other."""
-        sequence = self._waiting.get(request_id)
-        return 0 if sequence is None else self._memory.starts.n_cached(sequence)
+        sequence = self._probed
+        if sequence is None or sequence.request.request_id != request_id:
+            return 0
+        return self._memory.starts.n_cached(sequence)
 
     def victim(self, running: Items[Running]) -> Running:
         """Who is preempted, if memory is short."""

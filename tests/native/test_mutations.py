@@ -1,4 +1,4 @@
-"""Random faults in images and sounds; a larger search is scripts/mutate_media.py."""
+"""Random faults in files; larger searches are scripts/mutate_gguf.py and mutate_media.py."""
 
 import os
 import subprocess
@@ -13,11 +13,13 @@ ROOT = Path(__file__).parents[2]
 N_FILES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 
 
-def test_no_upload_ends_the_process_or_hangs():
+@pytest.mark.parametrize("script", ["mutate_gguf", "mutate_media"])
+def test_no_file_ends_the_process_or_hangs(script):
     """
-    An upload with faults works or is refused by an error of this package, in a process each.
+    A model file, image or sound with faults works or is refused by an error of this package,
+    in a process each.
     """
-    command = [sys.executable, "-m", "scripts.mutate_media", "--seed", "1"]
+    command = [sys.executable, "-m", f"scripts.{script}", "--seed", "1"]
     done = subprocess.run(
         [*command, "--count", str(N_FILES)],
         cwd=ROOT,
