@@ -18,6 +18,7 @@ from pyllama_raw.native import log
 from pyllama_raw.native.arrays import FLOAT32, pointer, zeros
 from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.check import EXCEPTION
+from pyllama_raw.native.compute_thread import ComputeThread, compute_thread
 from pyllama_raw.native.cut import Cut, RowRun, Run, TokenRun
 from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.gguf_check import check_gguf
@@ -39,12 +40,24 @@ class Projector(Handle):
     """
     One projector file, for one model. Make it with load().
 
+    Encodes are computed by the thread that computes steps. They give way to steps at the
+    border of each layer.
+
     Thread:
         Any; encodes wait for each other.
     """
 
-    def __init__(self, pointer: Any, params: Any, *, path: str, model: Model) -> None:
-        super().__init__(pointer, lib.plr_projector_free, parents=[model])
+    def __init__(
+        self,
+        pointer: Any,
+        params: Any,
+        *,
+        path: str,
+        model: Model,
+        thread: ComputeThread,
+    ) -> None:
+        super().__init__(pointer, lib.plr_projector_free, parents=[model, thread])
+        self._thread = thread  # contexts share it as long as somebody holds it
         self.path = path
         self.n_embd = int(lib.llama_model_n_embd_inp(model.ptr))  # width of a row
         self._params = params
@@ -83,12 +96,13 @@ class Projector(Handle):
         check_gguf(name)
         _check_header(name, read_header(name))
         params = _params(n_threads, use_gpu, min_tokens, max_tokens)
+        thread = compute_thread()
         since = log.mark()
-        raw = lib.plr_projector_new(os.fsencode(name), model.ptr, params)
+        raw = lib.plr_projector_new(thread.ptr, os.fsencode(name), model.ptr, params)
         if raw == ffi.NULL:
             said = last_error() or log.last_errors(since) or "mtmd gave no reason"
             raise ProjectorLoadFailed(name, said)
-        projector = cls(raw, params, path=name, model=model)
+        projector = cls(raw, params, path=name, model=model, thread=thread)
         projector._check_words()
         return projector
 

@@ -19,8 +19,10 @@ from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.sampler import RowSampler
 from scripts.mutations.gguf_file import Value, read
 from tests.native.media_support import loaded, rows_of, sample
+from tests.native.support import EXACT, generate, make_context
 from tests.tiny import PROJECTORS, tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
@@ -144,6 +146,30 @@ def test_an_encode_stops_at_each_layer(name):
             assert running.result(30) == projector.encode(cut, index)
             assert at_first == (1, False)
             assert control.n_borders == 2 + 1  # the beginning, a layer, the end
+
+
+def test_steps_are_computed_in_the_midst_of_an_encode():
+    """
+    An encode that is paused keeps no stream waiting, and neither changes the other.
+    """
+    prompt = array("i", range(40, 50))
+    with loaded("llava") as projector, sample(projector) as bitmap:
+        context = make_context(projector.model, **EXACT)
+        with context, projector.cut(bitmap) as cut, ThreadPoolExecutor(1) as pool:
+            alone = generate(context, prompt, 8, RowSampler())
+            context.seq_rm(0)
+            control = Encode()
+            control.pause()
+            running = pool.submit(projector.encode, cut, 0, control)
+            while not control.n_borders:
+                pass  # bounded by the limit of pytest
+
+            beside = generate(context, prompt, 8, RowSampler())
+            was_over = running.done()
+            control.resume()
+
+            assert (beside, was_over) == (alone, False)
+            assert running.result(30) == projector.encode(cut, 0)
 
 
 def test_a_paused_encode_can_be_cancelled():

@@ -3,30 +3,48 @@
 #include <atomic>
 #include <cctype>
 #include <cmath>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 
 #include "boundary/errors.h"
 #include "boundary/exceptions.h"
 #include "ggml.h"
+#include "step/runner.h"
 
 struct plr_encode {
-    // False: the encode is to end here.
+    // False: the encode is to end here. Others compute meanwhile.
     bool pass_border() {
-        std::unique_lock<std::mutex> lock(mutex);
         ++n_borders;
-        changed.wait(lock, [this] { return !pauses || cancelled; });
+        const int64_t took_ns = now_ns() - since_ns;
+        thread->give_way(took_ns, [this] { return pauses && !cancelled; });
+        since_ns = now_ns();
         return !cancelled;
     }
 
-    mutable std::mutex      mutex;
-    std::condition_variable changed;
-    bool                    pauses    = false;
-    bool                    cancelled = false;
-    int32_t                 n_borders = 0;
+    // Of an encode that runs on *where*; nullptr: it does not run any more.
+    void run_on(ComputeThread * where) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        thread   = where;
+        since_ns = now_ns();
+    }
+
+    void set(std::atomic<bool> & flag, bool value) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        flag = value;
+        if (thread != nullptr) {
+            thread->wake();
+        }
+    }
+
+    std::mutex           mutex;
+    ComputeThread *      thread   = nullptr;
+    int64_t              since_ns = 0;  // when the last border was passed
+    std::atomic<bool>    pauses{false};
+    std::atomic<bool>    cancelled{false};
+    std::atomic<int32_t> n_borders{0};
 };
 
 plr_encode * plr_encode_new(void) {
@@ -38,28 +56,24 @@ void plr_encode_free(plr_encode * encode) {
 }
 
 void plr_encode_pause(plr_encode * encode, bool pauses) {
-    const std::lock_guard<std::mutex> lock(encode->mutex);
-    encode->pauses = pauses;
-    encode->changed.notify_all();
+    encode->set(encode->pauses, pauses);
 }
 
 void plr_encode_cancel(plr_encode * encode) {
-    const std::lock_guard<std::mutex> lock(encode->mutex);
-    encode->cancelled = true;
-    encode->changed.notify_all();
+    encode->set(encode->cancelled, true);
 }
 
 int32_t plr_encode_n_borders(const plr_encode * encode) {
-    const std::lock_guard<std::mutex> lock(encode->mutex);
     return encode->n_borders;
 }
 
 struct plr_projector {
+    explicit plr_projector(ComputeThread & thread) : thread(thread) {}
     ~plr_projector() { mtmd_free(ctx); }
 
-    mtmd_context * ctx     = nullptr;
-    plr_encode *   current = nullptr;  // whose graph is computed
-    std::mutex     computing;
+    ComputeThread & thread;
+    mtmd_context *  ctx     = nullptr;
+    plr_encode *    current = nullptr;  // whose graph is computed
 };
 
 // clip.cpp names the result of each layer so, and nodes made of it by longer names.
@@ -83,11 +97,12 @@ static bool on_node(ggml_tensor * node, bool asks, void * data) {
     return encode == nullptr || encode->pass_border();
 }
 
-plr_projector * plr_projector_new(const char * path, const llama_model * model,
+plr_projector * plr_projector_new(plr_thread * thread, const char * path,
+                                  const llama_model * model,
                                   const mtmd_context_params * params) {
     remember("");
     return guarded<plr_projector *>(nullptr, [&]() -> plr_projector * {
-        auto projector = std::make_unique<plr_projector>();
+        auto projector = std::make_unique<plr_projector>(*thread);
         mtmd_context_params used = *params;
         used.cb_eval             = on_node;
         used.cb_eval_user_data   = projector.get();
@@ -154,23 +169,42 @@ mtmd_input_chunks * plr_bitmap_cut(const plr_projector * projector, const mtmd_b
     });
 }
 
-int plr_projector_encode(plr_projector * projector, plr_encode * encode,
-                         const mtmd_input_chunk * chunk, float * rows, size_t n_floats) {
-    remember("");
+static int compute(plr_projector * projector, plr_encode * encode,
+                   const mtmd_input_chunk * chunk) {
     return guarded<int>(PLR_EXCEPTION, [&]() -> int {
-        const std::lock_guard<std::mutex> lock(projector->computing);
         if (!encode->pass_border()) {
             return PLR_CANCELLED;
         }
         projector->current = encode;
         const int code     = mtmd_encode_chunk(projector->ctx, chunk);
         projector->current = nullptr;
-        if (!encode->pass_border()) {  // the rows are not those of the chunk, with code 0
-            return PLR_CANCELLED;
+        // Of an encode that ended early the rows are not those of the chunk, with code 0.
+        return encode->pass_border() ? code : PLR_CANCELLED;
+    });
+}
+
+int plr_projector_encode(plr_projector * projector, plr_encode * encode,
+                         const mtmd_input_chunk * chunk, float * rows, size_t n_floats) {
+    remember("");
+    return guarded<int>(PLR_EXCEPTION, [&]() -> int {
+        if (!projector->thread.is_here()) {
+            throw std::runtime_error("the projector belongs to the parent process");
         }
-        if (code == 0) {
-            std::memcpy(rows, mtmd_get_output_embd(projector->ctx), n_floats * sizeof(float));
-        }
+        int         code = 0;
+        std::string error;  // of the compute thread
+        LongJob     job;
+        job.compute = [&] {
+            encode->run_on(&projector->thread);
+            code = compute(projector, encode, chunk);
+            encode->run_on(nullptr);
+            if (code == 0) {
+                std::memcpy(rows, mtmd_get_output_embd(projector->ctx), n_floats * sizeof(float));
+            } else if (code == PLR_EXCEPTION) {
+                error = plr_last_error();
+            }
+        };
+        projector->thread.compute(job);
+        remember(error.c_str());
         return code;
     });
 }

@@ -10,6 +10,7 @@
 #include "llama.h"
 #include "mtmd-helper.h"
 #include "mtmd.h"
+#include "step/step.h"
 
 /* What a caller may do to an encode while it runs, from any thread. */
 typedef struct plr_encode plr_encode;
@@ -20,9 +21,13 @@ void         plr_encode_cancel(plr_encode * encode);
 /* Borders of layers that were reached. */
 int32_t      plr_encode_n_borders(const plr_encode * encode);
 
-/* params: those of cb_eval are set here. NULL: see plr_last_error() and the log. */
+/*
+ * thread: computes its encodes, and is freed after it. params: those of cb_eval are set here.
+ * NULL: see plr_last_error() and the log.
+ */
 typedef struct plr_projector plr_projector;
-plr_projector * plr_projector_new(const char * path, const struct llama_model * model,
+plr_projector * plr_projector_new(plr_thread * thread, const char * path,
+                                  const struct llama_model * model,
                                   const struct mtmd_context_params * params);
 void            plr_projector_free(plr_projector * projector);
 mtmd_context *  plr_projector_ctx(const plr_projector * projector);
@@ -41,7 +46,8 @@ mtmd_input_chunks * plr_bitmap_cut(const plr_projector * projector, const mtmd_b
 /*
  * Fill *rows* with the embeddings of *chunk*: n_floats = its tokens x the width of a row.
  * 0; PLR_CANCELLED; PLR_EXCEPTION; or the code of mtmd_encode_chunk(). One encode of a
- * projector runs at a time, others wait for it.
+ * thread runs at a time, others wait for it. Steps of contexts of the thread are computed at
+ * the borders of layers.
  */
 int plr_projector_encode(plr_projector * projector, plr_encode * encode,
                          const mtmd_input_chunk * chunk, float * rows, size_t n_floats);

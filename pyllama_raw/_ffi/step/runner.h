@@ -1,5 +1,5 @@
 // Computes the batches of all contexts in one thread, and the next batch of each before it is
-// asked for.
+// asked for; and long jobs between them.
 //
 // libgomp keeps a pool of workers for each thread that computes. Once all pools together have
 // more threads than there are CPUs, its barriers sleep instead of spinning: then two threads
@@ -8,6 +8,10 @@
 // Python needs some time between two steps. Usually all rows go on, and then the next batch is
 // known as soon as a step is sampled: its decode is queued at once, and only its sampling waits
 // until the caller asks for it. A caller that wants something else drops it.
+//
+// A long job, as the encode of an image, gives way where it can be interrupted: batches that
+// wait are then computed in the midst of it, in the same thread. So a stream never waits for
+// more than a part of the job. Both take half of the time if both want all of it.
 #pragma once
 
 #include <unistd.h>
@@ -16,6 +20,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -44,6 +49,12 @@ struct Job {
 
 class Runner;
 
+// What takes seconds; it calls give_way() of its thread several times a second.
+struct LongJob {
+    std::function<void()> compute;  // does not throw
+    bool                  is_done = false;
+};
+
 // A thread, and the runners that have something for it to compute: first come, first served.
 class ComputeThread {
   public:
@@ -62,13 +73,43 @@ class ComputeThread {
     // False in a fork, which has no such thread: there nothing of this may be used or freed.
     bool is_here() const { return getpid() == pid_; }
 
+    // Return when *job* has been computed. Long jobs are computed one after the other.
+    void compute(LongJob & job) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        long_jobs_.push_back(&job);
+        queued_.notify_all();
+        done_.wait(lock, [&job] { return job.is_done; });
+    }
+
+    // In a long job: compute what waits, for about as long as took_ns, the time since the
+    // last call; and as long as *waits* holds, which wake() has looked at again.
+    template <typename Waits>
+    void give_way(int64_t took_ns, Waits && waits) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        const int64_t end_ns = now_ns() + took_ns;
+        do {
+            queued_.wait(lock, [&] { return !queue_.empty() || !waits(); });
+            while (!queue_.empty() && (waits() || now_ns() < end_ns)) {
+                turn_of_first(lock);
+            }
+        } while (waits());
+    }
+
+    void wake() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        queued_.notify_all();
+    }
+
   private:
     friend class Runner;
     void run();
+    void turn_of_first(std::unique_lock<std::mutex> & lock);
 
     std::mutex              mutex_;  // of all below, and of the runners
     std::condition_variable queued_;
+    std::condition_variable done_;  // a long job
     std::list<Runner *>     queue_;
+    std::list<LongJob *>    long_jobs_;
     Runner *                current_ = nullptr;  // whose turn it is
     bool                    quits_   = false;
 
@@ -212,19 +253,36 @@ class Runner {
     char    error_[2048] = "";
 };
 
+inline void ComputeThread::turn_of_first(std::unique_lock<std::mutex> & lock) {
+    Runner * runner = current_ = queue_.front();
+    runner->take_back();
+    runner->turn(lock);
+    current_ = nullptr;
+    // With the lock: without it the runner might be gone. What is queued next begins before
+    // anybody who is woken can take it back.
+    runner->changed_.notify_all();
+}
+
 inline void ComputeThread::run() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-        queued_.wait(lock, [this] { return !queue_.empty() || quits_; });
-        if (queue_.empty()) {
+        queued_.wait(lock, [this] { return !queue_.empty() || !long_jobs_.empty() || quits_; });
+        if (queue_.empty() && long_jobs_.empty()) {
             return;
         }
-        Runner * runner = current_ = queue_.front();
-        runner->take_back();
-        runner->turn(lock);
-        current_ = nullptr;
-        // With the lock: without it the runner might be gone. What is queued next begins before
-        // anybody who is woken can take it back.
-        runner->changed_.notify_all();
+        if (!queue_.empty()) {
+            turn_of_first(lock);
+        }
+        if (!long_jobs_.empty()) {
+            LongJob * job = long_jobs_.front();
+            long_jobs_.pop_front();
+            lock.unlock();
+            job->compute();
+            lock.lock();
+            job->is_done = true;
+            done_.notify_all();
+        }
     }
 }
+
+struct plr_thread : ComputeThread {};

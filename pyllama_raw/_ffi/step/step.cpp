@@ -60,8 +60,6 @@ static int sample_rows(const Job & job) {
     });
 }
 
-struct plr_thread : ComputeThread {};
-
 struct plr_runner : Runner {
     explicit plr_runner(plr_thread & thread) : Runner(thread, ::decode, sample_rows) {}
 };

@@ -1,0 +1,160 @@
+"""
+Which images and sounds are encoded next, and whose rows are kept.
+
+Rules:
+1. Requests take turns, an encode each. Equal keys are encoded once, for all who want them.
+2. The rows of a request stay until it ends. After that the least recently used ones go as
+   soon as all rows are more than `max_kept_bytes`.
+3. What open requests hold together is at most `max_bytes`: their uploads and their rows.
+4. Rows are used in the order of the prompt, so a request is told how many of its first ones
+   are there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence as Items
+from typing import NamedTuple
+
+from pyllama_raw.errors import InvalidRequest, QueueFull
+
+Ready = tuple[int, int]  # request_id, how many of its first encodes are there
+
+
+class Wanted(NamedTuple):
+    """Rows that a request needs."""
+
+    key: bytes  # equal where rows are
+    n_bytes: int  # of the rows, and of the upload if they are its first ones
+
+
+class Encodes:
+    """
+    The encodes of all open requests, and the rows that there are.
+
+    Args:
+        max_bytes: of open requests.
+        max_kept_bytes: of rows, beyond which only those of open requests are kept.
+    """
+
+    def __init__(self, max_bytes: int, max_kept_bytes: int) -> None:
+        self.max_bytes, self.max_kept_bytes = max_bytes, max_kept_bytes
+        self.n_bytes = 0  # that open requests hold
+        self.n_kept_bytes = 0  # of all rows
+        self.n_encoded = self.n_shared = 0  # encodes since the start, and those spared
+        self.running: bytes | None = None
+        self._open: OrderedDict[int, tuple[Wanted, ...]] = OrderedDict()  # by turn
+        self._n_users: Counter[bytes] = Counter()  # open requests, by key
+        self._rows: OrderedDict[bytes, array[float]] = OrderedDict()  # by last use
+
+    def add(self, request_id: int, wanted: Items[Wanted]) -> int:
+        """
+        Take on the encodes of a request; returns how many of the first are there.
+
+        Raises:
+            QueueFull: open requests hold too much at present.
+            InvalidRequest: these are more than an idle engine takes.
+        """
+        n_own = sum({one.key: one.n_bytes for one in wanted}.values())
+        if n_own > self.max_bytes:
+            given = f"images and sounds of {n_own} bytes, with their rows"
+            raise InvalidRequest("prompt", given, f"at most {self.max_bytes} bytes")
+        n_bytes = self.n_bytes + self._n_bytes_of(wanted)
+        if n_bytes > self.max_bytes:
+            raise QueueFull("max_waiting_bytes", n_bytes, self.max_bytes)
+        self.n_bytes = n_bytes
+        keys = {one.key for one in wanted}
+        self.n_shared += sum(key in self._rows or key in self._n_users for key in keys)
+        self._open[request_id] = tuple(wanted)
+        self._n_users.update(keys)
+        for key in keys & self._rows.keys():
+            self._rows.move_to_end(key)
+        return self._n_ready(request_id)
+
+    def begin(self) -> tuple[int, int] | None:
+        """The request whose turn it is, and which of its encodes; None: nothing waits."""
+        assert self.running is None
+        for request_id, wanted in self._open.items():
+            for index, (key, _) in enumerate(wanted):
+                if key not in self._rows:
+                    self.running = key
+                    self._open.move_to_end(request_id)
+                    return request_id, index
+        return None
+
+    def done(self, rows: array[float]) -> list[Ready]:
+        """The encode that runs gave *rows*; returns who goes on."""
+        key, self.running = self.running, None
+        assert key is not None
+        self.n_encoded += 1
+        self._rows[key] = rows
+        self.n_kept_bytes += len(rows) * rows.itemsize
+        ready = [(user, self._n_ready(user)) for user in self._users(key)]
+        self._evict()
+        return ready
+
+    def fail(self) -> list[int]:
+        """The encode that runs failed; returns whom it fails: they leave() next."""
+        key, self.running = self.running, None
+        assert key is not None
+        return self._users(key)
+
+    def drop(self) -> None:
+        """The encode that runs was cancelled."""
+        self.running = None
+
+    def leave(self, request_id: int) -> bool:
+        """A request has ended; True: nobody wants the encode that runs any more."""
+        wanted = self._open.pop(request_id, ())
+        for key in {one.key for one in wanted}:
+            self._n_users[key] -= 1
+            if not self._n_users[key]:
+                del self._n_users[key]
+        self.n_bytes -= self._n_bytes_of(wanted)
+        self._evict()
+        return self.running is not None and self.running not in self._n_users
+
+    def rows(self, key: bytes) -> array[float]:
+        """Of an encode of an open request, which is there."""
+        return self._rows[key]
+
+    def _n_bytes_of(self, wanted: Items[Wanted]) -> int:
+        """Of those that no other request holds."""
+        own = {one.key: one.n_bytes for one in wanted}
+        return sum(n for key, n in own.items() if key not in self._n_users)
+
+    def _n_ready(self, request_id: int) -> int:
+        wanted = self._open[request_id]
+        missing = (i for i, (key, _) in enumerate(wanted) if key not in self._rows)
+        return next(missing, len(wanted))
+
+    def _users(self, key: bytes) -> list[int]:
+        return [
+            user
+            for user, wanted in self._open.items()
+            if any(one.key == key for one in wanted)
+        ]
+
+    def _evict(self) -> None:
+        """Drop rows that no open request has, the least recently used first."""
+        if self.n_kept_bytes <= self.max_kept_bytes:
+            return
+        for key in [key for key in self._rows if key not in self._n_users]:
+            rows = self._rows.pop(key)
+            self.n_kept_bytes -= len(rows) * rows.itemsize
+            if self.n_kept_bytes <= self.max_kept_bytes:
+                return
+
+    def check_integrity(self) -> None:
+        """The bytes add up, and no limit is passed."""
+        users = Counter(
+            key for wanted in self._open.values() for key in {one.key for one in wanted}
+        )
+        assert users == self._n_users
+        held = {one.key: one.n_bytes for all_ in self._open.values() for one in all_}
+        assert self.n_bytes == sum(held.values()) <= self.max_bytes
+        kept = {key: len(rows) * rows.itemsize for key, rows in self._rows.items()}
+        assert self.n_kept_bytes == sum(kept.values())
+        n_free = sum(n for key, n in kept.items() if key not in users)
+        assert not n_free or self.n_kept_bytes <= self.max_kept_bytes

@@ -1,0 +1,221 @@
+"""Encodes take turns, are done once for all, and their rows are kept within a limit."""
+
+from array import array
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.errors import InvalidRequest, QueueFull
+
+N_BYTES = 40  # of the rows of an encode
+
+
+def wanted(*names: str) -> tuple[Wanted, ...]:
+    return tuple(Wanted(name.encode(), N_BYTES) for name in names)
+
+
+def rows(value: float = 0.0) -> array:
+    return array("f", [value] * (N_BYTES // 4))
+
+
+def make(max_bytes: int = 10**6, max_kept_bytes: int = 10**6) -> Encodes:
+    return Encodes(max_bytes, max_kept_bytes)
+
+
+def test_requests_take_turns():
+    """
+    A request with one image waits for one image of another request, not for all of them.
+    """
+    encodes = make()
+    encodes.add(1, wanted("a", "b", "c"))
+    encodes.add(2, wanted("d"))
+
+    begun = []
+    while (turn := encodes.begin()) is not None:
+        begun.append(turn)
+        encodes.done(rows())
+
+    assert begun == [(1, 0), (2, 0), (1, 1), (1, 2)]
+
+
+def test_equal_keys_are_encoded_once():
+    """
+    Within a prompt, for requests at the same time, and for one that comes later.
+    """
+    encodes = make()
+    told = [encodes.add(1, wanted("a", "a")), encodes.add(2, wanted("a", "b"))]
+
+    encodes.begin()
+    told.append(encodes.done(rows()))
+    told.append(encodes.add(3, wanted("a")))
+
+    assert told == [0, 0, [(2, 1), (1, 2)], 1]
+    assert (encodes.n_encoded, encodes.n_shared) == (1, 2)
+    assert encodes.begin() == (2, 1)
+
+
+def test_a_request_goes_on_with_its_first_rows_only():
+    """
+    The second image of a prompt is of no use before the first.
+    """
+    encodes = make()
+    encodes.add(1, wanted("b"))
+    encodes.begin()
+    encodes.add(2, wanted("a", "b"))
+
+    told = [encodes.done(rows())]
+    encodes.begin()
+    told.append(encodes.done(rows()))
+
+    assert told == [[(1, 1), (2, 0)], [(2, 2)]]
+
+
+def test_rows_of_open_requests_stay_and_others_go_by_last_use():
+    """
+    The limit of what is kept is for rows that nobody has any more.
+    """
+    encodes = make(max_kept_bytes=2 * N_BYTES)
+    for request_id, name in enumerate("abc"):
+        encodes.add(request_id, wanted(name))
+        encodes.begin()
+        encodes.done(rows(request_id))
+    n_pinned = encodes.n_kept_bytes
+
+    for request_id in (1, 0, 2):
+        encodes.leave(request_id)
+    kept = [encodes.add(9 + i, wanted(name)) for i, name in enumerate("abc")]
+
+    assert n_pinned == 3 * N_BYTES
+    assert encodes.n_kept_bytes == 2 * N_BYTES
+    assert kept == [1, 0, 1]
+    assert encodes.rows(b"c") == rows(2)
+
+
+def test_bytes_of_open_requests_are_limited():
+    """
+    What requests have in common counts once; a request that no engine takes is told so.
+    """
+    encodes = make(max_bytes=2 * N_BYTES)
+    encodes.add(1, wanted("a", "b"))
+    encodes.add(2, wanted("b", "a"))
+
+    with pytest.raises(QueueFull, match="max_waiting_bytes"):
+        encodes.add(3, wanted("c"))
+    with pytest.raises(InvalidRequest, match="120 bytes"):
+        encodes.add(4, wanted("a", "b", "c"))
+
+    encodes.leave(1)
+    encodes.leave(2)
+    assert encodes.add(3, wanted("c")) == 0
+    assert encodes.n_bytes == N_BYTES
+
+
+def test_a_failed_encode_fails_all_who_want_it():
+    """
+    Others go on, and who comes later tries again.
+    """
+    encodes = make()
+    encodes.add(1, wanted("a"))
+    encodes.add(2, wanted("b", "a"))
+    encodes.add(3, wanted("b"))
+    encodes.begin()
+
+    failed = encodes.fail()
+    for request_id in failed:
+        assert not encodes.leave(request_id)
+
+    assert failed == [2, 1]
+    assert encodes.begin() == (3, 0)
+    encodes.done(rows())
+    encodes.add(4, wanted("a"))
+    assert encodes.begin() == (4, 0)
+
+
+def test_an_encode_ends_with_the_last_who_wants_it():
+    """
+    The first of two who leave does not end the encode of both.
+    """
+    encodes = make()
+    encodes.add(1, wanted("a"))
+    encodes.add(2, wanted("a"))
+    encodes.begin()
+
+    told = [encodes.leave(1), encodes.leave(2), encodes.leave(2)]
+    encodes.drop()
+
+    assert told == [False, True, True]
+    assert encodes.begin() is None
+    assert (encodes.n_bytes, encodes.n_kept_bytes) == (0, 0)
+
+
+NAMES = st.sampled_from("abcdefgh")
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """
+    Whatever comes, leaves, fails and is cancelled: bytes add up, rows are never another's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encodes = make(12 * N_BYTES, 5 * N_BYTES)
+        self.open: set[int] = set()
+        self.n_requests = 0
+
+    @rule(names=st.lists(NAMES, min_size=1, max_size=4))
+    def add(self, names: list[str]) -> None:
+        self.n_requests += 1
+        try:
+            self.encodes.add(self.n_requests, wanted(*names))
+        except QueueFull:
+            return
+        self.open.add(self.n_requests)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.remove(request_id)
+        if self.encodes.leave(request_id):
+            self.encodes.drop()
+
+    @precondition(lambda self: self.encodes.running is None)
+    @rule()
+    def begin(self) -> None:
+        turn = self.encodes.begin()
+        assert turn is None or turn[0] in self.open
+
+    @precondition(lambda self: self.encodes.running is not None)
+    @rule()
+    def done(self) -> None:
+        ready = self.encodes.done(rows(self.encodes.running[0]))
+        assert {request_id for request_id, _ in ready} <= self.open
+
+    @precondition(lambda self: self.encodes.running is not None)
+    @rule()
+    def fail(self) -> None:
+        for request_id in self.encodes.fail():
+            self.open.remove(request_id)
+            self.encodes.leave(request_id)
+
+    @invariant()
+    def books_are_kept(self) -> None:
+        self.encodes.check_integrity()
+        for key, found in self.encodes._rows.items():
+            assert found == rows(key[0])
+
+    def teardown(self) -> None:
+        for request_id in self.open:
+            self.encodes.leave(request_id)
+        assert self.encodes.n_bytes == 0
+        assert self.encodes.n_kept_bytes <= 5 * N_BYTES
+
+
+TestAnyHistory = AnyHistory.TestCase
