@@ -4,7 +4,8 @@ What equal last digits ask of a plan: all of it is here.
 libllama computes a single token by another kernel than several, which gives it other last
 digits. So of every engine:
 - A prompt is never computed in single tokens: not at its end (N_FRESH), not in chunks
-  (chunk_size), not in what micro-batches leave (without_rest).
+  (chunk_size), not in what micro-batches leave (without_rest), not before a span (`whole` of
+  core.spans) unless there is one only.
 
 Of one that is `deterministic`, whose outputs must not depend on what ran before or beside:
 - A lot is streams or one prompt (divided): split memory cuts the first row off a prompt that
@@ -70,11 +71,11 @@ def n_kept(sequence: Sequence) -> int:
 def divided(groups: Groups) -> Groups:
     """Streams apart from prompts, which are computed one at a time."""
     found = {}
-    for (name, _), (streams, prompts) in groups.items():
+    for (name, _, is_whole), (streams, prompts) in groups.items():
         if streams:
             found[Lot(f"{name}: streams")] = Group(streams, [])
         if prompts:
-            found[Lot(f"{name}: one prompt", is_single=True)] = Group([], prompts)
+            found[Lot(f"{name}: one prompt", True, is_whole)] = Group([], prompts)
     return found
 
 

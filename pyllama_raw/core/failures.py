@@ -59,7 +59,7 @@ class Failures:
         self._roster.memory.reclaim(self._slots.limits.n_cells)
         n_prefill = sum(len(w.tokens) for w in plan.works if len(w.tokens) > 1)
         self._packer.prefill_cap = max(n_prefill // 2, 1)
-        if not n_prefill:
+        if plan.lot.is_whole or not n_prefill:
             self._roster.make_room(now)
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:

@@ -39,6 +39,11 @@ class ContextLimits:
         """Whether a slot can forget its last tokens only."""
         return self.kind is not SnapshotKind.EXACT
 
+    @property
+    def n_whole_rows(self) -> int:
+        """The most rows that can see each other."""
+        return min(self.n_ubatch or self.n_batch, self.n_batch)
+
     def n_kept(self, sequence: Sequence) -> int:
         """Tokens of *sequence* that others may take over, once they are computed."""
         return exact.n_kept(sequence) if self.deterministic else len(sequence.tokens)

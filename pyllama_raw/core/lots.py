@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from pyllama_raw.core.request import Lot
 from pyllama_raw.core.sequence import Running
+from pyllama_raw.core.spans import Span, span_at
 
 
 class Group(NamedTuple):
@@ -28,12 +29,12 @@ Groups = dict[Lot, Group]
 
 
 def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
-    """Those who may share a decode."""
+    """Those who may share a decode; rows of spans never share one with tokens."""
     groups: Groups = {}
     for running in streams:
         groups.setdefault(running.request.lot, Group([], [])).streams.append(running)
     for running in prompts:
-        groups.setdefault(running.request.lot, Group([], [])).prompts.append(running)
+        groups.setdefault(_lot_of(running), Group([], [])).prompts.append(running)
     return groups
 
 
@@ -68,3 +69,26 @@ class LotTurns:
         """As if there had been no step."""
         self._waiting.clear()
         self._served = None
+
+
+def _lot_of(running: Running) -> Lot:
+    """That of the next rows of a prompt."""
+    lot = running.request.lot
+    span = next_span(running)
+    if span is None:
+        return lot
+    is_whole = not span.is_causal
+    return Lot(f"{lot.name}: rows", lot.is_single or is_whole, is_whole)
+
+
+def next_span(running: Running) -> Span | None:
+    """The one that *running* is to compute rows of; None: text comes next."""
+    spans = running.request.spans
+    number = span_at(spans, running.n_computed)
+    return None if number is None else spans[number]
+
+
+def n_least(running: Running) -> int:
+    """The fewest rows that a prompt can compute in a step."""
+    span = next_span(running)
+    return 1 if span is None or span.is_causal else span.stop - span.start

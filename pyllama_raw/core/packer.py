@@ -1,7 +1,7 @@
 """
 What the next step computes.
 
-1. A step has works of one lot; lots take turns.
+1. A step has works of one lot; lots take turns. Rows of spans are a lot of their own.
 2. Every sequence of the lot that can decode goes on by a token; prompts share what is left of
    the token budget, and always some.
 3. When cells are short, the sequence of the worst rank gives up its own.
@@ -12,12 +12,13 @@ from __future__ import annotations
 from pyllama_raw.core import exact
 from pyllama_raw.core.budget import StepBudget
 from pyllama_raw.core.budget_modes import BudgetMode, divide
-from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot
+from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot, n_least
 from pyllama_raw.core.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.request import Lot
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.step import Decode, Prefill, Score, StepPlan, Work
+from pyllama_raw.core.spans import span_at
+from pyllama_raw.core.step import Decode, Prefill, PrefillSpan, Score, StepPlan, Work
 from pyllama_raw.core.suspects import Suspects
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
@@ -53,8 +54,6 @@ class Packer:
         """A plan without moves; makes moves where it needs cells."""
         streams, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
-        if recovers:
-            streams, prompts = self._suspects.narrow(streams, prompts)
         if not (streams or prompts):
             return StepPlan()
         groups = self._groups(streams, prompts)
@@ -69,7 +68,12 @@ class Packer:
                 known = self._turns.items()
                 self._turns = {k: turns for k, turns in known if k in groups}
                 self._turns[lot] = PrefillTurns(self._quantum)
-            works += self._prefills(lot, len(decodes), len(streams), prompts, n_prefill)
+            if lot.is_whole:
+                chosen = self._turns[lot].pick(prompts)
+                works.append(_prefill(chosen, n_least(chosen)))
+            else:
+                n_decodes, n_streams = len(decodes), len(streams)
+                works += self._prefills(lot, n_decodes, n_streams, prompts, n_prefill)
         steady = (
             not (recovers or replays or len(groups) > 1)  # another plan is sure to come
             and (not prompts or self._completes(works, prompts))
@@ -97,13 +101,21 @@ class Packer:
         Also whether one of the former computes output again that is known.
         """
         while True:
-            ready = streams, prompts, _ = self._divide()
-            n_cells = len(streams) or min(len(prompts), 1)
+            streams, prompts, replays = self._divide()
+            if self._suspects.all:
+                streams, prompts = self._suspects.narrow(streams, prompts)
+            n_cells = len(streams) or self._n_least(prompts)
             self._memory.reclaim(n_cells)
             # Each turn takes one of those who run away, so this comes to an end.
             if n_cells <= self._slots.n_free_cells or not self._slots.running:
-                return ready
+                return streams, prompts, replays
             self._roster.make_room(now)
+
+    def _n_least(self, prompts: list[Running]) -> int:
+        """Cells that one of *prompts* needs to go on."""
+        if self._roster.n_with_spans:
+            return min(map(n_least, prompts), default=0)
+        return min(len(prompts), 1)
 
     def _divide(self) -> tuple[list[Running], list[Running], bool]:
         streams: list[Running] = []
@@ -116,7 +128,8 @@ class Packer:
                 if len(running.tokens) - running.n_computed == 1:
                     streams.append(running)
                 elif running.n_computed < running.sequence.n_chunked:
-                    prompts.append(running)
+                    if running.is_ready:
+                        prompts.append(running)
                 else:
                     streams.append(running)
                     replays = True
@@ -125,8 +138,8 @@ class Packer:
     def _groups(self, streams: list[Running], prompts: list[Running]) -> Groups:
         """Who can be computed, by who may share a decode."""
         lots = self._roster.lots
-        if len(lots) > 1:
-            groups = by_lot(streams, prompts)
+        if len(lots) > 1 or self._roster.n_with_spans:
+            groups = by_lot(streams, self._with_cells(prompts, len(streams)))
         else:
             groups = dict.fromkeys(lots, Group(streams, prompts))
         if self._slots.limits.deterministic:
@@ -137,6 +150,15 @@ class Packer:
             if self._slots.n_free_cells <= n_streams:  # none for prompts
                 groups = {lot: group for lot, group in groups.items() if group.streams}
         return groups
+
+    def _with_cells(self, prompts: list[Running], n_streams: int) -> list[Running]:
+        """Those of *prompts* that can go on beside streams: a whole span needs many cells."""
+        n_most = max(map(n_least, prompts), default=0)
+        if n_most > 1:
+            self._memory.reclaim(n_streams + n_most)
+            n_free = max(self._slots.n_free_cells - n_streams, 1)
+            prompts = [running for running in prompts if n_least(running) <= n_free]
+        return prompts
 
     # -- how much ----------------------------------------------------------------
 
@@ -242,6 +264,10 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     end = start + n_tokens
     chunk, samples = tokens[start:end], end == len(tokens)
     pos = sequence.position(start)
+    span = span_at(running.request.spans, start)
+    if span is not None:
+        n_before = start - running.request.spans[span].start
+        return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
         targets = tokens[start + 1 : end + 1]
         return Score(request_id, slot, pos, chunk, samples, targets)

@@ -12,6 +12,7 @@ from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
+from pyllama_raw.errors import PyllamaError
 
 
 class Planner(Protocol):
@@ -34,6 +35,12 @@ class Planner(Protocol):
 
     def cancel(self, request_id: int, now: float, reason: FinishReason = ...) -> bool:
         """End a request before the next step; False if it has ended already."""
+
+    def media_ready(self, request_id: int, n_spans: int) -> bool:
+        """The rows of the first *n_spans* spans of a request are there; False: it has ended."""
+
+    def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
+        """End a request by *error* before the next step; False if it has ended already."""
 
     def schedule(self, now: float) -> StepPlan:
         """The next step; empty if there is nothing to do."""

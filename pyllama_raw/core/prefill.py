@@ -79,6 +79,13 @@ class PrefillTurns:
             self._turn = ring[0].slot
         return given
 
+    def pick(self, prompts: Items[Running]) -> Running:
+        """Whose turn it is, where a turn is one work."""
+        self._last_turn = self._turn
+        chosen = self._ring(prompts)[0]
+        self._turn = chosen.slot + 1
+        return chosen
+
     def repeat(self) -> None:
         """What was shared last was not computed: whose turn it was goes first again."""
         self._turn = self._last_turn

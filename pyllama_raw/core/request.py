@@ -74,6 +74,7 @@ class Lot(NamedTuple):
 
     name: str = "tokens"
     is_single: bool = False  # at most one sequence a decode
+    is_whole: bool = False  # of rows that see each other: a decode has one whole span
 
 
 TOKENS = Lot()
@@ -98,9 +99,9 @@ class Request:
     lot: Lot = TOKENS
     client: str | None = None  # who sent it; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
-    # Rows that are no text. Their tokens are below 0, and equal where the rows are: each
-    # number stands for one image or the like, and is there once a row.
+    # Rows that are no text. None of a span is computed before Scheduler.media_ready().
     spans: Spans = ()
+    payloads: tuple[object, ...] = ()  # one a span; read by the executor only
 
     @property
     def n_prompt(self) -> int:

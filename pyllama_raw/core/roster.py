@@ -33,6 +33,9 @@ class Roster:
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
         self.lots = Counter[Lot]()  # of these
+        self.n_with_spans = 0  # of these
+        self.unready: dict[int, Sequence] = {}  # of these, who waits for rows of spans
+        self.parked: dict[int, Sequence] = {}  # of these, who has given up its slot
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
         self.in_flight = False  # a step runs that was planned and not applied
@@ -56,6 +59,7 @@ class Roster:
         """The request in progress, if the order of the queue and the cache can bear it."""
         assert isinstance(request.priority, int)
         assert are_valid(request.spans, request.n_prompt)
+        assert len(request.payloads) in (0, len(request.spans))
         assert not (request.spans and request.scores_prompt)
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
@@ -71,6 +75,9 @@ class Roster:
         self.waiting.push(sequence)
         self.alive[request.request_id] = sequence
         self.lots[request.lot] += 1
+        if request.spans:
+            self.n_with_spans += 1
+            self.unready[request.request_id] = sequence
 
     def _forget(self, entered: list[Sequence]) -> None:
         """Take back what enter() did; a deadline of nobody alive is skipped."""
@@ -81,11 +88,20 @@ class Roster:
         self.waiting.discard(entered)
 
     def _remove(self, sequence: Sequence) -> None:
-        del self.alive[sequence.request.request_id]
-        lot = sequence.request.lot
+        request_id, lot = sequence.request.request_id, sequence.request.lot
+        del self.alive[request_id]
+        if sequence.request.spans:
+            self.n_with_spans -= 1
+            self.unready.pop(request_id, None)
+            self.parked.pop(request_id, None)
         self.lots[lot] -= 1
         if not self.lots[lot]:
             del self.lots[lot]
+
+    @property
+    def n_waiting(self) -> int:
+        """Who has no slot."""
+        return len(self.waiting) + len(self.parked)
 
     @property
     def could_start(self) -> bool:
@@ -103,22 +119,45 @@ class Roster:
 
     def preempt(self, running: Running, now: float) -> None:
         """Take the slot of a running sequence; it waits at its old rank."""
+        self._unseat(running, now)
+        self.waiting.push(running.sequence)
+
+    def _unseat(self, running: Running, now: float) -> None:
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
         self.memory.leave(running, in_flight=self.in_flight)
-        self.waiting.push(running.sequence)
         if self.policy is not None:
             self.policy.tell("on_preempted", running.sequence, now)
+
+    def media_ready(self, sequence: Sequence, n_spans: int) -> None:
+        """The rows of the first *n_spans* are there."""
+        assert sequence.n_ready_spans <= n_spans <= len(sequence.request.spans)
+        sequence.n_ready_spans = n_spans
+        request_id = sequence.request.request_id
+        if n_spans == len(sequence.request.spans):
+            self.unready.pop(request_id, None)
+        if self.parked.pop(request_id, None) is not None:
+            self.waiting.push(sequence)
+
+    def park(self, now: float) -> None:
+        """Who can go on only when rows are there gives its slot to those who wait for one."""
+        if not self.waiting:
+            return
+        for request_id, sequence in self.unready.items():
+            running = self.slots.running.get(request_id)
+            if running is not None and not running.is_ready:
+                self._unseat(running, now)
+                self.parked[request_id] = sequence
 
     def finish(
         self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
     ) -> None:
         """End a request, wherever it is."""
         running = self.slots.running.get(sequence.request.request_id)
-        if running is None:
-            self.waiting.remove(sequence)
-        else:
+        if running is not None:
             self.memory.leave(running, in_flight=self.in_flight)
+        elif sequence.request.request_id not in self.parked:
+            self.waiting.remove(sequence)
         self._remove(sequence)
         if self.policy is not None:
             self.policy.tell("on_finished", sequence, now)
@@ -146,7 +185,7 @@ class Roster:
         limits = self.slots.limits
         error = EngineStalled(
             n_running=len(self.slots.running),
-            n_waiting=len(self.waiting),
+            n_waiting=self.n_waiting,
             n_slots=limits.n_slots,
             n_cells_used=self.slots.cells.n_used,
             n_cells=limits.n_cells,
@@ -164,7 +203,7 @@ class Roster:
         return SchedulerStats(
             n_slots=limits.n_slots,
             running=len(self.slots.running),
-            waiting=len(self.waiting),
+            waiting=self.n_waiting,
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
@@ -177,6 +216,7 @@ class Roster:
         self.memory.check_integrity()
         self.waiting.check_integrity()
         here = [r.sequence for r in self.slots.running.values()] + list(self.waiting)
+        here += self.parked.values()
         assert len(here) == len(self.alive)
         assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
         stats = self.stats()

@@ -48,7 +48,7 @@ from pyllama_raw.core.step import (
     Written,
 )
 from pyllama_raw.core.suspects import Suspects
-from pyllama_raw.errors import PromptTooLong
+from pyllama_raw.errors import BadMedia, PromptTooLong, PyllamaError
 
 NO_COST = SnapshotCost()
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step
@@ -134,6 +134,7 @@ class Scheduler:
 
         Raises:
             PromptTooLong: it leaves no room for an output token; nothing is queued.
+            BadMedia: rows that see each other are more than one micro-batch.
         """
         self.add_all((request,), now)
 
@@ -142,6 +143,14 @@ class Scheduler:
         for request in requests:
             if request.n_prompt >= self.limits.n_ctx_slot:
                 raise PromptTooLong(request.n_prompt, self.limits.n_ctx_slot)
+            for index, span in enumerate(request.spans):
+                n_rows, n_most = span.stop - span.start, self.limits.n_whole_rows
+                if not span.is_causal and n_rows > n_most:
+                    raise BadMedia(
+                        f"its {n_rows} rows see each other, so they are computed at once, "
+                        f"and n_ubatch lets {n_most} be: raise it",
+                        index,
+                    )
         self._roster.enter(requests, now)
 
     def cancel(
@@ -157,6 +166,28 @@ class Scheduler:
         self._roster.finish(sequence, reason, now)
         return True
 
+    def media_ready(self, request_id: int, n_spans: int) -> bool:
+        """
+        The rows of the first *n_spans* spans of a request are there; they never go again.
+
+        Until then it computes what stands before them, and holds up nobody. What the cache
+        has of a span is taken over also if its rows are not there.
+
+        Returns:
+            False if it has ended already.
+        """
+        sequence = self._roster.alive.get(request_id)
+        if sequence is not None:
+            self._roster.media_ready(sequence, n_spans)
+        return sequence is not None
+
+    def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
+        """End a request by *error*, as when its rows never come; False if it has ended."""
+        sequence = self._roster.alive.get(request_id)
+        if sequence is not None:
+            self._roster.finish(sequence, error, now)
+        return sequence is not None
+
     def take_events(self) -> list[Event]:
         """Events that arose outside apply(): cancelled, past the deadline, no space."""
         return self._roster.take_events()
@@ -165,7 +196,7 @@ class Scheduler:
     def load(self) -> tuple[int, int, int]:
         """Running and waiting requests, and cells in use."""
         slots = self._slots
-        return len(slots.running), len(self._roster.waiting), slots.cells.n_used
+        return len(slots.running), self._roster.n_waiting, slots.cells.n_used
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
@@ -216,12 +247,14 @@ class Scheduler:
         steady = steady and not self._memory.restores.is_loading
         plan = StepPlan(self._memory.take_moves(), works, lot, steady)
         self._roster.in_flight = bool(plan)
-        goes_on = plan or self._roster.events or self._memory.restores.is_fetching
-        if self.has_work and not goes_on:
+        waits = self._memory.restores.is_fetching or self._roster.unready
+        if self.has_work and not (plan or self._roster.events or waits):
             self._roster.stall(now)  # no later plan would be another one
         return plan
 
     def _admit(self, now: float) -> None:
+        if self._roster.unready:
+            self._roster.park(now)
         if not self._roster.could_start:
             return
         alone = not self._slots.running

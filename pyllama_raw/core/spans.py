@@ -13,11 +13,18 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Rows that go together: memory has all of them for others, or none."""
+    """
+    Rows that go together: memory has all of them for others, or none.
+
+    In the tokens of a prompt a row is a number below 0, the same for all rows of the span.
+    Numbers are of one engine, and stand for keys.
+    """
 
     start: int  # index of the first row
     stop: int  # index after the last one
     n_pos: int  # positions they take together
+    is_causal: bool = True  # if not, the rows see each other: one decode has them all
+    key: bytes = b""  # of any engine: equal only if the rows are; empty: in no file
 
 
 Spans = tuple[Span, ...]  # rising, and apart
@@ -27,15 +34,16 @@ def are_valid(spans: Spans, n_prompt: int) -> bool:
     """Whether a prompt can have them; it ends with text, because that is sampled from."""
     borders = [border for span in spans for border in span[:2]]
     return borders == sorted(borders) and all(
-        0 <= start < stop < n_prompt and 1 <= n_pos <= stop - start
-        for start, stop, n_pos in spans
+        0 <= span.start < span.stop < n_prompt
+        and 1 <= span.n_pos <= span.stop - span.start
+        for span in spans
     )
 
 
 def position(spans: Spans, index: int) -> int:
     """Of the row with *index*; inside a span it is that of the first row."""
     n_less = 0
-    for start, stop, n_pos in spans:
+    for start, stop, n_pos, *_ in spans:
         if index < stop:
             return min(index, start) - n_less
         n_less += stop - start - n_pos
@@ -43,16 +51,33 @@ def position(spans: Spans, index: int) -> int:
 
 
 def whole(spans: Spans, n_rows: int) -> int:
-    """The most of the first *n_rows* that end with no part of a span."""
-    for start, stop, _ in spans:
-        if start < n_rows < stop:
+    """
+    The most of the first *n_rows* that end with no part of a span.
+
+    Nor do they leave a single token before one, of several: see core.exact.
+    """
+    text = 0  # where the text before a span begins
+    for start, stop, *_ in spans:
+        if n_rows <= start:
+            leaves_one = text < n_rows == start - 1
+            return n_rows - leaves_one
+        if n_rows < stop:
             return start
+        text = stop
     return n_rows
 
 
 def border(spans: Spans, index: int) -> int | None:
     """Where the text or the span of *index* ends; None: no span follows."""
-    for start, stop, _ in spans:
+    for start, stop, *_ in spans:
         if index < stop:
             return start if index < start else stop
+    return None
+
+
+def span_at(spans: Spans, index: int) -> int | None:
+    """Which span has the row with *index*; None: it is text."""
+    for number, span in enumerate(spans):
+        if index < span.stop:
+            return number if index >= span.start else None
     return None

@@ -146,7 +146,7 @@ class Decode(NamedTuple):
 
     request_id: int
     slot: int
-    pos: int  # of tokens[0]; of its first row within a span
+    pos: int  # of tokens[0]
     tokens: array[int]  # array("i")
 
     @property
@@ -163,6 +163,18 @@ class Prefill(NamedTuple):
     pos: int
     tokens: array[int]
     samples: bool  # the token after the last one
+
+
+class PrefillSpan(NamedTuple):
+    """Compute rows of a span; no work of another type is beside it."""
+
+    request_id: int
+    slot: int
+    pos: int  # of the span
+    tokens: array[int]  # one a row
+    span: int  # which one of the request
+    start: int  # its first row here, counted from 0
+    samples: bool = False  # never
 
 
 class Score(NamedTuple):
@@ -187,7 +199,7 @@ class Encode(NamedTuple):
     samples: bool = False  # never
 
 
-Work = Decode | Prefill | Score | Encode
+Work = Decode | Prefill | PrefillSpan | Score | Encode
 
 
 class StepPlan(NamedTuple):

@@ -15,6 +15,7 @@ from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.errors import PyllamaError
 
 _log = getLogger(__name__)
 
@@ -65,6 +66,14 @@ class Driver:
     ) -> bool:
         """End a request before the next step; False if it has ended already."""
         return self.scheduler.cancel(request_id, self.clock(), reason)
+
+    def media_ready(self, request_id: int, n_spans: int) -> bool:
+        """The rows of its first *n_spans* spans are there; False if it has ended already."""
+        return self.scheduler.media_ready(request_id, n_spans)
+
+    def fail(self, request_id: int, error: PyllamaError) -> bool:
+        """End a request by *error*, before the next step; False if it has ended already."""
+        return self.scheduler.fail(request_id, error, self.clock())
 
     def step(self) -> bool:
         """Plan a step, run it, tell what came of it; False if there was nothing to do."""

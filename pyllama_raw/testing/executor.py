@@ -14,6 +14,7 @@ from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
     Output,
+    PrefillSpan,
     RowFailed,
     Sampled,
     Score,
@@ -231,13 +232,14 @@ class FakeExecutor:
         assert n_rows <= (self.limits.n_outputs or self.limits.n_slots)
         slots = [work.slot for work in plan.works]
         assert len(set(slots)) == len(slots), "one work a slot"
+        assert_one_lot(plan, self._requests, self.limits)
         for work in plan.works:
             assert len(work.tokens) > 0
             assert work.request_id in self._requests, "open() comes first"
             request = self._requests[work.request_id]
             n_held = len(self.memory.slots[work.slot])
             assert work.pos == row_position(request, n_held), "without a gap"
-            assert_one_kind(request, n_held, len(work.tokens))
+            assert_one_kind(request, n_held, work)
             assert len(work.tokens) == 1 or type(work) is not Decode
 
 
@@ -258,11 +260,29 @@ def row_position(request: Request, index: int) -> int:
     return index - in_spans + taken
 
 
-def assert_one_kind(request: Request, start: int, n_rows: int) -> None:
-    """A work has rows of text, or of one span."""
-    rows = range(start, start + n_rows)
-    kinds = {
+def assert_one_kind(request: Request, start: int, work: Work) -> None:
+    """A work has rows of text, or of one span, and says which."""
+    rows = range(start, start + len(work.tokens))
+    [span] = {
         next((s for s in request.spans if s.start <= row < s.stop), None)
         for row in rows
     }
-    assert len(kinds) == 1, "a batch has tokens or embeddings"
+    assert (span is not None) is (type(work) is PrefillSpan)
+    if type(work) is PrefillSpan:
+        assert span is request.spans[work.span]
+        assert work.start == start - span.start
+        assert set(work.tokens) == {request.tokens[span.start]}
+
+
+def assert_one_lot(
+    plan: StepPlan, requests: Mapping[int, Request], limits: ContextLimits
+) -> None:
+    """A batch has tokens or embeddings; rows that see each other are in it alone."""
+    of_spans = [work for work in plan.works if type(work) is PrefillSpan]
+    assert len(of_spans) in (0, len(plan.works))
+    for work in of_spans:
+        span = requests[work.request_id].spans[work.span]
+        if not span.is_causal:
+            assert len(plan.works) == 1
+            assert work.start == 0
+            assert len(work.tokens) == span.stop - span.start <= limits.n_whole_rows

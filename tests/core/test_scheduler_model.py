@@ -26,6 +26,7 @@ from pyllama_raw.core.step import (
     Held,
     Load,
     Lost,
+    PrefillSpan,
     Release,
     RowFailed,
     Sampled,
@@ -36,12 +37,17 @@ from pyllama_raw.core.step import (
     Trim,
 )
 from pyllama_raw.errors import (
+    BadMedia,
     DecodeFailed,
     InvalidBatch,
     PromptTooLong,
     SamplingFailed,
 )
-from pyllama_raw.testing.executor import assert_one_kind, row_position
+from pyllama_raw.testing.executor import (
+    assert_one_kind,
+    assert_one_lot,
+    row_position,
+)
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES, FakeMemory
 from tests.core.support import STOP_TOKEN, finished, make_scheduler, output, score
 
@@ -50,7 +56,8 @@ MAX_BYTES, MAX_ENTRIES = 900, 6
 MAX_DISK_BYTES = 700
 COST = SnapshotCost(HEAD_BYTES, TOKEN_BYTES)
 LOTS = (TOKENS, TOKENS, Lot("other"), Lot("alone", is_single=True))
-IMAGES = ((-1, 5, 2), (-2, 3, 3), (-3, 7, 1))  # token, rows, positions
+# token, rows, positions, causal
+IMAGES = ((-1, 5, 2, True), (-2, 3, 3, False), (-3, 7, 1, True), (-4, 1, 1, True))
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -154,8 +161,9 @@ class SchedulerModel(RuleBasedStateMachine):
         images=(),
     ):
         tokens, spans = array("i", prefix), []
-        for token, n_rows, n_pos in images if self.has_images else ():
-            spans.append(Span(len(tokens), len(tokens) + n_rows, n_pos))
+        for token, n_rows, n_pos, is_causal in images if self.has_images else ():
+            stop = len(tokens) + n_rows
+            spans.append(Span(len(tokens), stop, n_pos, is_causal))
             tokens.extend([token] * n_rows)
         tokens.extend(tail or [10])
         scored = scored and not spans
@@ -179,6 +187,26 @@ class SchedulerModel(RuleBasedStateMachine):
         self.texts[request.request_id] = list(tokens)
         self.requests[request.request_id] = request
         self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
+
+    def unready(self):
+        return sorted(self.scheduler._roster.unready)
+
+    @precondition(lambda self: self.unready())
+    @rule(data=st.data())
+    def media_ready(self, data):
+        request_id = data.draw(st.sampled_from(self.unready()))
+        n_spans = len(self.requests[request_id].spans)
+        known = self.scheduler._roster.alive[request_id].n_ready_spans
+        n_ready = data.draw(st.integers(known, n_spans))
+
+        assert self.scheduler.media_ready(request_id, n_ready)
+
+    @precondition(lambda self: self.unready())
+    @rule(data=st.data())
+    def media_failed(self, data):
+        request_id = data.draw(st.sampled_from(self.unready()))
+
+        assert self.scheduler.fail(request_id, BadMedia("as told"), self.now)
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
@@ -215,8 +243,9 @@ class SchedulerModel(RuleBasedStateMachine):
         assert len(set(slots)) == len(slots)
         requests = [self.requests[work.request_id] for work in self.plan.works]
         assert len({request.lot for request in requests}) <= 1
+        assert_one_lot(self.plan, self.requests, self.scheduler.limits)
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
-            assert self.plan or self.memory.reading
+            assert self.plan or self.memory.reading or self.unready()
 
     def prepare(self, data):
         """Run the operations; returns the works that can be computed."""
@@ -228,7 +257,10 @@ class SchedulerModel(RuleBasedStateMachine):
             request = self.requests[work.request_id]
             n_held = len(self.memory.slots[work.slot])
             assert work.pos == row_position(request, n_held)
-            assert_one_kind(request, n_held, len(work.tokens))
+            assert_one_kind(request, n_held, work)
+            if isinstance(work, PrefillSpan):
+                sequence = self.scheduler._roster.alive.get(work.request_id)
+                assert sequence is None or work.span < sequence.n_ready_spans
             if work.slot not in self.memory.shifted:
                 text = self.texts[work.request_id]
                 held = self.memory.tokens(work.slot) + list(work.tokens)
@@ -386,10 +418,16 @@ class SchedulerModel(RuleBasedStateMachine):
                 self.succeed(97, NoFailure())
             while self.memory.reading:
                 self.end_fetch(fails=False)
+            self.all_ready()
             if not self.scheduler.has_work:
                 break
             self.schedule()
         self.check_events()
+
+    def all_ready(self):
+        for request_id in self.unready():
+            n_spans = len(self.requests[request_id].spans)
+            self.scheduler.media_ready(request_id, n_spans)
 
     def check_events(self):
         """Each request has ended, and was told all that it got."""
@@ -479,6 +517,8 @@ def play(seed):
             lot=rng.choice(LOTS),
             images=rng.choices(IMAGES[:2], k=rng.choice([0, 0, 0, 1])),
         )
+        if rng.random() < 0.7:
+            model.all_ready()
         for _ in range(rng.randrange(4)):
             model.schedule()
             counts.update(map(kind_of, model.plan.moves))

@@ -11,9 +11,17 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.core.request import Delta, FinishReason, LengthLimit, Request
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.spans import Span, are_valid, border, position, whole
-from pyllama_raw.core.step import Copy, DecodeStatus, Load, Save, Trim
+from pyllama_raw.core.spans import Span, are_valid, border, position, span_at, whole
+from pyllama_raw.core.step import (
+    Copy,
+    DecodeStatus,
+    Load,
+    PrefillSpan,
+    Save,
+    Trim,
+)
 from pyllama_raw.engine.driver import Driver
+from pyllama_raw.errors import BadMedia
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from pyllama_raw.testing.memory import HEAD_BYTES, TOKEN_BYTES
 from tests.core.support import Pieces, finished
@@ -57,11 +65,18 @@ def test_positions_are_those_of_counting(prompt):
     ]
     for index in range(n_rows):
         span = inside.get(index)
-        is_within = span is not None and index > span.start
-        assert whole(spans, index) == (span.start if is_within else index)
         later = [s.start for s in spans if s.start > index]
+        text = max((s.stop for s in spans if s.stop <= index), default=0)
+        kept = index
+        if span is not None and index > span.start:
+            kept = span.start
+        elif span is None and index > text and index + 1 in later:
+            kept = index - 1  # else a single token would be left
+        assert whole(spans, index) == kept
         end = span.stop if span is not None else min(later, default=None)
         assert border(spans, index) == end
+        number = spans.index(span) if span is not None else None
+        assert span_at(spans, index) == number
 
 
 @pytest.mark.parametrize(
@@ -87,7 +102,11 @@ class Engine:
 
     def __init__(self, kind=SnapshotKind.RANGE, interval=0, max_bytes=0, **limits):
         abort = dict.fromkeys(limits.pop("aborts", ()), DecodeStatus.ABORTED)
-        n_keep = {"context_full": limits.pop("context_full", "stop")}
+        options = {
+            name: limits.pop(name)
+            for name in ("context_full", "token_budget")
+            if name in limits
+        }
         limits = fake_limits(kind=kind, **limits)
         self.executor = FakeExecutor(limits, failures=abort)
         self.scheduler = Scheduler(
@@ -96,24 +115,28 @@ class Engine:
             cache=PrefixCache(kind, max_bytes=max_bytes, max_entries=9),
             snapshot_cost=SnapshotCost(HEAD_BYTES, TOKEN_BYTES),
             snapshot_interval_tokens=interval,
-            **n_keep,
+            **options,
         )
         self.events = []
-        self._driver = Driver(self.scheduler, self.executor, lambda: 0.0, self._take)
+        self.driver = Driver(self.scheduler, self.executor, lambda: 0.0, self._take)
         self._n_added = 0
 
-    def add(self, tokens, max_tokens=3, n_pos=4):
+    def add(self, tokens, max_tokens=3, n_pos=4, *, is_ready=True, **fields):
         """*tokens* in which IMAGE takes *n_pos* positions."""
+        is_causal = fields.pop("is_causal", True)
         runs = [i for i in range(len(tokens)) if tokens[i : i + 16] == IMAGE]
-        spans = tuple(Span(i, i + 16, n_pos) for i in runs)
-        request = Request(self._n_added, array("i", tokens), max_tokens, spans=spans)
-        self._driver.add([request], 0.0)
+        spans = tuple(Span(i, i + 16, n_pos, is_causal) for i in runs)
+        number = self._n_added
+        request = Request(number, array("i", tokens), max_tokens, spans=spans, **fields)
+        self.driver.add([request], 0.0)
         self._n_added += 1
+        if is_ready:
+            assert self.driver.media_ready(number, len(spans))
 
     def run(self):
-        """To the end; the ends of all requests."""
+        """Until there is nothing to do; the ends of all requests."""
         for _ in range(1000):
-            if not self._driver.step():
+            if not self.driver.step():
                 return finished(self.events)
             self.scheduler.check_integrity()
         raise AssertionError("not idle")
@@ -224,3 +247,173 @@ def test_a_slot_with_an_image_that_is_full_ends_its_request():
     assert ends[0].detail is LengthLimit.SLOT
     assert ends[1].detail is LengthLimit.MAX_TOKENS
     assert sum(isinstance(event, Delta) for event in engine.events) == 6 + 100
+
+
+def test_an_image_is_waited_for_while_text_before_it_is_computed():
+    """
+    Others go on meanwhile; nothing of the image is computed before its rows are there.
+    """
+    engine = Engine()
+    engine.add(ASKED, 2, is_ready=False)
+    engine.add(WORDS, 4)
+
+    ended_before = list(engine.run())
+    works = list(engine.works)
+    engine.driver.media_ready(0, 1)
+    ends = engine.run()
+
+    assert ended_before == [1]
+    assert works[:2] == [(0, 6), (0, 6)]
+    assert engine.works[len(works) :] == [(6, 16), (10, 4), (14, 1)]
+    assert ends[0].n_preempted == 0
+
+
+def test_who_waits_for_rows_holds_no_slot_that_others_want():
+    """
+    It comes back when they are there, and goes on in the slot that it had.
+    """
+    engine = Engine(n_slots=1, n_parked=1)
+    engine.add(ASKED, 2, is_ready=False)
+    engine.run()
+    engine.add([200, 201, 202], 2)
+    [other] = engine.run()
+    n_works = len(engine.works)
+    load = engine.scheduler.load[:2]
+    engine.driver.media_ready(0, 1)
+
+    ends = engine.run()
+
+    assert other == 1
+    assert load == (0, 1)
+    assert ends[0].n_output == 2
+    assert ends[0].n_cached == 0
+    assert engine.works[n_works:] == [(6, 16), (10, 4), (14, 1)]
+
+
+def test_a_request_whose_rows_never_come_ends_alone():
+    """
+    It may be running or have given up its slot; what is told of it later is of nobody.
+    """
+    engine = Engine(n_slots=1)
+    error = BadMedia("it is damaged", 0)
+    engine.add(ASKED, is_ready=False)
+    engine.run()
+    engine.add(ASKED, is_ready=False)
+    engine.run()
+
+    told = [engine.driver.fail(number, error) for number in (0, 1, 1)]
+    told.append(engine.driver.media_ready(0, 1))
+
+    ends = engine.run()
+    assert told == [True, True, False, False]
+    assert [end.error for end in ends.values()] == [error, error]
+    assert engine.scheduler.stats().failed == 2
+
+
+def test_a_deadline_ends_who_waits_for_rows():
+    """
+    Also if it has given up its slot.
+    """
+    engine = Engine(n_slots=1)
+    engine.add(ASKED, is_ready=False, deadline=1.0)
+    engine.run()
+    engine.add(WORDS, 1)
+    engine.run()
+    assert engine.scheduler.next_deadline == 1.0
+
+    engine.scheduler.schedule(2.0)
+
+    [end] = finished(engine.scheduler.take_events()).values()
+    assert end.reason is FinishReason.DEADLINE
+
+
+def test_two_that_wait_for_the_same_image_compute_it_once():
+    """
+    Its rows come for both; one computes them, the other one has a copy.
+    """
+    engine = Engine()
+    for last in (120, 121):
+        engine.add([*ASKED, last], 1, is_ready=False)
+    engine.run()
+    for number in range(2):
+        engine.driver.media_ready(number, 1)
+
+    ends = engine.run()
+
+    assert [end.n_output for end in ends.values()] == [1, 1]
+    assert sum(n_rows == 16 for _, n_rows in engine.works) == 1
+
+
+def test_an_image_that_is_cached_needs_no_rows():
+    """
+    What a slot holds of it is taken over although its rows are not there.
+    """
+    engine = Engine()
+    engine.add(ASKED, 1)
+    engine.run()
+    engine.add([*ASKED, 120, 121], 1, is_ready=False)
+
+    ends = engine.run()
+
+    assert ends[1].n_cached == len(ASKED)
+
+
+def test_rows_share_no_step_with_tokens():
+    """
+    Streams and rows of images take turns; rows of several images go together.
+    """
+    engine = Engine(n_batch=20, n_slots=3)
+    engine.add(WORDS, 12)
+    engine.driver.step()
+    engine.add([101, 102, *IMAGE, 103], 1)
+    engine.add([103, 104, *IMAGE, 103], 1)
+
+    engine.run()
+
+    kinds = [{type(work) for work in plan.works} for plan in engine.executor.plans]
+    assert all(len(kind) == 1 or PrefillSpan not in kind for kind in kinds)
+    at = [i for i, kind in enumerate(kinds) if kind == {PrefillSpan}]
+    assert at == list(range(at[0], at[0] + 2 * len(at), 2))
+    assert any(len(engine.executor.plans[i].works) == 2 for i in at)
+
+
+def test_rows_that_see_each_other_are_one_step():
+    """
+    Whatever the budget of a step is, and one image a step.
+    """
+    engine = Engine(n_batch=32, token_budget=4)
+    for last in (120, 121):
+        engine.add([last, last, *IMAGE, 122], 1, n_pos=16, is_causal=False)
+
+    engine.run()
+
+    plans = [plan for plan in engine.executor.plans if plan.lot.is_whole]
+    assert [(len(plan.works), plan.n_tokens) for plan in plans] == [(1, 16)] * 2
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_whole_image_gets_its_cells(deterministic):
+    """
+    If they are not free, somebody is computed again later; who fits alone is not ended.
+    """
+    engine = Engine(n_cells=26, n_slots=2, n_ctx_slot=26, deterministic=deterministic)
+    for last in (120, 121):
+        tokens = [last, last, *IMAGE, 122, 123]
+        engine.add(tokens, 4, n_pos=16, is_causal=False, namespace=last)
+
+    ends = engine.run()
+
+    assert [end.n_output for end in ends.values()] == [4, 4]
+
+
+def test_an_image_that_no_step_can_compute_is_refused():
+    """
+    Its rows see each other, and are more than a micro-batch.
+    """
+    engine = Engine(n_ubatch=8)
+
+    with pytest.raises(BadMedia, match="n_ubatch lets 8 be") as caught:
+        engine.add([1, 2, *IMAGE, 3], is_causal=False)
+
+    assert caught.value.index == 0
+    assert not engine.scheduler.has_work

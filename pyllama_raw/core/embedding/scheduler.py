@@ -96,6 +96,13 @@ class EmbedScheduler:
         self._finish(progress, now, reason)
         return True
 
+    def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
+        """End a request by *error*; False if it has ended already."""
+        progress = self._requests.get(request_id)
+        if progress is not None:
+            self._finish(progress, now, None, error)
+        return progress is not None
+
     def take_events(self) -> list[Event]:
         """What has happened since the last call."""
         events, self._events = self._events, []
@@ -174,6 +181,10 @@ class EmbedScheduler:
             self._counters.finished[str(reason)] += 1
 
     # -- what only a scheduler with a memory has ----------------------------------
+
+    def media_ready(self, request_id: int, n_spans: int) -> bool:  # noqa: ARG002
+        """Texts have no spans."""
+        return False
 
     def take_report(self, report: Written | Fetched) -> None:
         """No file is ever asked for."""

@@ -55,14 +55,14 @@ def _shared(
         return Source(place.slot, n_now, n_now, n_held) if n_now else None
     n_later = n_now
     if place.n_behind > 1 and not _waits_for(place, sequence):
-        n_later = max(n_now, _n_later(place, n_same, limits))
+        n_later = max(n_now, sequence.whole(_n_later(place, n_same, limits)))
     return Source(place.slot, n_now, n_later) if n_later else None
 
 
 def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
     """How many of the first *n_same* tokens *leader* can stop at, to be copied."""
     if limits.can_cut:
-        return n_same
+        return leader.sequence.whole(n_same)
     n_tokens = leader.sequence.n_in_chunks
     if 0 < n_tokens - n_same < N_FRESH:
         n_same = n_tokens - N_FRESH

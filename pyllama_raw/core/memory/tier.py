@@ -165,7 +165,11 @@ class Tier:
 
     def match(self, sequence: Sequence, n_most: int) -> Hit:
         """What can be loaded of the first *n_most* tokens of *sequence*."""
-        return self.cache.match(sequence.request.namespace, sequence.tokens, n_most)
+        namespace, tokens = sequence.request.namespace, sequence.tokens
+        hit = self.cache.match(namespace, tokens, n_most)
+        while (n_whole := sequence.whole(hit.n_tokens)) < hit.n_tokens:
+            hit = self.cache.match(namespace, tokens, n_whole)
+        return hit
 
     def can_hold(self, hit: Hit, host: PrefixCache) -> bool:
         """Whether *host* has room for *hit* on its way from a file."""
