@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ContextConfig,
         EmbeddingConfig,
         EngineConfig,
+        LogConfig,
         ModelConfig,
         SchedulerConfig,
     )
@@ -112,6 +113,7 @@ __all__ = [
     "InvalidSampling",
     "LengthLimit",
     "LibraryNotBuilt",
+    "LogConfig",
     "Message",
     "Model",
     "ModelClass",

@@ -62,6 +62,7 @@ class AsyncEngine(Facts):
             parts.executor,
             admission=parts.admission,
             files=parts.files,
+            logs=parts.logs,
             release=partial(_release, encoder, parts),
         )
         self._preparation = Preparation(parts, encoder, self._thread.clock)
@@ -453,4 +454,7 @@ def _check_whole(results: tuple[Result, ...]) -> None:
 
 def _release(encoder: PromptEncoder, parts: EngineParts) -> None:
     encoder.close()
-    parts.release()
+    try:
+        parts.release()
+    finally:
+        parts.logs.close()

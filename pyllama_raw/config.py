@@ -209,6 +209,19 @@ class CacheConfig(Frozen):
         return self
 
 
+class LogConfig(Frozen):
+    """What is written down of steps and requests, without any text; by default nothing."""
+
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps kept in memory, the latest ones, for `step_log()`."""
+    max_requests: Annotated[int, Field(ge=0)] = 0
+    """Requests kept in memory once they have ended, for `request_log()`."""
+    step_log: AnyPath | None = None
+    """A file that gets a line of JSON for each step. None: none."""
+    request_log: AnyPath | None = None
+    """A file that gets a line of JSON for each request that has ended. None: none."""
+
+
 class EmbeddingConfig(Frozen):
     """What a step may hold that makes vectors of texts."""
 
@@ -237,6 +250,8 @@ class EngineConfig(Frozen):
     """What is kept of earlier requests, and who may use it."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     """What a step may hold that makes vectors of texts."""
+    log: LogConfig = LogConfig()
+    """What is written down of steps and requests."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
     Where tokens are chosen: backend is in the graph where that can be; auto is backend where

@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.loop import EngineThread
     from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.request_log import RequestRecord
+    from pyllama_raw.engine.step_log import StepRecord
     from pyllama_raw.results import EngineState, EngineStats
 
 
@@ -67,6 +69,14 @@ class Facts:
 
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
         return EngineStats(**counts, **times, state=self._state)
+
+    def step_log(self) -> list[StepRecord]:
+        """The last steps, the oldest first: as many as `LogConfig.max_steps`."""
+        return list(self._parts.logs.steps or ())
+
+    def request_log(self) -> list[RequestRecord]:
+        """The last requests that have ended: as many as `LogConfig.max_requests`."""
+        return list(self._parts.logs.requests or ())
 
     @property
     def _state(self) -> EngineState:

@@ -18,6 +18,7 @@ from pyllama_raw.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
+    LogConfig,
     ModelConfig,
     SchedulerConfig,
 )
@@ -39,6 +40,8 @@ class Settings(Frozen):
     """Fields of SchedulerConfig."""
     cache: Fields = Field(default_factory=dict)
     """Fields of CacheConfig."""
+    log: Fields = Field(default_factory=dict)
+    """Fields of LogConfig."""
     engine: Fields = Field(default_factory=dict)
     """Fields of EngineConfig that belong to no part."""
 
@@ -58,6 +61,7 @@ class Settings(Frozen):
             context=ContextConfig(**self.context),
             scheduler=SchedulerConfig(**self.scheduler),
             cache=CacheConfig(**self.cache),
+            log=LogConfig(**self.log),
             **self.engine,
         )
 
@@ -131,7 +135,7 @@ class Profile(Frozen):
         The options as an EngineConfig.
 
         Args:
-            parts: of model, context, scheduler, cache, and engine for what belongs to
+            parts: of model, context, scheduler, cache, log, and engine for what belongs to
                 none of them; fields that win over the profile's.
         """
         return self.settings.updated(parts).engine_config()

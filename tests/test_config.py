@@ -13,6 +13,7 @@ from pyllama_raw import (
     ContextConfig,
     EngineConfig,
     InvalidRequest,
+    LogConfig,
     ModelConfig,
     SamplingParams,
     SchedulerConfig,
@@ -31,6 +32,7 @@ KINDS = (
     ContextConfig,
     SchedulerConfig,
     CacheConfig,
+    LogConfig,
 )
 
 # A value other than the default for each field, and the C field that shows it.

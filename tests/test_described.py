@@ -27,6 +27,7 @@ from pyllama_raw import (
     EmbeddingConfig,
     EngineConfig,
     EngineStats,
+    LogConfig,
     ModelConfig,
     ModelInfo,
     Profile,
@@ -52,6 +53,7 @@ OPTIONS: tuple[type[BaseModel], ...] = (
     SchedulerConfig,
     CacheConfig,
     EmbeddingConfig,
+    LogConfig,
     Profile,
 )
 OTHERS = (

@@ -14,6 +14,7 @@ from pyllama_raw.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
+    LogConfig,
     ModelConfig,
     SchedulerConfig,
 )
@@ -31,6 +32,7 @@ CACHE = (
     *("mode", "snapshot_interval_tokens", "max_bytes", "max_entries", "directory"),
     "max_disk_bytes",
 )
+LOGS = ("step_log", "request_log")
 
 
 def add_engine(parser: ArgumentParser, **defaults: int) -> None:
@@ -46,6 +48,7 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
         add_fields(group, model, names, **defaults)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
     add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
+    add_fields(parser.add_argument_group("logs"), LogConfig, LOGS)
 
 
 def engine_config(options: Namespace) -> EngineConfig:
@@ -60,6 +63,7 @@ def engine_config(options: Namespace) -> EngineConfig:
         scheduler={"max_waiting_tokens": 2**40}
         | given(options, SchedulerConfig.model_fields),
         cache=given(options, CacheConfig.model_fields),
+        log=given(options, LogConfig.model_fields),
         engine=given(options, ("sampler_placement", "deterministic")),
     )
 

@@ -10,7 +10,8 @@ from tqdm import tqdm
 
 from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.simulate_options import OF_SCHEDULER
-from pyllama_raw.engine.step_log import StepLog, read_steps, write_records
+from pyllama_raw.engine.records import write_records
+from pyllama_raw.engine.step_log import StepLog, read_steps
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.policy import make_policy
 from pyllama_raw.replacing import check_writable

@@ -38,6 +38,7 @@ class Packer:
         mode: BudgetMode,
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
+        self.budget: int | None = None  # tokens of the last plan, if prompts share it
         self._roster = roster
         self._memory = roster.memory
         self._slots = roster.slots
@@ -52,6 +53,7 @@ class Packer:
 
     def pack(self, now: float) -> StepPlan:
         """A plan without moves; makes moves where it needs cells."""
+        self.budget = None
         streams, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
         if not (streams or prompts):
@@ -171,6 +173,7 @@ class Packer:
         if mode != "throughput_first":  # no stream waits
             n_floor = max(total // 8, 1) if mode == "balanced" else 0
             total = max(total, n_ready + n_floor)
+        self.budget = total
         n_decodes, n_prefill = divide(mode, n_ready, 1, total, reserve=n_ready)
         self._n_without = 0 if n_prefill else self._n_without + 1
         if n_decodes < n_ready:

@@ -10,7 +10,7 @@ from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import Event, FinishReason, Request
-from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.core.stats import Occupancy, SchedulerStats
 from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
 from pyllama_raw.errors import PyllamaError
 
@@ -58,8 +58,8 @@ class Planner(Protocol):
         """What is to be kept of idle slots when no request is left."""
 
     @property
-    def load(self) -> tuple[int, int, int]:
-        """Running and waiting requests, and cells in use."""
+    def occupancy(self) -> Occupancy:
+        """What there is to do and what is held, at little cost."""
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""

@@ -39,7 +39,7 @@ from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
-from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.core.stats import Occupancy, SchedulerStats
 from pyllama_raw.core.step import (
     DecodeStatus,
     Fetched,
@@ -193,10 +193,17 @@ class Scheduler:
         return self._roster.take_events()
 
     @property
-    def load(self) -> tuple[int, int, int]:
-        """Running and waiting requests, and cells in use."""
-        slots = self._slots
-        return len(slots.running), self._roster.n_waiting, slots.cells.n_used
+    def occupancy(self) -> Occupancy:
+        """What there is to do and what is held, at little cost."""
+        slots, roster = self._slots, self._roster
+        return Occupancy(
+            len(slots.running),
+            roster.n_waiting,
+            slots.cells.n_used,
+            *self._memory.n_bytes,
+            roster.counters.preempted,
+            self._packer.budget,
+        )
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyllama_raw.core.request import FinishReason
 
@@ -25,6 +26,18 @@ class Counters:
     rebuilds: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+
+
+class Occupancy(NamedTuple):
+    """What a scheduler has to do and holds, asked for after every step that is logged."""
+
+    n_running: int
+    n_waiting: int
+    n_cells_used: int
+    n_host_bytes: int = 0  # of snapshots in host memory
+    n_disk_bytes: int = 0  # of files
+    n_preempted: int = 0  # since the start
+    budget: int | None = None  # of the last plan; None: it divided nothing
 
 
 @dataclass(frozen=True, slots=True)

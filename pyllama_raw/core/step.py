@@ -298,6 +298,8 @@ class StepResult(NamedTuple):
     not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took
+    decode_s: float = 0.0  # in llama_decode
+    sample_s: float = 0.0  # of choosing tokens
 
 
 class Executor(Protocol):

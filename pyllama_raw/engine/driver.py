@@ -15,6 +15,7 @@ from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import PyllamaError
 
 _log = getLogger(__name__)
@@ -28,6 +29,7 @@ class Driver:
         tell: called with new events, before a step with those that do not wait for it;
             and whether one of them is the last of its request.
         log: gets a record of each step.
+        watchers: are told what becomes of requests.
     """
 
     def __init__(
@@ -36,12 +38,15 @@ class Driver:
         executor: Executor,
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],
+        *,
         log: StepLog | None = None,
+        watchers: Iterable[Watcher] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.log = log
+        self.watchers = tuple(watchers)
         self._tell = tell
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
@@ -50,6 +55,8 @@ class Driver:
         for request in requests:
             self.executor.open(request)
         self.scheduler.add_all(requests, submitted)
+        for watcher in self.watchers:
+            watcher.came(requests, submitted)
 
     def withdraw(self, request_id: int) -> bool:
         """Free what add() made; True: that is done by the last event, which comes."""
@@ -98,12 +105,21 @@ class Driver:
             yield
 
     def _run(self, plan: StepPlan, start: float) -> None:
+        if self.log is not None:
+            self._run_logged(plan, start, self.log)
+            return
+        result = self.executor.execute(plan)
+        self._report(self.scheduler.apply(plan, result, self.clock()))
+
+    def _run_logged(self, plan: StepPlan, start: float, log: StepLog) -> None:
+        """As _run(); the clock is read twice more."""
+        planned = self.clock()
         result = self.executor.execute(plan)
         end = self.clock()
         events = self.scheduler.apply(plan, result, end)
-        if self.log is not None:
-            self.log.add(plan, self.scheduler, start, end)
         self._report(events)
+        host_s = planned - start + self.clock() - end
+        log.add(plan, self.scheduler, start, end, result=result, host_s=host_s)
 
     def _report(self, events: list[Event]) -> None:
         """Close who has ended, then tell."""
@@ -113,4 +129,6 @@ class Driver:
             assert isinstance(end, Finished)
             used = self.executor.close(end.request_id)
             events[index] = replace(end, sampler=used)
+            for watcher in self.watchers:
+                watcher.ended(end)
         self._tell(events, bool(ended))

@@ -108,7 +108,8 @@ class EmbedExecutor:
         self._fill(context, works)
         began = time.monotonic()
         context.decode(self._batch)
-        self._decode_s += time.monotonic() - began
+        decode_s = time.monotonic() - began
+        self._decode_s += decode_s
         outputs = self._outputs(context, works)
         failed = [output for output in outputs if isinstance(output, RowFailed)]
         if failed:
@@ -119,7 +120,7 @@ class EmbedExecutor:
             for work in works:
                 if work.is_last:
                     context.seq_rm(work.slot)
-        return StepResult(outputs=outputs)
+        return StepResult(outputs=outputs, decode_s=decode_s)
 
     def _fill(self, context: Context, works: list[Encode]) -> None:
         batch = self._batch

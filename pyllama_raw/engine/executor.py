@@ -202,9 +202,12 @@ class NativeExecutor:
             return self._rebuilt(error)
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
-        if outcome.code == 0:
-            return StepResult(outputs=self._rows.outputs(works, outcome, self.context))
-        return self._failed(works, outcome.code)
+        decode_s, sample_s = outcome.decode_ns / 1e9, outcome.sample_ns / 1e9
+        if outcome.code:
+            failed = self._failed(works, outcome.code)
+            return failed._replace(decode_s=decode_s, sample_s=sample_s)
+        outputs = self._rows.outputs(works, outcome, self.context)
+        return StepResult(outputs=outputs, decode_s=decode_s, sample_s=sample_s)
 
     def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:

@@ -30,6 +30,7 @@ from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.logs import Logs
 from pyllama_raw.engine.mailbox import (
     Call,
     Cancel,
@@ -59,6 +60,7 @@ class EngineThread:
         *,
         admission: Admission | None = None,
         files: FileWriter | None = None,
+        logs: Logs | None = None,
         release: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,10 +68,19 @@ class EngineThread:
         Args:
             admission: whom to take on; None: the default number beyond the slots.
             files: what the executor hands files to; None: it writes none.
+            logs: what is written down of steps and requests; None: nothing.
             release: frees what the executor stands on; called once, by the thread, when
                 no step can follow.
         """
-        self._driver = Driver(scheduler, executor, clock, self._deliver)
+        logs = logs or Logs()
+        self._driver = Driver(
+            scheduler,
+            executor,
+            clock,
+            self._deliver,
+            log=logs.steps,
+            watchers=logs.watchers,
+        )
         self.stats: SchedulerStats = scheduler.stats()  # exact when a request has ended
         self._told = 0.0  # when stats was taken
         self._release = release

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.engine.capabilities import Operation, capabilities_of, probe
+from pyllama_raw.engine.logs import open_logs
 from pyllama_raw.engine.model_info import model_info
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
@@ -71,14 +73,17 @@ def build_on(
         capabilities = capabilities_of(model_info(use.model.path, use.model.header))
         capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
-            from pyllama_raw.engine.build import assemble
-
-            return assemble(use, config, capabilities)
-        from pyllama_raw.engine.build_embedder import assemble_embedder
-
-        return assemble_embedder(use, config, capabilities)
+            from pyllama_raw.engine.build import assemble as make
+        else:
+            from pyllama_raw.engine.build_embedder import assemble_embedder as make
+        parts = make(use, config, capabilities)
     except BaseException:
         use.close()
+        raise
+    try:
+        return replace(parts, logs=open_logs(config.log))
+    except BaseException:
+        parts.release()
         raise
 
 

@@ -13,6 +13,7 @@ from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.sampling.params import SamplingParams
 
 T = TypeVar("T")
@@ -121,6 +122,7 @@ class EngineParts:
     capabilities: Capabilities
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
     files: FileWriter | None = None  # of the executor; None: nothing is kept in files
+    logs: Logs = NO_LOGS  # of steps and requests
     make_rules: Callable[[SamplingParams, Reading], object] = _no_rules  # may take long
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
     labels: tuple[str, ...] = ()  # of the scores that the model gives

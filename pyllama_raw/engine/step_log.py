@@ -1,17 +1,20 @@
-"""What steps did: a ring of records, on request as JSON lines."""
+"""What steps did: a ring of records in memory, and a file on request."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyllama_raw.core.planner import Planner
-from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan
+from pyllama_raw.core.stats import Occupancy
+from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan, StepResult
+from pyllama_raw.engine.records import read_records
 
 MAX_STEPS = 16384  # kept by default
+
+DONE = StepResult()
 
 
 class StepRecord(NamedTuple):
@@ -27,6 +30,16 @@ class StepRecord(NamedTuple):
     n_running: int
     n_waiting: int
     n_cells_used: int
+    n_host_bytes: int = 0  # of snapshots in host memory
+    n_disk_bytes: int = 0  # of files
+    n_preempted: int = 0  # in this step
+    budget: int | None = None  # tokens it could have; None: it had no prompt to divide
+    host_s: float = 0.0  # of planning, of taking the result in and of telling it
+    decode_s: float = 0.0  # in llama_decode; also what ran before it was planned
+    sample_s: float = 0.0  # of choosing tokens
+    status: str = "ok"  # how the decode ended
+    decodes: tuple[tuple[int, int], ...] = ()  # request_id, slot
+    chunks: tuple[tuple[int, int, int], ...] = ()  # request_id, slot, tokens
 
 
 class Size(NamedTuple):
@@ -39,18 +52,52 @@ class Size(NamedTuple):
     n_loaded: int
 
 
+class Entry(NamedTuple):
+    """A step as it is kept: made in a few passes over its works."""
+
+    at_s: float
+    seconds: float
+    size: Size
+    after: Occupancy
+    host_s: float
+    decode_s: float
+    sample_s: float
+    status: str
+    request_ids: tuple[int, ...]
+    slots: tuple[int, ...]
+    n_tokens: tuple[int, ...] | None  # None: all works are decodes; 0 is a decode
+    n_preempted: int
+
+
 def size_of(plan: StepPlan) -> Size:
-    """Called once a step, with a work for each slot: the decodes cost one pass."""
+    """How much *plan* does."""
+    return _measured(plan)[0]
+
+
+def _measured(
+    plan: StepPlan,
+) -> tuple[Size, tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
+    """Its size, request ids, slots, and tokens of chunks; the decodes cost few passes."""
     works = plan.works
-    n_decode = n_prefill = 0
-    n_context = sum([work.pos for work in works]) + len(works)
-    for work in works:
-        if type(work) is Decode:
-            n_decode += 1
-        else:
-            n_tokens = len(work.tokens)
-            n_prefill += n_tokens
-            n_context += (n_tokens - 1) * (2 * work.pos + n_tokens + 2) // 2
+    n_works = len(works)
+    if not n_works:
+        return Size(0, 0, 0, *_moved(plan)), (), (), None
+    request_ids, slots, positions, *_ = zip(*works, strict=False)
+    n_decode = list(map(type, works)).count(Decode)
+    n_prefill, n_context, n_tokens = 0, sum(positions) + n_works, None
+    if n_decode < n_works:
+        n_tokens = tuple([0 if type(w) is Decode else len(w.tokens) for w in works])
+        n_prefill = sum(n_tokens)
+        for n, position in zip(n_tokens, positions, strict=True):
+            if n:
+                n_context += (n - 1) * (2 * position + n + 2) // 2
+    saved_loaded = _moved(plan) if plan.moves else (0, 0)
+    size = Size(n_prefill, n_decode, n_context, *saved_loaded)
+    return size, request_ids, slots, n_tokens
+
+
+def _moved(plan: StepPlan) -> tuple[int, int]:
+    """Tokens saved, and tokens copied or restored."""
     n_saved = n_loaded = 0
     for move in plan.moves:
         if type(move) is Save:
@@ -59,42 +106,97 @@ def size_of(plan: StepPlan) -> Size:
             n_loaded += sum(piece.stop - piece.start for piece in move.pieces)
         elif type(move) is Copy:
             n_loaded += move.n_pos
-    return Size(n_prefill, n_decode, n_context, n_saved, n_loaded)
+    return n_saved, n_loaded
 
 
 class StepLog:
-    """The last steps of one driver, the oldest first."""
+    """The last steps of one driver, the oldest first. Any thread may read."""
 
-    def __init__(self, max_steps: int = MAX_STEPS) -> None:
-        self._records: deque[StepRecord] = deque(maxlen=max_steps)
+    def __init__(
+        self,
+        max_steps: int = MAX_STEPS,
+        put: Callable[[Entry], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            put: gets each step, too; to be made a record by record_of().
+        """
+        self._entries: deque[Entry] = deque(maxlen=max_steps)
+        self._put = put
+        self._n_preempted = 0
 
     def __iter__(self) -> Iterator[StepRecord]:
-        return iter(tuple(self._records))
+        return map(record_of, tuple(self._entries))
 
-    def add(self, plan: StepPlan, scheduler: Planner, start: float, end: float) -> None:
+    def add(
+        self,
+        plan: StepPlan,
+        scheduler: Planner,
+        start: float,
+        end: float,
+        *,
+        result: StepResult = DONE,
+        host_s: float = 0.0,
+    ) -> None:
         """Take in a step that ran from *start* to *end*."""
-        state = scheduler.load
-        self._records.append(StepRecord(start, end - start, *size_of(plan), *state))
+        size, request_ids, slots, n_tokens = _measured(plan)
+        after = scheduler.occupancy
+        n_preempted = after.n_preempted - self._n_preempted
+        self._n_preempted = after.n_preempted
+        entry = Entry(
+            start,
+            end - start,
+            size,
+            after,
+            host_s,
+            result.decode_s,
+            result.sample_s,
+            result.status.value,
+            request_ids,
+            slots,
+            n_tokens,
+            n_preempted,
+        )
+        self._entries.append(entry)
+        if self._put is not None:
+            self._put(entry)
 
 
-def write_records(path: Path, records: Iterable[NamedTuple]) -> None:
-    """One JSON object a line."""
-    with path.open("w") as file:
-        file.writelines(json.dumps(record._asdict()) + "\n" for record in records)
+def record_of(entry: Entry) -> StepRecord:
+    """What *entry* says, one fact a field."""
+    after = entry.after
+    places = zip(entry.request_ids, entry.slots, strict=True)
+    decodes = tuple(places)
+    chunks: tuple[tuple[int, int, int], ...] = ()
+    if entry.n_tokens is not None:
+        works = list(zip(decodes, entry.n_tokens, strict=True))
+        chunks = tuple((*place, n) for place, n in works if n)
+        decodes = tuple(place for place, n in works if not n)
+    return StepRecord(
+        entry.at_s,
+        entry.seconds,
+        *entry.size,
+        after.n_running,
+        after.n_waiting,
+        after.n_cells_used,
+        after.n_host_bytes,
+        after.n_disk_bytes,
+        entry.n_preempted,
+        after.budget,
+        entry.host_s,
+        entry.decode_s,
+        entry.sample_s,
+        entry.status,
+        decodes,
+        chunks,
+    )
 
 
 def read_steps(path: Path) -> list[StepRecord]:
     """
-    What write_records() has written.
+    What was written of a StepLog.
 
     Raises:
         ValueError: a line is no record.
     """
-    found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            values: Any = json.loads(line)
-            found.append(StepRecord(**values))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    return found
+    return read_records(path, StepRecord)

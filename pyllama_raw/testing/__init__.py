@@ -21,6 +21,7 @@ from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
 from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.testing.executor import (
@@ -66,6 +67,7 @@ def fake_parts(
     metadata: Mapping[str, str] | None = None,
     max_waiting: int = 1024,
     max_waiting_tokens: int = 2**20,
+    logs: Logs = NO_LOGS,
     **scheduler_options: Any,
 ) -> EngineParts:
     """Parts of an engine that runs on *executor*."""
@@ -87,6 +89,7 @@ def fake_parts(
         partial(_describe, executor.limits, limits, metadata or {}),
         _capabilities(executor.limits, vocab, chat_template),
         metadata=metadata or {},
+        logs=logs,
     )
 
 

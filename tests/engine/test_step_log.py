@@ -5,15 +5,25 @@ from array import array
 import pytest
 
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.step import Copy, Decode, Load, Piece, Prefill, Save, StepPlan
+from pyllama_raw.core.step import (
+    Copy,
+    Decode,
+    DecodeStatus,
+    Load,
+    Piece,
+    Prefill,
+    Save,
+    StepPlan,
+)
+from pyllama_raw.engine.records import write_records
 from pyllama_raw.engine.step_log import (
     Size,
     StepLog,
+    StepRecord,
     read_steps,
     size_of,
-    write_records,
 )
-from tests.core.support import make_request, make_scheduler, step
+from tests.core.support import answer, make_request, make_scheduler, step
 
 
 def tokens(n):
@@ -56,6 +66,58 @@ def test_a_log_keeps_the_last_steps():
         (2, 0.5, 0, 1),
     ]
     assert [(r.n_running, r.n_waiting) for r in log] == [(1, 1), (0, 1)]
+
+
+def test_a_record_says_who_was_computed():
+    """
+    Decodes and chunks by request and slot, the budget they shared, and how the step ended.
+    """
+    log, scheduler = StepLog(), make_scheduler(n_slots=2, token_budget=8)
+    scheduler.add(make_request(7, n_prompt=4, max_tokens=3), 0.0)
+    plan, _ = step(scheduler)
+    log.add(plan, scheduler, 0.0, 0.5)
+    scheduler.add(make_request(9, n_prompt=20, max_tokens=3), 0.0)
+    plan = scheduler.schedule(1.0)
+    result = answer(plan)._replace(decode_s=0.25, sample_s=0.125)
+    scheduler.apply(plan, result, 1.5)
+    log.add(plan, scheduler, 1.0, 1.5, result=result, host_s=0.0625)
+
+    assert list(log) == [
+        StepRecord(
+            *(0.0, 0.5, 4, 0, 4 + 3 + 2 + 1, 0, 0, 1, 0, 4),
+            budget=8,
+            chunks=((7, 0, 4),),
+        ),
+        StepRecord(
+            *(1.0, 0.5, 7, 1, 5 + 7 * 8 // 2, 0, 0, 2, 0, 12),
+            budget=8,
+            host_s=0.0625,
+            decode_s=0.25,
+            sample_s=0.125,
+            decodes=((7, 0),),
+            chunks=((9, 1, 7),),
+        ),
+    ]
+
+
+def test_a_record_counts_the_preempted_of_its_step():
+    """
+    Not those of earlier steps.
+    """
+    log, scheduler = StepLog(), make_scheduler(n_slots=2)
+    for request_id in range(2):
+        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=6), 0.0)
+    for status in (DecodeStatus.OK, DecodeStatus.NO_SPACE, DecodeStatus.OK):
+        plan = scheduler.schedule(0.0)
+        result = answer(plan)._replace(status=status)
+        scheduler.apply(plan, result, 0.5)
+        log.add(plan, scheduler, 0.0, 0.5, result=result)
+
+    assert [(record.n_preempted, record.status) for record in log] == [
+        (0, "ok"),
+        (1, "no space"),
+        (0, "ok"),
+    ]
 
 
 def test_a_log_is_read_as_it_was_written(tmp_path):

@@ -21,7 +21,7 @@ from pyllama_raw.core.memory.cache_stats import CacheStats, Ledger
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import Embedded, Event, FinishReason, Request
 from pyllama_raw.core.speed import PrefillSpeed
-from pyllama_raw.core.stats import Counters, SchedulerStats
+from pyllama_raw.core.stats import Counters, Occupancy, SchedulerStats
 from pyllama_raw.core.step import (
     DecodeStatus,
     Fetched,
@@ -202,18 +202,18 @@ class EmbedScheduler:
         return 0
 
     @property
-    def load(self) -> tuple[int, int, int]:
-        """Running and waiting requests, and cells in use, of which nobody keeps any."""
+    def occupancy(self) -> Occupancy:
+        """Running and waiting requests; nobody keeps any cells."""
         n_running = sum(one.has_begun for one in self._requests.values())
-        return n_running, len(self._requests) - n_running, 0
+        return Occupancy(n_running, len(self._requests) - n_running, 0)
 
     def stats(self) -> SchedulerStats:
         """Requests run once they were in a step."""
         counters, requests = self._counters, self._requests.values()
         return SchedulerStats(
             n_slots=self.limits.n_slots,
-            running=self.load[0],
-            waiting=self.load[1],
+            running=self.occupancy.n_running,
+            waiting=self.occupancy.n_waiting,
             waiting_tokens=sum(
                 one.request.n_prompt for one in requests if not one.has_begun
             ),

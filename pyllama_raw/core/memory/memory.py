@@ -180,6 +180,11 @@ class Memory:
         """What was reused and what is stored."""
         return replace(self.cache.stats(), disk=self._tiers.disk.cache.stats())
 
+    @property
+    def n_bytes(self) -> tuple[int, int]:
+        """Of snapshots in host memory, and of files."""
+        return self.cache.n_bytes, self._tiers.disk.cache.n_bytes
+
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self.slots.check_integrity()

@@ -512,4 +512,4 @@ def test_who_left_during_a_step_is_not_told_of():
     scheduler.apply(plan, answer(plan), 0.0)
 
     assert [view.request_id for view, *_ in seen] == [1]
-    assert scheduler.load == (1, 0, 4)
+    assert scheduler.occupancy[:3] == (1, 0, 4)

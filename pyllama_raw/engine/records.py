@@ -1,0 +1,114 @@
+"""Records as JSON lines: read, written at once, or written while an engine runs."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable
+from logging import getLogger
+from pathlib import Path
+from threading import Event, Thread
+from typing import IO, Any, Generic, NamedTuple, TypeVar
+
+from pyllama_raw.errors import ConfigError
+
+MAX_WAITING = 2**16  # records that wait for the disk; then the oldest are lost
+WRITE_S = 1.0  # between two looks at them
+
+R = TypeVar("R", bound=NamedTuple)
+Entry = TypeVar("Entry")
+
+_log = getLogger(__name__)
+
+
+def write_records(path: Path, records: Iterable[NamedTuple]) -> None:
+    """One JSON object a line."""
+    with path.open("w") as file:
+        file.writelines(map(line_of, records))
+
+
+def line_of(record: NamedTuple) -> str:
+    """*record* as a line of JSON."""
+    return json.dumps(record._asdict()) + "\n"
+
+
+def read_records(path: Path, make: Callable[..., R]) -> list[R]:
+    """
+    What was written of records that *make* makes; lists become tuples.
+
+    Raises:
+        ValueError: a line is no record.
+    """
+    found = []
+    with path.open() as file:
+        for number, line in enumerate(file, 1):
+            try:
+                values: Any = json.loads(line)
+                found.append(
+                    make(**{name: _fixed(value) for name, value in values.items()})
+                )
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    return found
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(map(_fixed, value)) if isinstance(value, list) else value
+
+
+class RecordFile(Generic[Entry]):
+    """
+    JSON lines that a thread writes while an engine runs.
+
+    Nobody waits for the disk. A file that cannot be written any more is told in the log, and
+    the engine goes on.
+    """
+
+    def __init__(self, path: Path, record_of: Callable[[Entry], NamedTuple]) -> None:
+        """
+        Args:
+            record_of: makes a record of what put() takes; called by the thread.
+
+        Raises:
+            ConfigError: *path* cannot be written.
+        """
+        self.n_lost = 0
+        self._path = path
+        self._record_of = record_of
+        self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
+        self._closes = Event()
+        try:
+            file = path.open("w")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        self._thread = Thread(
+            target=self._run, args=(file,), name="pyllama-log", daemon=True
+        )
+        self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Have *entry* written soon. Thread: one."""
+        self.n_lost += len(self._waiting) == MAX_WAITING
+        self._waiting.append(entry)
+
+    def close(self) -> None:
+        """Write the rest; can be repeated."""
+        self._closes.set()
+        self._thread.join()
+
+    def _run(self, file: IO[str]) -> None:
+        try:
+            with file:
+                while not self._closes.wait(WRITE_S):
+                    self._write(file)
+                self._write(file)
+        except OSError as error:
+            _log.error("%s is not written any more: %s", self._path, error)
+        if self.n_lost:
+            _log.error("%s lacks %d records", self._path, self.n_lost)
+
+    def _write(self, file: IO[str]) -> None:
+        """All that waits; each is gone once it is written."""
+        while self._waiting:
+            file.write(line_of(self._record_of(self._waiting.popleft())))
+        file.flush()

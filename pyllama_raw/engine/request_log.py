@@ -1,0 +1,152 @@
+"""
+What became of requests: a ring of records in memory, and a file on request.
+
+A record has no text. `hash_ids` says which blocks of prompts are equal, so that the sharing
+of prefixes can be replayed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from pyllama_raw.core.namespace import Private
+from pyllama_raw.core.policies.policy import Value
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.watcher import Watcher
+
+MAX_REQUESTS = 4096  # kept by default
+BLOCK = 16  # tokens of a hash_id
+ID_BYTES = 6  # every JSON reader keeps so many exactly
+
+
+class RequestRecord(NamedTuple):
+    """One request that has ended. Moments are on the engine clock, in seconds."""
+
+    request_id: int
+    submitted_s: float
+    admitted_s: float | None  # got its first slot; None: never
+    first_token_s: float | None
+    finished_s: float
+    why: str  # the finish reason, or the code of the error
+    n_prompt: int
+    n_output: int
+    n_cached: int  # prompt tokens that were not computed
+    cache_tier: str | None  # where these came from
+    n_preempted: int
+    max_tokens: int
+    priority: int
+    deadline_s: float | None  # from its submission
+    client: str | None
+    policy_data: Mapping[str, Value] | None
+    block: int  # prompt tokens of each of hash_ids but the last, which may have fewer
+    hash_ids: tuple[int, ...]  # equal ones: equal prompts from the start to here
+
+
+class BlockIds:
+    """
+    Numbers for the blocks of prompts.
+
+    Two prompts have equal numbers as far as their blocks are equal from the start, and the
+    same callers may use them. A key that is drawn once keeps texts from being guessed.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = os.urandom(16) if key is None else key
+
+    def of(self, request: Request) -> tuple[int, ...]:
+        """A number for each block of the prompt."""
+        namespace = request.namespace
+        hashed = blake2b(key=self._key, digest_size=ID_BYTES)
+        if isinstance(namespace, Private):
+            hashed.update(b"request %d\0" % request.request_id)
+        elif namespace is not None:
+            hashed.update(b"salt " + namespace.encode("utf-8", "surrogatepass") + b"\0")
+        data, n_bytes = request.tokens.tobytes(), request.tokens.itemsize * BLOCK
+        found = []
+        for start in range(0, len(data), n_bytes):
+            hashed.update(data[start : start + n_bytes])
+            found.append(int.from_bytes(hashed.digest()))
+        return tuple(found)
+
+
+class RequestLog(Watcher):
+    """The last requests of one driver that have ended. Any thread may read."""
+
+    def __init__(
+        self,
+        max_requests: int = MAX_REQUESTS,
+        put: Callable[[RequestRecord], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            put: gets each record, too.
+        """
+        self._records: deque[RequestRecord] = deque(maxlen=max_requests)
+        self._open: dict[int, Request] = {}
+        self._put = put
+        self._block_ids = BlockIds()
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(tuple(self._records))
+
+    def came(self, requests: Sequence[Request], submitted: float) -> None:  # noqa: ARG002
+        """Remember what is asked for."""
+        self._open.update((request.request_id, request) for request in requests)
+
+    def ended(self, end: Finished) -> None:
+        """Make a record, if the request is known."""
+        request = self._open.pop(end.request_id, None)
+        if request is None:
+            return
+        record = self._record(request, end)
+        self._records.append(record)
+        if self._put is not None:
+            self._put(record)
+
+    def _record(self, request: Request, end: Finished) -> RequestRecord:
+        times, deadline = end.timings, request.deadline
+        data = request.policy_data
+        return RequestRecord(
+            request_id=end.request_id,
+            submitted_s=times.submitted,
+            admitted_s=times.admitted,
+            first_token_s=times.first_token,
+            finished_s=times.finished,
+            why=why(end),
+            n_prompt=end.n_prompt,
+            n_output=end.n_output,
+            n_cached=end.n_cached,
+            cache_tier=None if end.cache_tier is None else str(end.cache_tier),
+            n_preempted=end.n_preempted,
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            deadline_s=None if deadline is None else deadline - times.submitted,
+            client=request.client,
+            policy_data=None if data is None else dict(data),
+            block=BLOCK,
+            hash_ids=self._block_ids.of(request),
+        )
+
+
+def why(end: Finished) -> str:
+    """The finish reason, or the code of the error."""
+    if end.error is not None:
+        return end.error.code
+    assert end.reason is not None
+    return str(end.reason)
+
+
+def read_requests(path: Path) -> list[RequestRecord]:
+    """
+    What was written of a RequestLog.
+
+    Raises:
+        ValueError: a line is no record.
+    """
+    return read_records(path, RequestRecord)

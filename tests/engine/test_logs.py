@@ -1,0 +1,90 @@
+"""Logs of an engine that runs: in memory and in files."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pyllama_raw import LogConfig, SamplingParams
+from pyllama_raw.engine.logs import NO_LOGS, open_logs
+from pyllama_raw.engine.records import RecordFile
+from pyllama_raw.engine.request_log import read_requests
+from pyllama_raw.engine.step_log import StepRecord, read_steps
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.testing import fake_engine
+
+pytestmark = pytest.mark.anyio
+RECORD = StepRecord(0.0, 1.0, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+async def test_files_have_all_that_memory_has(tmp_path):
+    """
+    A closed engine has written every step and request, of which memory keeps the last.
+    """
+    steps, requests = tmp_path / "steps.jsonl", tmp_path / "requests.jsonl"
+    config = LogConfig(
+        max_steps=3, max_requests=2, step_log=steps, request_log=requests
+    )
+    async with fake_engine(logs=open_logs(config)) as engine:
+        for n in range(1, 5):
+            await engine.complete("hello", SamplingParams(max_tokens=n))
+
+    assert len(engine.step_log()) == 3
+    assert read_steps(steps)[-3:] == engine.step_log()
+    assert read_requests(requests)[-2:] == engine.request_log()
+    assert [record.n_output for record in read_requests(requests)] == [1, 2, 3, 4]
+    assert sum(len(record.decodes) for record in read_steps(steps)) == 0 + 1 + 2 + 3
+
+
+async def test_without_options_nothing_is_kept():
+    """
+    An engine has no logs unless it is told to.
+    """
+    async with fake_engine() as engine:
+        await engine.complete("hello", SamplingParams(max_tokens=2))
+
+    assert open_logs(LogConfig()) == NO_LOGS
+    assert (engine.step_log(), engine.request_log()) == ([], [])
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
+    """
+    The error names it; the other one, which was opened before, is closed.
+    """
+    config = LogConfig(step_log=tmp_path / "steps", request_log=tmp_path / "no" / "r")
+
+    with pytest.raises(ConfigError, match="r cannot be written"):
+        open_logs(config)
+
+
+def test_a_full_disk_ends_the_file_and_nothing_else(caplog):
+    """
+    The log says so, and put() and close() go on as before.
+    """
+    with caplog.at_level(logging.ERROR):
+        try:
+            file = RecordFile(Path("/dev/full"), lambda record: record)
+        except ConfigError:
+            pytest.skip("no /dev/full here")
+        file.put(RECORD)
+        file.close()
+        file.put(RECORD)
+        file.close()
+
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "/dev/full is not written any more" in caplog.text
+
+
+def test_records_beyond_the_limit_are_counted(tmp_path, caplog, monkeypatch):
+    """
+    The oldest that wait are lost, and the log says how many.
+    """
+    monkeypatch.setattr("pyllama_raw.engine.records.MAX_WAITING", 2)
+    monkeypatch.setattr("pyllama_raw.engine.records.WRITE_S", 60.0)
+    file = RecordFile(tmp_path / "steps", lambda record: record)
+    for n in range(5):
+        file.put(RECORD._replace(at_s=float(n)))
+    file.close()
+
+    assert [record.at_s for record in read_steps(tmp_path / "steps")] == [3.0, 4.0]
+    assert "steps lacks 3 records" in caplog.text
