@@ -88,37 +88,29 @@ class Outputs:
         """Tell what was sampled of *running*, and end it if that was all."""
         tokens, logprobs = sampled
         sequence = running.sequence
-        n_before, n_sampled = sequence.n_output, len(tokens)
-        if n_sampled > 1:
+        if len(tokens) == 1:
+            end = self._take_token(sequence, tokens[0], now)
+        else:
+            n_before, n_sampled = sequence.n_output, len(tokens)
             self._slots.advance(running, n_sampled - 1)
-        end: End | None = None
-        for token in tokens:
-            sequence.tokens.append(token)
-            sequence.n_output += 1
-            sequence.token_times.append(now)
-            end = self._end(sequence, token)
+            ends = (self._take_token(sequence, token, now) for token in tokens)
+            end = next(filter(None, ends), None)
             if end is not None:
-                break
-        if end is not None and n_sampled > 1:
-            n_taken = sequence.n_output - n_before
-            tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
-            self._forget(running, n_sampled - n_taken)
-        request_id = sequence.request.request_id
+                n_taken = sequence.n_output - n_before
+                tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
+                self._forget(running, n_sampled - n_taken)
+        request_id = running.request.request_id
         self._roster.events.append(new(Delta, (request_id, tokens, logprobs)))
         if end is not None:
             self._finish(sequence, *end, now)
-        elif len(sequence.tokens) >= self._limits.n_ctx_slot:
+        elif len(running.tokens) >= self._limits.n_ctx_slot:
             self._on_full(running, now)
 
-    def _forget(self, running: Running, n_tokens: int) -> None:
-        """Memory may hold *n_tokens* that were sampled after the end of *running*."""
-        self._roster.counters.output_tokens -= n_tokens
-        if n_tokens:
-            can_cut = self._slots.limits.can_cut
-            self._slots.rewind(running, len(running.tokens) - 1 if can_cut else 0)
-
-    def _end(self, sequence: Sequence, token: int) -> End | None:
-        """Why the request ends with *token*, if it does."""
+    def _take_token(self, sequence: Sequence, token: int, now: float) -> End | None:
+        """Take in one token; why the request ends with it, if it does."""
+        sequence.tokens.append(token)
+        sequence.token_times.append(now)
+        sequence.n_output = n_output = sequence.n_output + 1
         request = sequence.request
         if token in request.stop_token_ids:
             return FinishReason.STOP, StopToken(token)
@@ -126,9 +118,16 @@ class Outputs:
             stop = self._stop_string(sequence, token)
             if stop is not None:
                 return FinishReason.STOP, StopString(stop.decode("utf-8", "replace"))
-        if sequence.n_output >= request.max_tokens:
+        if n_output >= request.max_tokens:
             return FinishReason.LENGTH, LengthLimit.MAX_TOKENS
         return None
+
+    def _forget(self, running: Running, n_tokens: int) -> None:
+        """Memory may hold *n_tokens* that were sampled after the end of *running*."""
+        self._roster.counters.output_tokens -= n_tokens
+        if n_tokens:
+            can_cut = self._slots.limits.can_cut
+            self._slots.rewind(running, len(running.tokens) - 1 if can_cut else 0)
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, detail: FinishDetail, now: float

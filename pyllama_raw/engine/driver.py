@@ -128,7 +128,8 @@ class Driver:
             end = events[index]
             assert isinstance(end, Finished)
             used = self.executor.close(end.request_id)
-            events[index] = replace(end, sampler=used)
+            if used is not None:
+                events[index] = replace(end, sampler=used)
             for watcher in self.watchers:
                 watcher.ended(end)
         self._tell(events, bool(ended))

@@ -75,7 +75,7 @@ class SimExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         self.n_steps += 1
         self._clock.now += self._cost.seconds(size_of(plan))
-        outputs = tuple([self._output(work) for work in plan.works])
+        outputs = tuple(map(self._output, plan.works))
         if not plan.moves:
             return StepResult(outputs=outputs)
         return StepResult(outputs=outputs, saved=self._saved(plan))

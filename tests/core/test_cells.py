@@ -82,13 +82,13 @@ def test_a_source_that_was_cut_and_grows_leaves_the_copy_alone():
     pool.check_integrity()
 
 
-def test_cells_of_some_slots_are_their_union():
+def test_cells_of_some_slots_only_are_what_would_be_free_without_them():
     """
-    What two of them share counts once, what others use beyond that not at all.
+    What others share with them does not count; what they share among themselves does, once.
     """
     pool = make_shared()
 
-    assert pool.n_used_by({0}) == 10
-    assert pool.n_used_by({1}) == 10
-    assert pool.n_used_by({0, 1}) == 14
-    assert pool.n_used_by({2}) == 0
+    assert pool.n_only_of({0}) == 4
+    assert pool.n_only_of({1}) == 4
+    assert pool.n_only_of({0, 1}) == 14
+    assert pool.n_only_of({2}) == 0

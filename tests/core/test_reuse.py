@@ -1,6 +1,7 @@
 """Which slot a sequence takes its first tokens from, and for whom it waits."""
 
 from array import array
+from random import Random
 
 import pytest
 
@@ -9,7 +10,7 @@ from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import Slots
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.sources import find_sources
+from pyllama_raw.core.memory.sources import Prefixes, find_sources
 from pyllama_raw.core.request import CacheTier, FinishReason, Request
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.step import (
@@ -381,3 +382,28 @@ def test_where_batches_do_not_mix_only_prompts_are_kept():
     _, events = run_until_idle(scheduler)
 
     assert [end.n_cached for end in finished(events).values()] == [10, 8, 0, 0]
+
+
+@KINDS
+def test_what_is_cached_can_be_asked_for_many_at_once(kind):
+    """
+    A look at all slots finds as much of a prompt as a look at each one.
+    """
+    rng = Random(0)  # noqa: S311
+    engine = Engine(4, kind=kind, n_ctx_slot=64, n_cells=160, max_bytes=0)
+    slots, starts = engine.scheduler._slots, engine.scheduler._memory.starts
+
+    def prompt():
+        return [rng.choice((1, 3)) for _ in range(3)] + [4] * rng.randrange(1, 30)
+
+    found = []
+    for _ in range(300):
+        if rng.random() < 0.4:
+            engine.add(prompt(), max_tokens=rng.randrange(1, 6))
+        engine.step()
+        sequence, prefixes = make_sequence(prompt()), Prefixes(slots)
+        sources = [each.n_later for each in find_sources(slots, sequence)]
+        found.append((starts.n_cached(sequence, prefixes), max(sources, default=0)))
+
+    assert [fast for fast, _ in found] == [slow for _, slow in found]
+    assert len(set(found)) > 5

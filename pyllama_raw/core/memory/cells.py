@@ -74,12 +74,15 @@ class CellPool:
     def is_shared(self, slot: int) -> bool:
         return any(len(segment.holds) > 1 for segment in self._paths[slot])
 
-    def n_used_by(self, slots: Collection[int]) -> int:
-        """Distinct cells that at least one of *slots* uses."""
-        return sum(self.tails[slot] for slot in slots) + sum(
-            max((n for slot, n in segment.holds.items() if slot in slots), default=0)
-            for segment in self._segments()
-        )
+    def n_only_of(self, slots: Collection[int]) -> int:
+        """Cells that some of *slots* use, and nobody else."""
+        n_cells = sum([self.tails[slot] for slot in slots])
+        segments = {segment for slot in slots for segment in self._paths[slot]}
+        for segment in segments:
+            others = segment.holds.keys() - slots
+            n_others = max([segment.holds[slot] for slot in others], default=0)
+            n_cells += segment.n_cells - n_others
+        return n_cells
 
     def check_integrity(self) -> None:
         """The sum of the segments is the number of used cells."""

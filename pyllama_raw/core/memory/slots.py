@@ -69,7 +69,7 @@ class Slots:
     @property
     def idle(self) -> list[Idle]:
         """Slots without a sequence: useless ones first, then the longest unused."""
-        idle = [place for place in self.all if isinstance(place, Idle)]
+        idle = [place for place in self.all if type(place) is Idle]
         return sorted(
             idle, key=lambda place: place.last_used if _is_of_use(place) else 0
         )
@@ -92,15 +92,16 @@ class Slots:
         limits = self.limits
         if not limits.unified:
             return limits.n_slots * limits.n_ctx_slot
-        slots = {running.slot for running in self.running.values()}
-        return limits.n_cells - self.cells.n_used_by(slots)
+        idle = {place.slot for place in self.all if type(place) is Idle}
+        return self.n_free_cells + self.cells.n_only_of(idle)
 
     @property
     def n_unpromised(self) -> int:
         """Cells that no running sequence needs; idle slots have to give theirs."""
         if not self.limits.unified:
             return self.n_not_running
-        wanted = sum(growth(r.sequence, r.n_computed) for r in self.running.values())
+        running = self.running.values()
+        wanted = sum([growth(each.sequence, each.n_computed) for each in running])
         return self.n_not_running - wanted
 
     @property
@@ -246,8 +247,11 @@ class Slots:
 
     def _list_running(self) -> None:
         """Another dictionary each time: callers go through the old one meanwhile."""
-        running = (place for place in self.all if isinstance(place, Running))
-        self.running = {place.request.request_id: place for place in running}
+        self.running = {
+            place.request.request_id: place
+            for place in self.all
+            if type(place) is Running
+        }
 
     def check_integrity(self) -> None:
         """Each sequence is where it says; a slot's cells are its computed tokens."""

@@ -6,11 +6,14 @@ Only slots of the same namespace count, and none whose tokens a context shift ch
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.placement import Source
-from pyllama_raw.core.memory.radix_tree import n_common
+from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, n_common
 from pyllama_raw.core.memory.slots import Idle, Slots
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.sequence import Running, Sequence
 
 
@@ -22,13 +25,48 @@ def n_reusable(sequence: Sequence) -> int:
 def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
     """The slots that have something of *sequence*, or will."""
     key = sequence.tokens[: n_reusable(sequence)].tobytes()
-    first = sequence.tokens[0]
-    found = (
-        _shared(place, sequence, key, slots.limits)
-        for place in slots.all
-        if isinstance(place, Idle) or place.tokens[0] == first
-    )
-    return [source for source in found if source is not None]
+    first, first_token = key[:TOKEN_BYTES], sequence.tokens[0]
+    found = []
+    for place in slots.all if key else ():
+        if type(place) is Idle:
+            may_share = place.left.startswith(first)
+        else:
+            may_share = place.tokens[0] == first_token
+        if may_share:  # seldom
+            source = _shared(place, sequence, key, slots.limits)
+            if source is not None:
+                found.append(source)
+    return found
+
+
+class Prefixes:
+    """
+    What slots hold, or will, of memory that can be cut; as it is now.
+
+    Sorted: of all keys those beside the place of another one have most in common with it.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._keys: dict[Namespace, list[bytes]] = {}
+        for place in slots.all:
+            if type(place) is Idle:
+                self._keys.setdefault(place.namespace, []).append(place.left)
+            elif isinstance(place, Running) and not place.sequence.is_shifted:
+                n_tokens = slots.limits.n_kept(place.sequence)
+                if place.n_behind == 1:
+                    n_tokens = min(n_tokens, place.n_computed)
+                key = place.tokens[:n_tokens].tobytes()
+                self._keys.setdefault(place.request.namespace, []).append(key)
+        for keys in self._keys.values():
+            keys.sort()
+
+    def n_longest(self, sequence: Sequence) -> int:
+        """Tokens of a waiting *sequence* that some slot holds, or will."""
+        keys = self._keys.get(sequence.request.namespace, [])
+        key = sequence.tokens[: n_reusable(sequence)].tobytes()
+        at = bisect_left(keys, key)
+        beside = keys[max(at - 1, 0) : at + 1]
+        return sequence.whole(max([n_common(each, key) for each in beside], default=0))
 
 
 def _shared(

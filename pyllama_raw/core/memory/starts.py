@@ -26,7 +26,7 @@ from pyllama_raw.core.memory.placement import (
 from pyllama_raw.core.memory.restores import Restores
 from pyllama_raw.core.memory.slots import Slots
 from pyllama_raw.core.memory.snapshot_points import Points, spaced
-from pyllama_raw.core.memory.sources import find_sources, n_reusable
+from pyllama_raw.core.memory.sources import Prefixes, find_sources, n_reusable
 from pyllama_raw.core.memory.tiers import Tiers
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
@@ -102,13 +102,26 @@ class Starts:
         wanted = Wanted(n_most, can_cut, self.min_wait, self._tiers.disk.min_gain)
         if not self.keeps or sequence.is_scoring:
             return wanted, [], []  # tokens that are not computed could not be scored
-        offers = self._tiers.offers(sequence, n_most, self._slots.n_not_running)
+        offers = self._tiers.offers(sequence, n_most, self._n_cells)
         return wanted, find_sources(self._slots, sequence), offers
 
-    def n_cached(self, sequence: Sequence) -> int:
-        """Tokens of a waiting *sequence* that it would not have to compute now."""
-        _, sources, offers = self._search(sequence)
-        found = [source.n_later for source in sources]
+    def _n_cells(self) -> int:
+        return self._slots.n_not_running
+
+    def n_cached(self, sequence: Sequence, prefixes: Prefixes) -> int:
+        """
+        Tokens of a waiting *sequence* that it would not have to compute now.
+
+        Args:
+            prefixes: of this moment; many sequences can be asked about with them.
+        """
+        if not self.keeps or sequence.is_scoring:
+            return 0
+        offers = self._tiers.offers(sequence, n_reusable(sequence), self._n_cells)
+        if self._slots.limits.can_cut:
+            found = [prefixes.n_longest(sequence)]
+        else:
+            found = [each.n_later for each in find_sources(self._slots, sequence)]
         found += [offer.hit.n_tokens for offer in offers]
         return max(found, default=0)
 

@@ -8,6 +8,7 @@ while its sequence has a slot and no work and all others go on.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyllama_raw.core.memory.cache_entry import Hit
@@ -67,12 +68,16 @@ class Tiers:
             moves += self.disk.save(slot, namespace, tokens, self.host.cache)
         return moves
 
-    def offers(self, sequence: Sequence, n_most: int, n_cells: int) -> list[Offer]:
+    def offers(
+        self, sequence: Sequence, n_most: int, n_cells: Callable[[], int]
+    ) -> list[Offer]:
         """What there is of the first *n_most* tokens, if *n_cells* are enough for it."""
         offers = []
         for tier in self._by_name.values() if self.is_open else ():
+            if not tier.cache.stores:
+                continue
             hit = tier.match(sequence, n_most)
-            if not hit.n_tokens or n_cells_of(hit) > n_cells or self._is_read(hit):
+            if not hit.n_tokens or n_cells_of(hit) > n_cells() or self._is_read(hit):
                 continue
             if tier.can_hold(hit, self.host.cache):
                 n_worth = self._speeds[tier.name].n_worth(hit.n_bytes)

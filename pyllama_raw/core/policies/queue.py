@@ -24,8 +24,8 @@ from typing import Literal
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.waiting import WaitingQueue
 
-N_FIRST = 32  # keys asked for again in each step: those of the first ones
-N_TURN = 32  # and of so many others in turn
+N_FIRST = 16  # keys asked for again in each step: those of the first ones
+N_TURN = 16  # and of so many others in turn
 
 Numbers = tuple[float, ...]
 Ask = Callable[[Sequence], Numbers | None]  # None: the policy failed

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.memory.sources import Prefixes
 from pyllama_raw.core.policies.checks import checked_key, checked_quota
 from pyllama_raw.core.policies.policy import (
     NO_DATA,
@@ -61,11 +62,13 @@ class PolicyRunner:
         self._report = report
         self._view = SchedulerView()
         self._probed: Sequence | None = None  # whom the policy is asked about
+        self._prefixes: Prefixes | None = None  # of now; made when a policy asks
         self._held = Counter[int]()  # steps without a token, by request_id
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
 
     def begin(self, now: float) -> None:
         """A step is planned; what hooks see is of this moment."""
+        self._prefixes = None
         slots, limits = self._memory.slots, self._memory.slots.limits
         self._view = SchedulerView(
             now=now,
@@ -92,7 +95,9 @@ class PolicyRunner:
         sequence = self._probed
         if sequence is None or sequence.request.request_id != request_id:
             return 0
-        return self._memory.starts.n_cached(sequence)
+        if self._prefixes is None:
+            self._prefixes = Prefixes(self._memory.slots)
+        return self._memory.starts.n_cached(sequence, self._prefixes)
 
     def victim(self, running: Items[Running]) -> Running:
         """Who is preempted, if memory is short."""
@@ -152,6 +157,7 @@ class PolicyRunner:
 
     def tell(self, hook: str, sequence: Sequence, now: float) -> None:
         """*hook*, which has the name of what happened to *sequence*."""
+        self._prefixes = None
         if hook in self._hooks:
             running = self._memory.slots.running.get(sequence.request.request_id)
             self._ask(hook, id, view_of(sequence, running), now)

@@ -114,7 +114,7 @@ def test_keys_may_change_while_a_request_waits():
 @pytest.mark.parametrize("keys", ["fixed", "changing", "by_client"])
 def test_a_step_asks_for_few_keys(keys):
     """
-    However many wait, a step asks for the keys of 64 at most once each has one.
+    However many wait, a step asks for the keys of 32 at most once each has one.
     """
     asked = []
 
@@ -134,7 +134,7 @@ def test_a_step_asks_for_few_keys(keys):
     n_first = len(asked)
     step(scheduler)
 
-    expected = {"fixed": (1000, 0), "changing": (1032, 64), "by_client": (532, 65)}
+    expected = {"fixed": (1000, 0), "changing": (1016, 32), "by_client": (516, 33)}
     n_least, n_most = expected[keys]
     assert n_first == n_least
     assert len(asked) - n_first <= n_most
