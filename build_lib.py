@@ -84,7 +84,8 @@ PART_HEADERS = ("ggml.h", "ggml-backend.h", "ggml-opt.h", "ggml-cpu.h")
 HEADERS = (*PART_HEADERS, *WHOLE_HEADERS)
 SHIM_HEADERS = (
     *(f"boundary/{name}.h" for name in ("errors", "abort_flag", "loading", "vocab")),
-    *("boundary/state.h", "boundary/log.h", "kernels/kernels.h", "kernels/watch.h"),
+    *("boundary/state.h", "boundary/log.h", "boundary/adapters.h"),
+    *("kernels/kernels.h", "kernels/watch.h"),
     *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
 USED = FFI_DIR / "used.h"

@@ -260,6 +260,16 @@ class ProjectorLoadFailed(NativeError):
         super().__init__("mtmd_init_from_file", None, f"{path}: {message}")
 
 
+class AdapterLoadFailed(NativeError):
+    """The adapter file could not be loaded, or does not belong to the model."""
+
+    code = "adapter_load_failed"
+
+    def __init__(self, path: str, message: str) -> None:
+        self.path = path
+        super().__init__("llama_adapter_lora_init", None, f"{path}: {message}")
+
+
 class QuantizeFailed(NativeError):
     """The model file could not be written in another type; nothing is left behind."""
 

@@ -1,10 +1,10 @@
 """
-Make the tiny random models of the native tests, and their projectors.
+Make the tiny random models of the native tests, their projectors and adapters.
 
     python -m scripts.make_tiny_models DIRECTORY [NAME ...]
 
 Needs the built extension and nothing else: no download, no converter. The same files come
-out every time. Without names, every model and every projector is made.
+out every time. Without names, all of them are made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import argparse
 import time
 from pathlib import Path
 
-from scripts.tiny_models import projectors
+from scripts.tiny_models import adapters, projectors
+from scripts.tiny_models.adapters import ADAPTERS
 from scripts.tiny_models.projectors import LLAMA_WORDS, PROJECTORS
 from scripts.tiny_models.recipes import RECIPES
 
@@ -31,6 +32,9 @@ def main() -> None:
     if not options.names:
         for name, projector in PROJECTORS.items():
             projectors.write(projector, options.directory / f"{name}-projector.gguf")
+        for name, adapter in ADAPTERS.items():
+            model = options.directory / f"{adapter.model}.gguf"
+            adapters.write(adapter, model, options.directory / f"{name}.gguf")
 
 
 def make(directory: Path, names: list[str]) -> None:

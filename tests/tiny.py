@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts.tiny_models.adapters import ADAPTERS
 from scripts.tiny_models.projectors import PROJECTORS
 from scripts.tiny_models.recipes import (
     ATTENTION,
@@ -28,6 +29,7 @@ from scripts.tiny_models.recipes import (
 )
 
 __all__ = [
+    "ADAPTERS",
     "ATTENTION",
     "EMBEDDING",
     "GENERATING",
@@ -37,6 +39,7 @@ __all__ = [
     "RECIPES",
     "RECURRENT",
     "SWA",
+    "tiny_adapter",
     "tiny_model",
     "tiny_projector",
 ]
@@ -54,6 +57,11 @@ def tiny_projector(name: str) -> tuple[Path, Path]:
     """The projector *name* of scripts/tiny_models/projectors.py, and its text model."""
     folder, model = models(), PROJECTORS[name].model.name
     return folder / f"{name}-projector.gguf", folder / f"{model}.gguf"
+
+
+def tiny_adapter(name: str) -> Path:
+    """The adapter *name* of scripts/tiny_models/adapters.py."""
+    return models() / f"{ADAPTERS[name].name}.gguf"
 
 
 @functools.cache

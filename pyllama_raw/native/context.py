@@ -16,6 +16,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native import log
 from pyllama_raw.native.abort import AbortFlag
+from pyllama_raw.native.adapter import Adapter, ControlVector, Lora
 from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer, zeros
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
@@ -216,6 +217,33 @@ class Context(SlotMemory):
             raise NativeError("llama_set_sampler", code, last_error())
         self.has_lanes = bool(lanes)
 
+    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+        """
+        Compute with *adapters*, each at its scale, and with no others.
+
+        The next decode prepares all graphs anew. Not while a step is begun ahead. What is set
+        must not be closed.
+
+        Raises:
+            NativeError: libllama threw; the context cannot be used any more.
+        """
+        loras = [(one.ptr, scale) for one, scale in adapters if isinstance(one, Lora)]
+        vectors = [(v, scale) for v, scale in adapters if isinstance(v, ControlVector)]
+        directions = ffi.NULL
+        if vectors:
+            directions = pointer(_sum(vectors), FLOAT32)
+        code = lib.plr_set_adapters(
+            self.ptr,
+            len(loras),
+            ffi.new("struct llama_adapter_lora *[]", [one for one, _ in loras]),
+            ffi.new("float[]", [scale for _, scale in loras]),
+            directions,
+            self.model.n_layer,
+            self.model.n_embd,
+        )
+        if code:
+            raise NativeError("llama_set_adapters_lora", code, last_error())
+
     def drop(self) -> bool:
         """
         Stop what step() has queued ahead, and wait for it; False if it had not begun.
@@ -355,6 +383,13 @@ class Context(SlotMemory):
             capacity = samplers.capacity if samplers else 0
             text = f"{batch.n_rows} rows to sample, {capacity} samplers"
         return InvalidBatch("llama_decode", None, text)
+
+
+def _sum(vectors: list[tuple[ControlVector, float]]) -> array[float]:
+    import numpy as np
+
+    scaled = [np.frombuffer(v.values, np.float32) * scale for v, scale in vectors]
+    return array("f", np.sum(scaled, axis=0, dtype=np.float32).tobytes())
 
 
 def _free(runner: Any, pointer: Any) -> None:

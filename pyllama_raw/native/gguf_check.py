@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ _SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
 def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Header:
     """
-    The header of *path* with *overrides*, as libllama takes it.
+    The header of *path* with *overrides*, as libllama takes it, and all tensors of its model.
 
     Raises:
         ModelLoadFailed: it, or that of a file that continues it, is not in order.
@@ -66,12 +67,13 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
     header = read_header(path).overridden(overrides)
     with _of(path):
         _check_divisors(header.values)
-        _check_tensors(header)
+        check_tensors(header)
         _check_missing(header)
     for name in _continued(path, header.values):
         part = read_header(name)
         with _of(name):
-            _check_tensors(part)
+            check_tensors(part)
+        header = replace(header, tensors=header.tensors + part.tensors)
     return header
 
 
@@ -103,7 +105,8 @@ def _check_divisors(values: Mapping[str, Scalar]) -> None:
             )
 
 
-def _check_tensors(header: Header) -> None:
+def check_tensors(header: Header) -> None:
+    """Names, types, dimensions and places; raises DamagedFile."""
     names: set[str] = set()
     offset = 0
     for tensor in header.tensors:
@@ -113,15 +116,15 @@ def _check_tensors(header: Header) -> None:
                 f"a tensor is named {name!r}: names are 1 to {MAX_NAME} bytes, each once"
             )
         names.add(name)
-        n_bytes = _n_bytes(tensor)
+        size = n_bytes(tensor)
         if tensor.offset != offset:
             raise DamagedFile(f"tensor {name!r} is at {tensor.offset}, not at {offset}")
-        if offset + n_bytes > header.n_left:
+        if offset + size > header.n_left:
             raise DamagedFile(
-                f"the file is cut off: tensor {name!r} takes {n_bytes} bytes from "
+                f"the file is cut off: tensor {name!r} takes {size} bytes from "
                 f"{offset} on, of {max(header.n_left, 0)}"
             )
-        offset += -(-n_bytes // header.alignment) * header.alignment
+        offset += -(-size // header.alignment) * header.alignment
 
 
 class _Type(NamedTuple):
@@ -149,7 +152,7 @@ def is_weight_type(kind: int) -> bool:
     )
 
 
-def _n_bytes(tensor: TensorInfo) -> int:
+def n_bytes(tensor: TensorInfo) -> int:
     """Size of the data of *tensor*, whose type and dimensions are in order."""
     kind, dims = tensor.type, tensor.dims
     name, n_block, block_bytes = _type(kind)

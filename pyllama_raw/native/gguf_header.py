@@ -81,14 +81,21 @@ def read_header(path: str) -> Header:
     Raises:
         ModelLoadFailed: there is no such file, or it is damaged.
     """
+    try:
+        return header_of(path)
+    except DamagedFile as error:
+        shown = path.replace("\0", "\\0")
+        raise ModelLoadFailed(shown, str(error)) from error.__cause__
+
+
+def header_of(path: str) -> Header:
+    """Like read_header(). Raises DamagedFile, from an OSError if the file cannot be read."""
     if "\0" in path:
-        raise ModelLoadFailed(path.replace("\0", "\\0"), "the path contains a NUL")
+        raise DamagedFile("the path contains a NUL")
     try:
         return _read_file(Path(path))
-    except DamagedFile as error:
-        raise ModelLoadFailed(path, str(error)) from None
     except OSError as error:
-        raise ModelLoadFailed(path, error.strerror or str(error)) from error
+        raise DamagedFile(error.strerror or str(error)) from error
 
 
 def _read_file(path: Path) -> Header:

@@ -15,6 +15,7 @@ import numpy as np
 
 from scripts.mutations import gguf_file
 from scripts.tiny_models import vocab, weights
+from scripts.tiny_models.gguf_values import encode
 from scripts.tiny_models.recipe import Recipe
 from scripts.tiny_models.recipes import LLAMA, RECIPES
 
@@ -126,16 +127,6 @@ def metadata(projector: Projector) -> dict[str, object]:
         "clip.projector_type": projector.type,
         **{f"clip.{projector.part}.{key}": value for key, value in part.items()},
     }
-
-
-def encode(value: object) -> gguf_file.Value:
-    if isinstance(value, list):
-        return gguf_file.Value(gguf_file.ARRAY, value, gguf_file.F32)
-    if isinstance(value, str):
-        return gguf_file.Value(gguf_file.STRING, value.encode())
-    kinds = {bool: gguf_file.BOOL, int: gguf_file.U32, float: gguf_file.F32}
-    assert isinstance(value, bool | int | float)
-    return gguf_file.Value(kinds[type(value)], value)
 
 
 def tensors(projector: Projector) -> Shapes:

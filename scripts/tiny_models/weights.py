@@ -94,10 +94,14 @@ def make(recipe: Recipe, name: str, shape: Shape) -> Array:
 
 def draw(owner: str, name: str, shape: Shape) -> Array:
     """Random numbers for the tensor of *owner*, by the first rule that fits *name*."""
-    digest = hashlib.sha256(f"{owner}/{name}".encode()).digest()
-    rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     rule = next(rule for pattern, rule in RULES if fnmatch(name, pattern))
-    return rule(rng, shape)
+    return rule(rng_of(owner, name), shape)
+
+
+def rng_of(owner: str, name: str) -> Rng:
+    """What draws the tensor *name* of *owner*, the same numbers every time."""
+    digest = hashlib.sha256(f"{owner}/{name}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
 def mute(output: Array, recipe: Recipe) -> None:

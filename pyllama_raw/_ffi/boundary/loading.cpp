@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "adapters_gate.h"
 #include "exceptions.h"
 
 struct plr_progress {
@@ -65,8 +66,10 @@ int64_t plr_skip_strings(const uint8_t * data, int64_t size, int64_t at, uint64_
 
 llama_context * plr_context_new(llama_model * model, const llama_context_params * params) {
     remember("");
-    return guarded<llama_context *>(
-        nullptr, [&] { return llama_init_from_model(model, *params); });
+    return guarded<llama_context *>(nullptr, [&] {
+        const auto lock = adapters_gate.reading();
+        return llama_init_from_model(model, *params);
+    });
 }
 
 int plr_quantize(const char * path_in, const char * path_out,

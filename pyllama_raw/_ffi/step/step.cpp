@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "boundary/adapters_gate.h"
 #include "boundary/exceptions.h"
 #include "fault.h"
 #include "kernels/kernels.h"
@@ -47,6 +48,7 @@ static int decode(llama_context * ctx, const llama_batch * batch) {
         remember("a test wants this decode to fail");
         return code;
     }
+    const auto lock = adapters_gate.reading();
     return plr_kernels_decode(ctx, *batch);
 }
 

@@ -1,0 +1,80 @@
+"""Adapters: what a context computes with besides the weights of its model."""
+
+from __future__ import annotations
+
+import os
+from array import array
+
+from pyllama_raw.errors import AdapterLoadFailed
+from pyllama_raw.native import log
+from pyllama_raw.native.adapter_file import read_adapter
+from pyllama_raw.native.handle import Handle
+from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.model import Model
+
+MAX_INVOCATION = 256  # tokens; a prompt is searched for them
+
+
+class Lora(Handle):
+    """
+    A LoRA. It must be set on no context when it is closed; the model is freed after it.
+
+    Attributes:
+        invocation: an aLoRA is at work from the last of these tokens of a prompt on; empty:
+            it always is.
+    """
+
+    def __init__(self, model: Model, path: str, *, digest: str, n_bytes: int) -> None:
+        """Use load_adapter()."""
+        since = log.mark()
+        pointer = lib.plr_adapter_load(model.ptr, os.fsencode(path))
+        if pointer == ffi.NULL:
+            said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
+            raise AdapterLoadFailed(path, said)
+        super().__init__(pointer, lib.plr_adapter_free, parents=[model])
+        self.digest, self.n_bytes = digest, n_bytes
+        n_tokens = lib.llama_adapter_get_alora_n_invocation_tokens(pointer)
+        found = lib.llama_adapter_get_alora_invocation_tokens(pointer)
+        wanted = (
+            ffi.unpack(found, min(n_tokens, MAX_INVOCATION + 1)) if n_tokens else []
+        )
+        if len(wanted) > MAX_INVOCATION or not all(
+            0 <= t < model.n_vocab for t in wanted
+        ):
+            self.close()
+            allowed = f"at most {MAX_INVOCATION} tokens of the model"
+            raise AdapterLoadFailed(path, f"its invocation is not {allowed}")
+        self.invocation = tuple(wanted)
+
+
+class ControlVector:
+    """Directions that are added to what each layer but the first gives."""
+
+    invocation: tuple[int, ...] = ()
+
+    def __init__(self, values: array[float], *, digest: str, n_bytes: int) -> None:
+        self.values = values  # of layers 1, 2, ...
+        self.digest, self.n_bytes = digest, n_bytes
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+Adapter = Lora | ControlVector
+
+
+def load_adapter(model: Model, path: str | os.PathLike[str]) -> Adapter:
+    """
+    Load a LoRA or a control vector, as the file says; decodes wait while libllama reads it.
+
+    Raises:
+        AdapterLoadFailed: there is no such file, it is damaged, or does not fit the model.
+
+    Thread:
+        Any.
+    """
+    name = os.fspath(path)
+    file = read_adapter(name, model.header)
+    if file.directions is not None:
+        return ControlVector(file.directions, digest=file.digest, n_bytes=file.n_bytes)
+    return Lora(model, name, digest=file.digest, n_bytes=file.n_bytes)
