@@ -107,6 +107,7 @@ def test_each_class_has_a_code_of_its_own():
         "NativeError": "native_failure",
         "ModelLoadFailed": "model_load_failed",
         "ProjectorLoadFailed": "projector_load_failed",
+        "AdapterLoadFailed": "adapter_load_failed",
         "QuantizeFailed": "quantize_failed",
         "ContextFailed": "context_failed",
         "NoKVSpace": "no_kv_space",
