@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -23,6 +24,7 @@ from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
     Lost,
+    PrefillSpan,
     StepPlan,
     StepResult,
     Work,
@@ -46,6 +48,9 @@ from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.span_rows import SpanRows
 
 log = logging.getLogger("pyllama_raw")
 
@@ -107,7 +112,8 @@ class NativeExecutor:
         )
 
     def open(self, request: Request) -> None:
-        """Build the sampler of *request*; `sampling` has its seed resolved."""
+        """Build the sampler of *request*; its payloads are SpanRows."""
+        assert len(request.payloads) == len(request.spans)
         params = request.sampling
         assert isinstance(params, SamplingParams)
         rules = request.rules
@@ -129,6 +135,7 @@ class NativeExecutor:
             started if isinstance(started, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
+            cast("tuple[SpanRows, ...]", request.payloads),
         )
         self._open.add(request.request_id, opened)
 
@@ -195,7 +202,10 @@ class NativeExecutor:
         if not works:
             return StepResult()
         try:
-            outcome = self._compute(works, ahead=steady and self._can_drop)
+            if type(works[0]) is PrefillSpan:
+                outcome = self._rows.compute_spans(works, self.context)
+            else:
+                outcome = self._compute(works, ahead=steady and self._can_drop)
         except InvalidBatch as error:
             return self._refused(error)
         except NativeError as error:  # lanes could not be switched
@@ -285,6 +295,8 @@ class NativeExecutor:
         if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
             self.context.seq_rm(slot)
             return Lost()
+        if type(work) is PrefillSpan:
+            return Held(0)  # positions do not tell how many of its rows there are
         highest = self.context.seq_pos_max(slot)
         if highest is None:
             return Lost()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pyllama_raw.core.step import Work
 from pyllama_raw.engine.guidance import MaskState
+from pyllama_raw.engine.span_rows import SpanRows
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
 from pyllama_raw.sampling.params import SamplingParams
@@ -26,6 +27,7 @@ class OpenRequest:
     mask: MaskState | None  # of a constraint that Python advances after each token
     logprobs: RowLogprobs | None  # of its last token; None: not asked for, or certain
     needs_all: str  # why no lane can serve it; empty: one can
+    spans: tuple[SpanRows, ...] = ()
 
     @property
     def is_scored(self) -> bool:

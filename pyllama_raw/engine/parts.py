@@ -14,6 +14,7 @@ from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
+from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.sampling.params import SamplingParams
 
 T = TypeVar("T")
@@ -127,3 +128,4 @@ class EngineParts:
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
     labels: tuple[str, ...] = ()  # of the scores that the model gives
     make_embedder: Callable[[], EngineParts] | None = None  # on the same weights
+    span_keys: SpanKeys = field(default_factory=SpanKeys)  # of prompts and of files

@@ -12,6 +12,7 @@ from pyllama_raw.core.step import (
     Computed,
     Decode,
     Output,
+    PrefillSpan,
     RowFailed,
     Sampled,
     Score,
@@ -23,6 +24,7 @@ from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers
 
 
@@ -61,6 +63,22 @@ class Rows:
             if work.samples:
                 samplers.append(self._open[work.request_id].sampler)
         self.samplers.set_all(samplers)
+
+    def compute_spans(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
+        """Compute rows of spans: all causal, or one whole span."""
+        batch: RowBatch | None = None
+        is_causal = True
+        for work in works:
+            assert isinstance(work, PrefillSpan)
+            span = self._open[work.request_id].spans[work.span]
+            run, width = span.run, context.model.n_embd_inp
+            if batch is None:
+                batch, is_causal = RowBatch(width, len(run.positions)), run.is_causal
+            stop = work.start + len(work.tokens)
+            rows = span.rows[work.start * width : stop * width]
+            batch.add(rows, run.positions_at(work.pos, work.start, stop), work.slot)
+        assert batch is not None
+        return batch.step(context, self.samplers, is_causal=is_causal)
 
     def prepare_masks(self, works: tuple[Work, ...]) -> None:
         """Have the masks of *works* made while they are decoded."""

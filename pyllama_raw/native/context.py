@@ -146,7 +146,7 @@ class Context(SlotMemory):
 
     def step(
         self,
-        batch: Batch,
+        batch: Batch | RowBatch,
         samplers: RowSamplers,
         *,
         ahead: bool = False,
@@ -160,7 +160,7 @@ class Context(SlotMemory):
 
         Args:
             samplers: samplers[i] is for batch.rows[i].
-            ahead: compute the advanced batch when no other context waits. Either the next
+            ahead: not of rows of embeddings; compute the advanced batch when no other context waits. Either the next
                 call is a step of this batch, unchanged, or drop(), before anything else
                 is done with the context.
 
@@ -180,6 +180,7 @@ class Context(SlotMemory):
         tokens = self._tokens[:n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
         if ahead and code == 0 and n_rows and not codes:
+            assert isinstance(batch, Batch)
             batch.keep_rows()
         return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
 

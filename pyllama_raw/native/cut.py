@@ -41,11 +41,14 @@ class RowRun(NamedTuple):
         bool, ...
     ]  # whether the positions of a section count from the beginning
 
-    def positions_at(self, pos: int) -> array[int]:
-        """Positions of all rows, section by section, if the run begins at *pos*."""
+    def positions_at(
+        self, pos: int, start: int = 0, stop: int | None = None
+    ) -> array[int]:
+        """Positions of rows [start, stop), section by section, if the run begins at *pos*."""
         placed = array("i")
         for section, moves in zip(self.positions, self.moves, strict=True):
-            placed += array("i", [at + pos for at in section]) if moves else section
+            part = section[start:stop]
+            placed += array("i", [at + pos for at in part]) if moves else part
         return placed
 
 

@@ -102,6 +102,11 @@ class Model(Handle):
         return int(lib.llama_model_n_embd(self.ptr))
 
     @property
+    def n_embd_inp(self) -> int:
+        """Width of a row of embeddings in place of a token."""
+        return int(lib.llama_model_n_embd_inp(self.ptr))
+
+    @property
     def n_embd_out(self) -> int:
         """Floats of a vector that is made of a text."""
         return int(lib.llama_model_n_embd_out(self.ptr))

@@ -59,7 +59,7 @@ class Projector(Handle):
         super().__init__(pointer, lib.plr_projector_free, parents=[model, thread])
         self._thread = thread  # contexts share it as long as somebody holds it
         self.path = path
-        self.n_embd = int(lib.llama_model_n_embd_inp(model.ptr))  # width of a row
+        self.n_embd = model.n_embd_inp  # width of a row
         self._params = params
         self._n_vocab = model.n_vocab
         self._ctx = lib.plr_projector_ctx(pointer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.errors import InvalidBatch
@@ -10,7 +12,8 @@ from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer
 from pyllama_raw.native.libllama import ffi, lib
 
 if TYPE_CHECKING:
-    from pyllama_raw.native.context import Context
+    from pyllama_raw.native.context import Context, StepOutcome
+    from pyllama_raw.native.sampler import RowSamplers
 
 
 class RowBatch:
@@ -69,19 +72,33 @@ class RowBatch:
             NoKVSpace: memory is unchanged.
             DecodeAborted, DecodeFailed: some micro-batches may be applied.
         """
+        with self._attention(context, is_causal=is_causal):
+            context.decode(self)
+
+    def step(
+        self, context: Context, samplers: RowSamplers, *, is_causal: bool
+    ) -> StepOutcome:
+        """Like decode(), for an executor: all but InvalidBatch comes back as a code."""
+        with self._attention(context, is_causal=is_causal):
+            return context.step(self, samplers)
+
+    @contextmanager
+    def _attention(self, context: Context, *, is_causal: bool) -> Iterator[None]:
+        """What rows see, during one decode; a call with more rows would abort."""
         limit = context.n_batch if is_causal else context.n_ubatch
         if not 0 < self.n_tokens <= limit:
             name = "n_batch" if is_causal else "n_ubatch"
             text = f"{self.n_tokens} rows, 1 to {limit} go ({name})"
             raise InvalidBatch("llama_decode", None, text)
+        if is_causal:
+            yield
+            return
         ptr = context.ptr
-        if not is_causal:
-            lib.llama_set_causal_attn(ptr, False)
+        lib.llama_set_causal_attn(ptr, False)
         try:
-            context.decode(self)
+            yield
         finally:
-            if not is_causal:
-                lib.llama_set_causal_attn(ptr, True)
+            lib.llama_set_causal_attn(ptr, True)
 
     @property
     def raw(self) -> Any:

@@ -1,0 +1,144 @@
+"""
+Prompts with images and sounds on the whole of scheduler and executor.
+
+The measure is mtmd's own helper, on the same context when it is empty: in deterministic mode
+bit for bit, wherever the prompt comes from. In unified memory the last digits depend on how
+many rows are computed at once; there is a tolerance.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pyllama_raw.core.request import CacheTier
+from tests.native.media_player import MediaPlayer, Prompt, playing_media
+from tests.tiny import PROJECTORS
+
+pytestmark = pytest.mark.native
+
+LAYOUTS = {
+    "unified": {"deterministic": False, "kv_unified": True},
+    "split": {"deterministic": True},
+}
+TOLERANCE = 5e-3
+SMALL = 20  # tokens of a step: chunks end inside of images and sounds
+QUESTION = " and there again"
+
+
+def cold(player: MediaPlayer, prompt: Prompt) -> int:
+    return player.play(prompt)
+
+
+def live(player: MediaPlayer, prompt: Prompt) -> int:
+    """Behind another question about the same image."""
+    player.play(player.prompt(after=QUESTION))
+    return player.play(prompt)
+
+
+def host(player: MediaPlayer, prompt: Prompt) -> int:
+    """From a snapshot, because somebody else had the slot."""
+    player.play(player.prompt(after=QUESTION))
+    player.play_text(30)
+    return player.play(prompt)
+
+
+def preempted(player: MediaPlayer, prompt: Prompt) -> int:
+    """After half of the prompt; computed again from the start."""
+    number = player.add(prompt)
+    while sum(n for _, n in player.works) < len(prompt.tokens) // 2:
+        assert player.step()
+    scheduler = player.parts.scheduler
+    [running] = scheduler._roster.slots.running.values()
+    scheduler._roster.preempt(running, 0.0)
+    scheduler.clear_cache()
+    player.run()
+    assert player.ends[number].n_preempted == 1
+    return number
+
+
+ONE_SLOT = {"n_slots": 1, "parked_slots": 0}
+WAYS: dict[Callable[[MediaPlayer, Prompt], int], tuple[dict, CacheTier | None]] = {
+    cold: ({"token_budget": 512}, None),
+    live: ({"token_budget": 512, "n_slots": 2}, CacheTier.LIVE),
+    host: ({"token_budget": SMALL, **ONE_SLOT}, CacheTier.HOST),
+    preempted: ({"token_budget": SMALL}, None),
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_logits_are_those_of_the_helper(name, layout, way):
+    """
+    The logits after the prompt are those of mtmd_helper_eval_chunks.
+    """
+    options, tier = WAYS[way]
+    with playing_media(name, **LAYOUTS[layout], **options) as player:
+        prompt = player.prompt()
+        number = way(player, prompt)
+        end, found = player.ends[number], player.logits[number]
+        if tier is CacheTier.LIVE and not player.parts.scheduler.limits.can_cut:
+            tier = CacheTier.HOST
+
+        expected = player.expected(prompt)
+
+    assert end.cache_tier is tier
+    assert end.n_output == 4
+    if tier is not None:
+        assert end.n_cached >= prompt.spans[-1].stop
+    if layout == "split":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_steps_ahead_go_on_at_the_positions_behind_an_image(name):
+    """
+    Tokens of streams whose next steps are begun ahead are those of single steps.
+    """
+    with playing_media(name, **LAYOUTS["split"]) as player:
+        single = player.play(player.prompt(), 12)
+    with playing_media(name, **LAYOUTS["split"]) as player:
+        player.goes_ahead = True
+
+        ahead = player.play(player.prompt(), 12)
+
+        assert player.tokens[ahead] == player.tokens[single]
+        assert len(player.tokens[ahead]) == 12
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_an_abort_within_an_image_loses_it_alone(name):
+    """
+    Its rows are computed again; what stands before it is kept where memory can be cut.
+    """
+    with playing_media(name, token_budget=SMALL, **LAYOUTS["split"]) as player:
+        prompt = player.prompt()
+        player.aborts_in_span = True
+
+        number = player.play(prompt)
+
+        counters, found = player.parts.scheduler.stats(), player.logits[number]
+        expected = player.expected(prompt)
+    assert counters.aborted_steps == 1
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_the_same_image_in_two_requests_is_computed_once(name):
+    """
+    Whether they come together or one after the other; another image is computed.
+    """
+    with playing_media(name, n_slots=2, **LAYOUTS["unified"]) as player:
+        n_rows = sum(span.stop - span.start for span in player.prompt().spans)
+        player.parts.scheduler._memory.starts.min_wait = 2
+        for _ in range(2):
+            player.add(player.prompt())
+        player.run()
+        player.play(player.prompt(after=QUESTION))
+        n_same = player.n_computed_rows()
+        player.play(player.prompt(seed=1))
+
+        assert (n_same, player.n_computed_rows()) == (n_rows, n_rows)
