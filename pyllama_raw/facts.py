@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import shown
+from pyllama_raw.replacing import replacing
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.engine.capabilities import Capabilities
@@ -77,6 +79,13 @@ class Facts:
     def request_log(self) -> list[RequestRecord]:
         """The last requests that have ended: as many as `LogConfig.max_requests`."""
         return list(self._parts.logs.requests or ())
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write what both logs have in memory as a trace that ui.perfetto.dev opens."""
+        from pyllama_raw.engine.chrome_trace import write_trace
+
+        with replacing(Path(path)) as file:
+            write_trace(file, self.step_log(), self.request_log())
 
     @property
     def _state(self) -> EngineState:

@@ -45,7 +45,7 @@ RULE: dict[str, set[str]] = {
     "embedding": CONNECTION | {"arguments", "prompt", "workers"},
     "ranking": {"arguments", "embedding", "engine", "errors"},
     "generation": CONNECTION | {"choice", "results"},
-    "facts": {"engine", "errors", "results"},
+    "facts": {"engine", "errors", "replacing", "results"},
     "loading": set(),
     "model": CONNECTION | {"arguments", "loading", "models"},
     "arguments": {"config", "errors", "frozen", "options", "sampling"},

@@ -77,6 +77,7 @@ def _parser() -> Parser:
         ("info", options.add_info, "show library, devices, model, limits"),
         ("tune", options.add_tune, "find the fastest options on a machine"),
         ("simulate", add_simulate, "compare scheduling policies without a model"),
+        ("trace", options.add_trace, "turn logs into a trace for ui.perfetto.dev"),
     ):
         _add(
             commands,

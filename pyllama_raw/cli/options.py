@@ -102,6 +102,16 @@ def add_info(parser: ArgumentParser) -> None:
     add_engine(parser)
 
 
+def add_trace(parser: ArgumentParser) -> None:
+    """Flags of `trace`."""
+    parser.add_argument(
+        "steps", type=Path, metavar="STEPS", help="what --step-log has written"
+    )
+    text = "what --request-log has written at the same time (no arrivals and ends)"
+    add(parser, "--requests", Path, "FILE", text)
+    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="JSON")
+
+
 def add_tune(parser: ArgumentParser) -> None:
     """Flags of `tune`."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
