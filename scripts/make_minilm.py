@@ -75,7 +75,10 @@ def encode(source: Path, kind: str) -> bytes:
     for key, value in {**shape(config), **vocabulary(words, config)}.items():
         file.values[key.encode()] = value
     number, dtype = TYPES[kind]
-    for name, weight in weights(source / "model.safetensors"):
+    for known, weight in tensors(source / "model.safetensors"):
+        name = renamed(known)
+        if name is None:
+            continue
         is_matrix = weight.ndim == 2 and not name.startswith(
             ("token_types", "position")
         )
@@ -130,20 +133,16 @@ def marked(word: str) -> str:
     return word[2:] if word.startswith("##") else f"\u2581{word}"
 
 
-def weights(path: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Tensors of a safetensors file, as GGUF names them: a length, JSON, then the data."""
+def tensors(path: Path) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Tensors of 32 bits of a safetensors file: a length, JSON, then the data."""
     content = path.read_bytes()
     n_header = int.from_bytes(content[:8], "little")
     for name, entry in json.loads(content[8 : 8 + n_header]).items():
-        known = renamed(name.removeprefix("bert."))
-        if known is None:
+        if entry.get("dtype") != "F32":
             continue
-        assert entry["dtype"] == "F32"
         begin, end = (8 + n_header + at for at in entry["data_offsets"])
-        yield (
-            known,
-            np.frombuffer(content[begin:end], np.float32).reshape(entry["shape"]),
-        )
+        data = np.frombuffer(content[begin:end], np.float32).reshape(entry["shape"])
+        yield name.removeprefix("bert."), data
 
 
 def renamed(name: str) -> str | None:

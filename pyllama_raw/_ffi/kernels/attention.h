@@ -115,15 +115,24 @@ class Attention {
         const int64_t stride = k->ne[1] + attention::kCells;
         int32_t *     cells  = room(n_tokens * stride);
         int           n_seen[attention::kMaxRows], n_most = 0;
+        int           like[attention::kMaxRows];  // the first of the tokens that see the same
         for (int i = 0; i < n_tokens; ++i) {
+            like[i] = i;
+            if (i > 0 && see_the_same(node, first + like[i - 1], first + i, stream, orders)) {
+                like[i]   = like[i - 1];
+                n_seen[i] = n_seen[i - 1];
+                continue;
+            }
             const auto * order = orders.empty() ? nullptr : orders[first + i];
             n_seen[i] = list(cells + i * stride, node, first + i, stream, order);
             n_most    = std::max(n_most, n_seen[i]);
         }
         for (int begin = 0; begin < n_most; begin += kSpan) {
-            for (int i = 0; i < n_tokens; ++i) {
+            for (int i = 0, n_alike; i < n_tokens; i += n_alike) {
+                for (n_alike = 1; i + n_alike < n_tokens && like[i + n_alike] == i; ++n_alike) {}
                 const int n = std::min(kSpan, n_seen[i] - begin);
-                look(node, rows, i, first + i, key, stream, cells + i * stride + begin, n);
+                look(node, rows, i, n_alike, first + i, key, stream,
+                     cells + i * stride + begin, n);
             }
         }
         for (int row = 0; row < n_tokens * n_heads; ++row) {
@@ -137,6 +146,14 @@ class Attention {
     static const uint16_t * masks_of(const ggml_tensor * node, int token, int stream) {
         const ggml_tensor * mask = node->src[3];
         return halves_at(mask, token, 0, stream % mask->ne[3]);
+    }
+
+    // As the tokens of a text do in an encoder.
+    static bool see_the_same(const ggml_tensor * node, int token, int other, int stream,
+                             const Orders & orders) {
+        return (orders.empty() || orders[token] == orders[other]) &&
+               std::memcmp(masks_of(node, token, stream), masks_of(node, other, stream),
+                           node->src[1]->ne[1] * sizeof(uint16_t)) == 0;
     }
 
     // Memory of this thread for lists of cells.
@@ -186,9 +203,10 @@ class Attention {
         return n_seen;
     }
 
-    // Computes *n* cells for the heads of one token, which are the rows from i * n_heads on.
-    static void look(const ggml_tensor * node, attention::Rows & rows, int i, int token,
-                     int key, int stream, const int32_t * cells, int n) {
+    // Computes *n* cells for the heads of *n_tokens* that see the same, which are the rows from
+    // i * n_heads on.
+    static void look(const ggml_tensor * node, attention::Rows & rows, int i, int n_tokens,
+                     int token, int key, int stream, const int32_t * cells, int n) {
         const ggml_tensor *k = node->src[1], *v = node->src[2];
         const int          n_heads = heads_per_key(node);
         const auto *       masks   = masks_of(node, token, stream);
@@ -201,7 +219,8 @@ class Attention {
                 tile.mask[c]   = masks[cell];
             }
             tile.used = (1u << std::min(n - first, attention::kCells)) - 1;
-            unit()->attend(rows, i * n_heads, n_heads, tile, int(k->ne[0]), int(v->ne[0]));
+            unit()->attend(rows, i * n_heads, n_tokens * n_heads, tile, int(k->ne[0]),
+                           int(v->ne[0]));
         }
     }
 };

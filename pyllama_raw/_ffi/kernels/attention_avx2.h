@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "attention_rows.h"
 #include "simd.h"
@@ -36,6 +37,7 @@ PLR_TARGET inline Vector floats(const uint16_t * halves) {
 PLR_TARGET inline Vector bounded(Vector x) {
     return _mm256_max_ps(_mm256_set1_ps(-85.0f), x);  // in this order NaN stays
 }
+PLR_TARGET inline Vector smaller(Vector x, Vector y) { return _mm256_min_ps(y, x); }  // or NaN
 PLR_TARGET inline Vector rounded(Vector x) {
     return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

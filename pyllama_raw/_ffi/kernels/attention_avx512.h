@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "attention_rows.h"
 #include "simd.h"
@@ -34,6 +35,7 @@ PLR_TARGET inline Vector floats(const uint16_t * halves) {
 
 // For exponential(); nothing is too small for times_two_to().
 PLR_TARGET inline Vector bounded(Vector x) { return x; }
+PLR_TARGET inline Vector smaller(Vector x, Vector y) { return _mm512_min_ps(y, x); }  // or NaN
 PLR_TARGET inline Vector rounded(Vector x) { return _mm512_roundscale_ps(x, 0); }
 PLR_TARGET inline Vector times_two_to(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }
 

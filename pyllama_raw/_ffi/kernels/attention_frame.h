@@ -24,7 +24,7 @@ PLR_TARGET PLR_CALLED inline void begin(Rows & rows, int row, const float * q, f
     rows.max[row] = -INFINITY;
 }
 
-// e to the power of x <= 0, within 2e-7 of it.
+// e to the power of x, within 2e-7 of it; x is 80 at most.
 PLR_TARGET inline Vector exponential(Vector x) {
     x              = bounded(x);
     const Vector n = rounded(x * all(1.44269504f));
@@ -187,6 +187,25 @@ inline void attend(Rows & rows, int first, int n_heads, const Tile & tile, int n
     }
 }
 
-inline const Unit kUnit = {kVector, visible, begin, attend, finish};
+// x times 0.5 (1 + tanh(u)), which is x / (1 + e to the power of -2u).
+PLR_TARGET inline Vector gelu_of(Vector x) {
+    const Vector u = all(0.79788456f) * plus_product(x, all(0.044715f) * x * x, x);
+    return x / (all(1.0f) + exponential(smaller(all(-2.0f) * u, all(80.0f))));
+}
+
+PLR_TARGET PLR_CALLED inline void gelu(float * to, const float * from, int64_t n) {
+    int64_t i = 0;
+    for (; i + kVector <= n; i += kVector) {
+        store_unaligned(to + i, gelu_of(load_unaligned(from + i)));
+    }
+    if (i < n) {
+        alignas(64) float rest[kVector] = {};
+        std::memcpy(rest, from + i, (n - i) * sizeof(float));
+        store(rest, gelu_of(load(rest)));
+        std::memcpy(to + i, rest, (n - i) * sizeof(float));
+    }
+}
+
+inline const Unit kUnit = {kVector, visible, begin, attend, finish, gelu};
 
 #undef PLR_TARGET

@@ -38,6 +38,7 @@ struct Unit {
     void (*attend)(Rows & rows, int first, int n_heads, const Tile & tile, int n_key,
                    int n_value);
     void (*finish)(const Rows & rows, int row, float * out, int n_value);
+    void (*gelu)(float * to, const float * from, int64_t n);
 };
 
 }  // namespace attention

@@ -36,6 +36,7 @@ class Kernels {
     // With *follows* there is one pool of cells in one cache, and they are listed by position.
     void attach(llama_context_params * params, bool follows) {
         follows_                  = follows;
+        makes_vectors_            = params->embeddings;
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
     }
@@ -54,6 +55,11 @@ class Kernels {
         } else if (Attention::takes(node)) {
             self.take(node, kernels::attention_row(), self.attention_node_,
                       Attention::scale(node));
+        } else if (self.makes_vectors_ && FloatProduct::takes(node)) {
+            const bool is_half = node->src[0]->type == GGML_TYPE_F16;
+            self.take(node, is_half ? kernels::F16 : kernels::F32, self.float_node_, 0);
+        } else if (self.makes_vectors_ && Gelu::takes(node)) {
+            self.take(node, kernels::GELU, self.gelu_node_, 0);
         }
         return false;  // the result of the node is not wanted
     }
@@ -65,8 +71,12 @@ class Kernels {
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        if (q4_1_node_.is_of(node) || q8_0_node_.is_of(node) || attention_node_.is_of(node)) {
-            NodeState::of(node).reset();
+        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &attention_node_, &float_node_,
+                                        &gelu_node_}) {
+            if (ours->is_of(node)) {
+                NodeState::of(node).reset();
+                return;
+            }
         }
     }
 
@@ -107,6 +117,7 @@ class Kernels {
     const bool             has_q4_1_ = kernels::is_usable(kernels::Q4_1);
     const bool             has_q8_0_ = kernels::is_usable(kernels::Q8_0);
     bool                   follows_  = false;
+    bool                   makes_vectors_ = false;  // bits then need not be libllama's
     const ggml_tensor *    stored_   = nullptr;
     Attention::Orders      orders_;  // of the graph that is being computed
     Product<product::Q4_1> q4_1_;
@@ -114,6 +125,8 @@ class Kernels {
     const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
     const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
     const CustomNode attention_node_{Attention::compute, &orders_};
+    const CustomNode float_node_{FloatProduct::compute, nullptr};
+    const CustomNode gelu_node_{Gelu::compute, nullptr};
 };
 
 #else

@@ -1,0 +1,114 @@
+"""Our kernels where texts become vectors: products of floats, GELU, texts side by side."""
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.kernels import table
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.quantize import quantize
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+# Of vectors that are about 1 long in each direction: libllama rounds GELU to 16 bits.
+TOLERANCE = 5e-3
+
+
+@contextmanager
+def vectors_of(path: Path, **fields: object) -> Iterator[Context]:
+    with (
+        Model.load(path, use_extra_bufts=False) as model,
+        Context(
+            model, n_seq_max=8, n_ctx=512, n_batch=256, n_ubatch=256, n_outputs_max=256,
+            n_threads=2, kv_unified=True, **fields,  # type: ignore[arg-type]
+        ) as context,
+    ):  # fmt: skip
+        yield context
+
+
+def embed(context: Context, lengths: list[int], pooling_values: int) -> np.ndarray:
+    """A row for each text; the texts are random, and computed at once."""
+    rng = np.random.default_rng(len(lengths))
+    batch = Batch(256)
+    for slot, length in enumerate(lengths):
+        tokens = array("i", rng.integers(3, 200, length).tolist())
+        batch.add_scored(tokens, 0, slot)
+    context.decode(batch)
+    rows = [
+        np.frombuffer(context.vector(slot), np.float32) for slot in range(len(lengths))
+    ]
+    return np.stack(rows).reshape(-1, pooling_values)
+
+
+def takes(*computes: str) -> list[str]:
+    return [
+        row.computes for row in table() if row.is_usable and row.computes in computes
+    ]
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("name", "pooling", "n_values"),
+    [("bert", "mean", 64), ("bert-labels", "rank", 3), ("nomic-bert-moe", "cls", 64)],
+)
+def test_vectors_are_those_of_libllama(name, pooling, n_values, kind, tmp_path: Path):
+    """
+    Tiles and their rests, in rows of weights and in columns; one text, and several that the
+    graph holds side by side.
+    """
+    path = tiny_model(name)
+    if kind == "f16":
+        quantize(path, tmp_path / "half.gguf", "f16")
+        path = tmp_path / "half.gguf"
+    with (
+        vectors_of(path, pooling=pooling) as fast,
+        vectors_of(path, pooling=pooling, fast_kernels=False) as slow,
+    ):
+        for lengths in [1], [5], [6], [97], [200], [13, 40, 1, 96, 7]:
+            found, expected = (embed(c, lengths, n_values) for c in (fast, slow))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+        assert fast.kernels is not None
+        taken = {row.computes for row in fast.kernels.taken}
+
+    assert taken >= {*takes(kind, "attention", "gelu")}
+
+
+def test_products_of_floats_are_exact_sums():
+    """
+    GELU aside nothing is rounded to 16 bits: a model without it has the digits of 32 bits.
+    """
+    with (
+        vectors_of(
+            tiny_model("qwen3-embedding"), pooling="last", flash_attn="off"
+        ) as fast,
+        vectors_of(
+            tiny_model("qwen3-embedding"),
+            pooling="last",
+            flash_attn="off",
+            fast_kernels=False,
+        ) as slow,
+    ):
+        found, expected = (embed(c, [20, 3, 100], 64) for c in (fast, slow))
+
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_context_that_generates_leaves_floats_to_libllama():
+    """
+    Its outputs have the digits that users compare with those of libllama.
+    """
+    with vectors_of(tiny_model("llama")) as context:
+        batch = Batch(256)
+        batch.add(array("i", range(3, 40)), 0, 0, True)
+        context.decode(batch)
+        assert context.kernels is not None
+        taken = [row.computes for row in context.kernels.taken]
+
+    assert taken == takes("attention")[:1]
