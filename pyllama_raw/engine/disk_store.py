@@ -20,6 +20,7 @@ Rules:
 from __future__ import annotations
 
 import os
+import time
 import uuid
 import warnings
 from contextlib import suppress
@@ -50,8 +51,11 @@ from pyllama_raw.engine.state_file import (
     read_header,
     read_state,
     read_tokens,
+    slices,
 )
 from pyllama_raw.errors import ConfigError
+
+MAX_REST_S = WAIT_S / 4  # in which others wait for the lock
 
 
 class DiskStore:
@@ -96,16 +100,21 @@ class DiskStore:
         return [known for known in looked_at if known is not None]
 
     def write(
-        self, namespace: str | None, tokens: bytes, state: State
+        self, namespace: str | None, tokens: bytes, state: State, rest: Rest = no_rest
     ) -> StoredFile | None:
-        """Store *state*; None if it is larger than the limit, or the disk says no."""
+        """
+        Store *state*; None if it is larger than the limit, or the disk says no.
+
+        Args:
+            rest: see slices().
+        """
         try:
-            header = make_header(self._fingerprint, namespace, tokens, state)
+            header = make_header(self._fingerprint, namespace, tokens, state, rest)
             block = header.block()
             with self._lock.held():
                 if not self._make_room(header.file_bytes):
                     return None
-                path = self._put(block, tokens, state)
+                path = self._put(block, tokens, state, rest)
         except (OSError, BadFile):
             return None
         return StoredFile(path, header.file_bytes, digest_of(block))
@@ -115,7 +124,7 @@ class DiskStore:
         The state in *file*; None, and the file is deleted, if it is not as written.
 
         Args:
-            rest: called between slices of work, see read_state().
+            rest: see slices().
         """
         try:
             return _verified(file, self._fingerprint, rest)
@@ -144,14 +153,22 @@ class DiskStore:
         n_bytes = header.file_bytes - TOKEN_BYTES * header.n_tokens
         return KnownState(header.namespace, tokens, file, n_bytes)
 
-    def _put(self, block: bytes, tokens: bytes, state: State) -> Path:
-        """Caller holds the lock."""
+    def _put(self, block: bytes, tokens: bytes, state: State, rest: Rest) -> Path:
+        """Caller holds the lock, so the time to rest is limited."""
+        until = time.monotonic() + MAX_REST_S
+
+        def rest_a_while(worked_s: float) -> None:
+            if time.monotonic() < until:
+                rest(worked_s)
+
         make_folder(self._folder)
         part = self._folder / f"{uuid.uuid4().hex}{PART}"
         path = part.with_suffix(STATE)
         try:
             with os.fdopen(create_own(part), "wb") as stream:
-                for data in (block, tokens, state):
+                stream.write(block)
+                stream.write(tokens)
+                for data in slices(state, rest_a_while):
                     stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -7,8 +7,8 @@ way count against `max_bytes` of host memory, so those that come too fast are no
 copied.
 
 The threads of libllama wait for each other many times in a step, so whoever takes a CPU
-from one of them delays all running streams. A read therefore rests most of the time while
-others compute.
+from one of them delays all running streams. Both therefore rest most of the time while others
+compute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyllama_raw.engine.state_parts import FileState
 
 Report = Callable[[Written | Fetched], None]
 
-REST = 8  # times as long as the work before it
+REST = 16  # times as long as the work before it
 
 
 class DiskWorker:
@@ -122,6 +122,7 @@ class DiskWriter:
 
     def close(self) -> None:
         """Write what is left and end the threads."""
+        self.others_compute = False
         self._writes.close()
         self._reads.close()
 
@@ -131,7 +132,7 @@ class DiskWriter:
         """*states* holds one; it is taken out, so that it can be freed here."""
         saved, state = None, states.pop()
         try:
-            file = self._store.write(namespace, tokens, state)
+            file = self._store.write(namespace, tokens, state, self._rest)
             if file is not None:
                 saved = Saved(file, file.n_bytes - len(tokens))
         finally:

@@ -22,8 +22,12 @@ from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     DecodeStatus,
+    Delete,
+    Fetch,
     Held,
+    Load,
     Lost,
+    Move,
     PrefillSpan,
     StepPlan,
     StepResult,
@@ -170,8 +174,9 @@ class NativeExecutor:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         moves, works, _, steady = plan
-        if not moves and self._continues(works):
-            return self._decode(works, steady=steady)
+        if self._continues(works) and _are_beside(moves, works):
+            result = self._decode(works, steady=steady and not moves)
+            return self._filled(moves, result) if moves else result
         lost = self._drop()
         if not (moves or lost):
             return self._decode(works, steady=steady)
@@ -191,6 +196,17 @@ class NativeExecutor:
             restore_s=restore_s,
             not_restored=lost,
             refuses_cuts=self._refuses_cuts,
+        )
+
+    def _filled(self, moves: tuple[Move, ...], result: StepResult) -> StepResult:
+        """Do *moves* after a decode that they do not concern."""
+        if result.status is DecodeStatus.FAILED:
+            moves = tuple(move for move in moves if not isinstance(move, Load))
+        _, lost, restore_s = self._operations.run(moves)
+        if self._operations.refuses_cuts:
+            self._note_refusal()
+        return result._replace(
+            not_restored=lost, refuses_cuts=self._refuses_cuts, restore_s=restore_s
         )
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
@@ -318,3 +334,17 @@ class NativeExecutor:
         self._operations = SlotOperations(
             context, self._kind, self._scratch, self._copied, self._disk
         )
+
+
+def _are_beside(moves: tuple[Move, ...], works: tuple[Work, ...]) -> bool:
+    """
+    Whether *moves* concern files and slots of no work only.
+
+    They may then come after the works: what was begun ahead of them is still wanted.
+    """
+    slots = {work.slot for work in works} if moves else ()
+    return all(
+        isinstance(move, Fetch | Delete)
+        or (isinstance(move, Load) and move.slot not in slots)
+        for move in moves
+    )

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from io import BufferedReader
@@ -30,7 +30,7 @@ MAX_TOKENS = 2**24  # more than the context of any model
 MAGIC = b"PLRSTAT2"  # the last character is the version of this layout
 BODY_AT = len(MAGIC) + sha256().digest_size
 
-SLICE_BYTES = 2**20
+SLICE_BYTES = 2**18
 
 State = memoryview
 Rest = Callable[[float], None]
@@ -38,6 +38,19 @@ Rest = Callable[[float], None]
 
 def no_rest(_worked_s: float) -> None:
     """Work on at once."""
+
+
+def slices(state: State, rest: Rest) -> Iterator[State]:
+    """
+    Parts of *state*, to be worked on one by one, for half a millisecond or so each.
+
+    Args:
+        rest: called after each, with the seconds that a CPU worked for it.
+    """
+    for start in range(0, len(state), SLICE_BYTES):
+        worked_s = time.thread_time()
+        yield state[start : start + SLICE_BYTES]
+        rest(time.thread_time() - worked_s)
 
 
 class BadFile(Exception):
@@ -88,16 +101,19 @@ class StoredFile:
 
 
 def make_header(
-    fingerprint: str, namespace: str | None, tokens: bytes, state: State
+    fingerprint: str, namespace: str | None, tokens: bytes, state: State, rest: Rest
 ) -> Header:
-    """Computes the digest of *state*, about a second for 1.5 GB."""
+    """Computes the digest of *state*, about a second for 1.5 GB without *rest*."""
+    digest = sha256()
+    for part in slices(state, rest):
+        digest.update(part)
     return Header(
         fingerprint,
         namespace,
         len(tokens) // TOKEN_BYTES,
         state.nbytes,
         sha256(tokens).hexdigest(),
-        sha256(state).hexdigest(),
+        digest.hexdigest(),
     )
 
 
@@ -158,21 +174,14 @@ def read_state(stream: BufferedReader, header: Header, rest: Rest) -> State:
     """
     What follows the tokens, to the end of the file.
 
-    Args:
-        rest: called after each slice, of about a millisecond, with the seconds that a CPU
-            worked for it.
-
     Raises:
         BadFile: it is damaged.
     """
     state, digest = new_bytes(header.state_bytes), sha256()
-    for start in range(0, len(state), SLICE_BYTES):
-        worked_s = time.thread_time()
-        part = state[start : start + SLICE_BYTES]
+    for part in slices(state, rest):
         if stream.readinto(part) != len(part):
             raise BadFile("a wrong size")
         digest.update(part)
-        rest(time.thread_time() - worked_s)
     if stream.read(1):
         raise BadFile("a wrong size")
     if digest.hexdigest() != header.state_digest:

@@ -277,8 +277,8 @@ def test_writers_at_once_stay_within_the_limit(tmp_path):
 class Watched(DiskStore):
     """Measures the directory after each write, still under the lock."""
 
-    def _put(self, block, tokens, state):
-        path = super()._put(block, tokens, state)
+    def _put(self, block, tokens, state, rest):
+        path = super()._put(block, tokens, state, rest)
         self.__dict__.setdefault("seen", []).append(n_used(self._root))
         return path
 

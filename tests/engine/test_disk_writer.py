@@ -12,7 +12,7 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import KnownState, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Fetched
-from pyllama_raw.engine import disk_writer
+from pyllama_raw.engine import disk_store, disk_writer
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import REST, DiskWriter
 from pyllama_raw.engine.loop import EngineThread
@@ -31,10 +31,10 @@ class HeldStore(DiskStore):
         super().__init__(directory, "model", MANY)
         self.begun, self.allowed = Event(), Event()
 
-    def write(self, namespace, tokens, state):
+    def write(self, namespace, tokens, state, rest):
         self.begun.set()
         assert self.allowed.wait(HANG_S)
-        return super().write(namespace, tokens, state)
+        return super().write(namespace, tokens, state, rest)
 
 
 def make_writer(store, **options):
@@ -100,9 +100,9 @@ def test_close_writes_what_is_left(tmp_path):
 
 
 @pytest.mark.parametrize("others_compute", [True, False])
-def test_a_read_rests_while_others_compute(tmp_path, monkeypatch, others_compute):
+def test_files_rest_while_others_compute(tmp_path, monkeypatch, others_compute):
     """
-    After each slice, much longer than it worked; else it is read at once.
+    After each slice that is hashed, written or read, longer than it took; else not at all.
     """
     rests = []
     monkeypatch.setattr(disk_writer.time, "sleep", rests.append)
@@ -112,12 +112,31 @@ def test_a_read_rests_while_others_compute(tmp_path, monkeypatch, others_compute
 
     writer.write(1, None, tokens_of(1), state)
     writer.drain()
+    n_written = len(rests)
     writer.fetch(1, reports[0].saved.payload)
-    writer.close()
+    writer.drain()
 
     assert np.array_equal(reports[1].payload.data, state)
-    assert len(rests) == (3 if others_compute else 0)
-    assert sum(rests) <= REST * reports[1].seconds
+    assert (n_written, len(rests)) == ((6, 9) if others_compute else (0, 0))
+    assert sum(rests[n_written:]) <= REST * reports[1].seconds
+    writer.close()
+
+
+def test_who_waits_for_the_directory_waits_a_bounded_time(tmp_path, monkeypatch):
+    """
+    A write that holds the lock rests for a while only: then it goes on without.
+    """
+    rests = []
+    monkeypatch.setattr(disk_writer.time, "sleep", rests.append)
+    monkeypatch.setattr(disk_store, "MAX_REST_S", 0.0)
+    writer, reports = make_writer(DiskStore(tmp_path, "model", MANY))
+    writer.others_compute = True
+    writer.write(1, None, tokens_of(1), state_of(1, 4 * SLICE_BYTES))
+    writer.drain()
+
+    assert reports[0].saved is not None
+    assert len(rests) == 4  # of the digest, which needs no lock
+    writer.close()
 
 
 def test_an_unexpected_error_is_a_miss(tmp_path):
@@ -126,10 +145,10 @@ def test_an_unexpected_error_is_a_miss(tmp_path):
     """
 
     class Broken(DiskStore):
-        def write(self, namespace, tokens, state):
+        def write(self, namespace, tokens, state, rest):
             if namespace == "broken":
                 raise ValueError("nobody thought of it")
-            return super().write(namespace, tokens, state)
+            return super().write(namespace, tokens, state, rest)
 
     writer, reports = make_writer(Broken(tmp_path, "model", MANY))
     writer.write(1, "broken", tokens_of(1), state_of(1))

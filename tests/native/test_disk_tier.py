@@ -3,6 +3,7 @@
 import os
 import shutil
 from array import array
+from collections import deque
 from pathlib import Path
 from random import Random
 
@@ -10,9 +11,11 @@ import pytest
 
 from pyllama_raw import Engine, EngineConfig, SamplingParams
 from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
-from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.request import CacheTier, Finished, Request
 from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES
+from pyllama_raw.engine.opening import build
 from tests.engine.hostile import STRANGERS, seen, within_bound
 from tests.engine.test_disk_store import flip, n_used
 from tests.tiny import tiny_model
@@ -120,6 +123,40 @@ def test_the_same_prompt_is_found_on_a_real_model(tmp_path, model_path):
     assert again.usage.cached_tokens == len(PROMPT) - 2
     assert again.usage.cache_tier is CacheTier.DISK
     assert again.token_ids == cold.token_ids
+
+
+def test_streams_lose_no_step_while_a_file_is_loaded(tmp_path):
+    """
+    A decode that was begun ahead is kept: reading and loading concern another slot.
+    """
+    model = tiny_model("llama")
+    slots = {"scheduler": SchedulerConfig(n_slots=2)}
+    config = make_config(tmp_path).model_copy(update=slots)
+    generate(PROMPT, GREEDY, model=model, config=config)
+    parts = build(model, config)
+    reports, events = deque(), []
+    parts.files.report = reports.append
+    driver = Driver(
+        parts.scheduler, parts.executor, lambda: 0.0, lambda new, _: events.extend(new)
+    )
+    sampling = SamplingParams(temperature=0, seed=1, ignore_eos=True)
+    stream = Request(0, array("i", NEWS), 900, sampling=sampling)
+    late = Request(1, array("i", [*PROMPT, *NEWS]), 1, sampling=sampling)
+    try:
+        driver.add([stream], 0.0)
+        for _ in range(5):
+            driver.step()
+        driver.add([late], 0.0)
+        while not (ends := [e for e in events if isinstance(e, Finished)]):
+            driver.step()
+            while reports:
+                driver.scheduler.take_report(reports.popleft())
+        times = parts.executor.times
+    finally:
+        parts.release()
+
+    assert [(end.request_id, end.cache_tier) for end in ends] == [(1, CacheTier.DISK)]
+    assert times.dropped_steps == 0
 
 
 def test_a_slot_is_written_when_its_place_is_needed(tmp_path):
