@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.errors import (
     BadGrammar,
+    BadMedia,
     BadSchema,
     ClosedError,
     ConfigError,
     ContextFailed,
     DeadlineExceeded,
     EmbeddingFailed,
+    EncodeFailed,
     EngineFault,
     EngineStalled,
     EngineStopped,
@@ -26,6 +28,7 @@ from pyllama_raw.errors import (
     ModelLoadFailed,
     ModelNotFound,
     NativeError,
+    ProjectorLoadFailed,
     PromptTooLong,
     PyllamaError,
     QueueFull,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
         EmbeddingConfig,
         EngineConfig,
         LogConfig,
+        MediaConfig,
         ModelConfig,
         SchedulerConfig,
     )
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
     from pyllama_raw.generation import Generation
+    from pyllama_raw.media import Audio, Image
     from pyllama_raw.profile import Profile
     from pyllama_raw.ranking import Ranked
     from pyllama_raw.results import (
@@ -82,7 +87,9 @@ __version__ = "0.1.0"  # pyproject.toml reads it here
 
 __all__ = [
     "AsyncEngine",
+    "Audio",
     "BadGrammar",
+    "BadMedia",
     "BadSchema",
     "BlockingGeneration",
     "CacheConfig",
@@ -98,6 +105,7 @@ __all__ = [
     "Delta",
     "EmbeddingConfig",
     "EmbeddingFailed",
+    "EncodeFailed",
     "Engine",
     "EngineConfig",
     "EngineFault",
@@ -109,11 +117,13 @@ __all__ = [
     "FinishDetail",
     "FinishReason",
     "Generation",
+    "Image",
     "InvalidRequest",
     "InvalidSampling",
     "LengthLimit",
     "LibraryNotBuilt",
     "LogConfig",
+    "MediaConfig",
     "Message",
     "Model",
     "ModelClass",
@@ -125,6 +135,7 @@ __all__ = [
     "Operation",
     "Pooling",
     "Profile",
+    "ProjectorLoadFailed",
     "Prompt",
     "PromptTooLong",
     "PyllamaError",
@@ -152,7 +163,14 @@ __all__ = [
 _LATER = (
     *("config", "sampling.params", "results", "core.request"),
     *("core.memory.cache_stats", "generation", "engine.info", "profile"),
-    *("engine.capabilities", "engine.model_info", "ranking", "blocking", "sync"),
+    *(
+        "engine.capabilities",
+        "engine.model_info",
+        "ranking",
+        "blocking",
+        "sync",
+        "media",
+    ),
 )
 
 

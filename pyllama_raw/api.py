@@ -63,6 +63,7 @@ class AsyncEngine(Facts):
             admission=parts.admission,
             files=parts.files,
             logs=parts.logs,
+            media=parts.media,
             release=partial(_release, encoder, parts),
         )
         self._preparation = Preparation(parts, encoder, self._thread.clock)

@@ -80,7 +80,7 @@ class Choice:
         used = detail = None
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if finished is not None:
-            reason, timings = finished.reason, timings_of(finished.timings)
+            reason, timings = finished.reason, timings_of(finished)
             n_cached, tier = finished.n_cached, finished.cache_tier
             prompt_logprobs, used = finished.prompt_logprobs, finished.sampler
             detail = finished.detail
@@ -89,7 +89,13 @@ class Choice:
             text="".join(self._texts),
             token_ids=tuple(self._tokens),
             finish_reason=reason,
-            usage=Usage(self.request.n_prompt, len(self._tokens), n_cached, tier),
+            usage=Usage(
+                self.request.n_prompt,
+                len(self._tokens),
+                n_cached,
+                tier,
+                sum(span.stop - span.start for span in self.request.spans),
+            ),
             timings=timings,
             seed=self._seed,
             index=self.index,

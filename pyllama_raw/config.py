@@ -237,6 +237,39 @@ class EmbeddingConfig(Frozen):
     """
 
 
+class MediaConfig(Frozen):
+    """Images and sounds in prompts."""
+
+    mmproj: AnyPath | None = None
+    """
+    The projector that belongs to the model, a GGUF file or hf:OWNER/REPO/FILE. None: prompts
+    are text.
+    """
+    min_tokens: Count | None = None
+    """Fewest rows of an image, of projectors that can choose. None: as the file says."""
+    max_tokens: Count | None = None
+    """Most rows of an image, of projectors that can choose. None: as the file says."""
+    max_parts: Count = 32
+    """Images and sounds in a prompt."""
+    max_upload_bytes: Count = 2**25
+    """Bytes of an image or a sound as it is given."""
+    max_pixels: Count = 2**25
+    """Pixels of an image."""
+    max_seconds: Annotated[Finite, Field(gt=0)] = 600.0
+    """Seconds of a sound."""
+    max_open_bytes: Count = 2**30
+    """Bytes of images, sounds and their rows that requests hold until they end."""
+    max_kept_bytes: Annotated[int, Field(ge=0)] = 2**28
+    """Bytes of rows that are kept for later requests."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.min_tokens, self.max_tokens
+        if low is not None and high is not None and low > high:
+            raise wrong("min_tokens", low, f"at most max_tokens ({high})")
+        return self
+
+
 class EngineConfig(Frozen):
     """Everything an engine is made from."""
 
@@ -252,6 +285,8 @@ class EngineConfig(Frozen):
     """What a step may hold that makes vectors of texts."""
     log: LogConfig = LogConfig()
     """What is written down of steps and requests."""
+    media: MediaConfig = MediaConfig()
+    """The projector for images and sounds, and how much of them prompts may have."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
     Where tokens are chosen: backend is in the graph where that can be; auto is backend where

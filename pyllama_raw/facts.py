@@ -70,7 +70,8 @@ class Facts:
         from pyllama_raw.results import EngineStats
 
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
-        return EngineStats(**counts, **times, state=self._state)
+        media = {} if self._parts.media is None else asdict(self._parts.media.stats)
+        return EngineStats(**counts, **times, **media, state=self._state)
 
     def step_log(self) -> list[StepRecord]:
         """The last steps, the oldest first: as many as `LogConfig.max_steps`."""

@@ -76,7 +76,9 @@ def _check_part(part: object) -> None:
     for kind, kinds in MEDIA.items():
         if any(name.removeprefix("input_").startswith(kind) for name in names):
             raise InvalidRequest(
-                "content", f"a part with {kind}", f"text: this model takes no {kinds}"
+                "content",
+                f"a part with {kind}",
+                f"text: this model takes no {kinds}, or not so",
             )
 
 

@@ -23,8 +23,9 @@ from pyllama_raw.chat import ChatSettings
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
-from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.errors import InvalidRequest, InvalidSampling
 from pyllama_raw.generation import Prepared
+from pyllama_raw.media_prompt import MediaPrompt
 from pyllama_raw.messages import Message
 from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt, PromptEncoder
@@ -68,14 +69,17 @@ class Preparation:
             options: as checked_options() gives them.
 
         Raises:
-            InvalidRequest, PromptTooLong, Unsupported, ClosedError.
+            InvalidRequest, PromptTooLong, BadMedia, Unsupported, ClosedError.
         """
         started = self._clock()
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
         stop, rules = await self._made(params)
-        tokens = await self.encode(prompt, options)
+        read = await self._read(prompt, options)
+        if read.spans and params.prompt_logprobs is not None:
+            given, allowed = params.prompt_logprobs, "None with images and sounds"
+            raise InvalidSampling("prompt_logprobs", given, allowed)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
@@ -83,7 +87,7 @@ class Preparation:
         request_ids = [next(self._request_ids) for _ in range(params.n)]
         request = Request(
             request_id=request_ids[0],
-            tokens=tokens,
+            tokens=read.tokens,
             max_tokens=params.max_tokens,
             rules=rules,
             stop=stop,
@@ -94,6 +98,8 @@ class Preparation:
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
             client=options.get("client"),
             policy_data=options.get("policy_data"),
+            spans=read.spans,
+            payloads=read.payloads,
         )
         return _fork(request, params, seed, request_ids)
 
@@ -101,14 +107,17 @@ class Preparation:
         self, prompt: Prompt, options: ChatOptions | None = None
     ) -> array[int]:
         """Tokens of *prompt*; raises as prepare()."""
+        return (await self._read(prompt, options)).tokens
+
+    async def _read(self, prompt: Prompt, options: ChatOptions | None) -> MediaPrompt:
         settings = ChatSettings.of(options)
-        encode = partial(self._encoder.encode, prompt, settings)
+        read = partial(self._encoder.read, prompt, settings)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
             if kind is not None:
-                return await in_worker(kind, encode)
+                return await in_worker(kind, read)
             await checkpoint()
-            return encode()
+            return read()
 
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""

@@ -18,16 +18,25 @@ from threading import Condition
 from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
 
 from pyllama_raw.chat import NOTHING, ChatSettings, ChatTemplates
-from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong, TextTooLong
+from pyllama_raw.errors import (
+    ClosedError,
+    InvalidRequest,
+    PromptTooLong,
+    TextTooLong,
+    Unsupported,
+)
 from pyllama_raw.markers import PIECE, Markers
+from pyllama_raw.media_prompt import MediaPrompt, has_media
 from pyllama_raw.messages import Message, is_sequence
 
 if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaDesk
     from pyllama_raw.engine.parts import EngineParts, TextVocab
+    from pyllama_raw.media import Audio, Image
 
 T = TypeVar("T")
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | Sequence["str | Image | Audio"]
 
 MAX_IDS = 2**20  # that detokenize() takes
 LONG_PROMPT = 4096  # characters that an event loop may wait for
@@ -35,6 +44,7 @@ MANY_IDS = 2**14  # token ids, likewise
 LONG_TOKEN = 8  # characters of a token; most texts have about four
 LONG_PIECE = 2**20  # characters that are looked at in one call of C
 SHORTEN = "shorten it"
+NO_PROJECTOR = "the engine has no projector: give MediaConfig(mmproj=FILE)"
 SEAM = 16  # tokens that a text may have more if it is cut in two
 
 
@@ -42,9 +52,18 @@ class PromptEncoder:
     """Checks prompts and makes tokens of them; any thread may call it."""
 
     def __init__(
-        self, vocab: TextVocab, chat_template: str | None, n_ctx_slot: int
+        self,
+        vocab: TextVocab,
+        chat_template: str | None,
+        n_ctx_slot: int,
+        media: MediaDesk | None = None,
     ) -> None:
+        """
+        Args:
+            media: None: prompts are text.
+        """
         self._vocab = vocab
+        self._media = media
         self._n_ctx_slot = n_ctx_slot
         self._bos_text = _text_of(vocab, vocab.bos)
         self._chat_template = chat_template
@@ -61,33 +80,41 @@ class PromptEncoder:
     def of(cls, parts: EngineParts) -> Self:
         """The encoder for the model of *parts*."""
         limits = parts.scheduler.limits
-        return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot)
+        return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot, parts.media)
 
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
-    ) -> Literal["text", "chat", "template"] | None:
+    ) -> Literal["text", "chat", "template", "media"] | None:
         """For which workers encode() is; None: for an event loop, too."""
         if _is_chat(prompt):
             return settings.workers  # waits for a process
         if isinstance(prompt, str):
             return "text" if len(prompt) > LONG_PROMPT else None
+        if has_media(prompt):
+            return "media"
         return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None
 
     def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
+        """The tokens that read() gives."""
+        return self.read(prompt, settings).tokens
+
+    def read(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> MediaPrompt:
         """
-        Tokens of *prompt*, never empty, that leave room for an output token.
+        Tokens of *prompt*, never empty, that leave room for an output token; and its media.
 
         Raises:
             InvalidRequest: not text, not token ids of this model, or not messages.
             PromptTooLong: it does not fit a slot; n_prompt is what was counted of it.
-            Unsupported: messages, but the model has no chat template.
+            BadMedia: an image or a sound cannot be used.
+            Unsupported: messages, but the model has no chat template; images or sounds, but
+                no projector that takes them.
         """
         with self._using_vocab():
-            tokens = self._tokens(prompt, settings)
-        if not tokens:
+            read = self._read(prompt, settings)
+        if not read.tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
-        self._check_fits(len(tokens))
-        return tokens
+        self._check_fits(len(read.tokens))
+        return read
 
     def encode_texts(
         self,
@@ -131,6 +158,8 @@ class PromptEncoder:
         if not _is_chat(messages):
             raise InvalidRequest("messages", messages, "chat messages")
         with self._using_vocab():
+            if self._media is not None:
+                messages = self._media.take_chat(messages).messages
             return self._chat.render(messages, settings).text
 
     def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
@@ -177,25 +206,52 @@ class PromptEncoder:
                 self._n_users -= 1
                 self._idle.notify_all()
 
-    def _tokens(self, prompt: Prompt, settings: ChatSettings) -> array[int]:
-        is_chat = _is_chat(prompt)
-        if settings != NOTHING and not is_chat:
+    def _read(self, prompt: Prompt, settings: ChatSettings) -> MediaPrompt:
+        if _is_chat(prompt):
+            return self._read_chat(prompt, settings)
+        if settings != NOTHING:
             name, value = next(
                 item for item in settings._asdict().items() if item[1] is not None
             )
             raise InvalidRequest(name, value, "it with chat messages only")
+        if has_media(prompt):
+            return self._read_list(prompt)
+        read = MediaPrompt()
         if isinstance(prompt, str):
-            return self._tokenize(prompt, add_special=True, parse_special=True)
-        if not is_sequence(prompt):
+            read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
+        elif is_sequence(prompt):
+            if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
+                raise PromptTooLong(len(prompt), self._n_ctx_slot)
+            for part in self._parts(prompt):
+                read.add_text(part)
+        else:
             raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
-        if _is_chat(prompt):
-            return self._chat_tokens(prompt, settings)
-        if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
-            raise PromptTooLong(len(prompt), self._n_ctx_slot)
-        tokens = array("i")
-        for part in self._parts(prompt):
-            tokens += part
-        return tokens
+        return read
+
+    def _read_list(self, prompt: Sequence[object]) -> MediaPrompt:
+        """Texts and media, each text tokenized by itself."""
+        if self._media is None:
+            raise Unsupported("images and sounds", NO_PROJECTOR)
+        pieces, media = self._media.take_list(prompt)
+        read = MediaPrompt(self._media)
+        before, after = self._around()
+        read.add_text(before)
+        for piece in pieces:
+            if isinstance(piece, int):
+                read.add_media(media[piece])
+            else:
+                read.add_text(
+                    self._tokenize(piece, add_special=False, parse_special=True)
+                )
+            self._check_fits(len(read.tokens))
+        read.add_text(after)
+        return read
+
+    def _around(self) -> tuple[array[int], array[int]]:
+        """Tokens that begin and end a prompt."""
+        tokens = self._tokenize("", add_special=True, parse_special=False)
+        n_before = 1 if self._vocab.add_bos else 0
+        return tokens[:n_before], tokens[n_before:]
 
     def _parts(self, prompt: Sequence[int]) -> Iterator[array[int]]:
         """Checked ids, in parts, because no other thread runs while one is made."""
@@ -215,10 +271,12 @@ class PromptEncoder:
                 raise InvalidRequest("prompt", wrong, allowed)
             yield part
 
-    def _chat_tokens(
+    def _read_chat(
         self, messages: Sequence[Message], settings: ChatSettings
-    ) -> array[int]:
-        text, origins = self._chat.render(messages, settings)
+    ) -> MediaPrompt:
+        taken = None if self._media is None else self._media.take_chat(messages)
+        given = messages if taken is None else taken.messages
+        text, origins = self._chat.render(given, settings)
         bos = self._bos_text
         if (
             self._vocab.add_bos and bos and text.startswith(bos)
@@ -229,19 +287,33 @@ class PromptEncoder:
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)
-        parts = list(markers.parts(text, origins))
-        if parts == [(text, True)]:
-            return self._tokenize(text, add_special=True, parse_special=True)
-        tokens = self._tokenize("", add_special=True, parse_special=False)
-        n_before = 1 if self._vocab.add_bos else 0
-        after = tokens[n_before:]
-        del tokens[n_before:]
-        for part, may_be_special in parts:
-            tokens += self._tokenize(
-                part, add_special=False, parse_special=may_be_special
+        read = MediaPrompt(self._media)
+        if not (taken and taken.media) and list(markers.parts(text, origins)) == [
+            (text, True)
+        ]:
+            read.tokens = self._tokenize(text, add_special=True, parse_special=True)
+            return read
+        before, after = self._around()
+        read.add_text(before)
+        if taken is None:
+            self._add_text(read, markers, text, origins)
+        else:
+            for piece in taken.pieces(text, origins):
+                self._add_text(read, markers, piece.text, piece.origins)
+                if piece.media is not None:
+                    read.add_media(taken.media[piece.media])
+                    self._check_fits(len(read.tokens))
+        read.add_text(after)
+        return read
+
+    def _add_text(
+        self, read: MediaPrompt, markers: Markers, text: str, origins: str
+    ) -> None:
+        for part, may_be_special in markers.parts(text, origins):
+            read.add_text(
+                self._tokenize(part, add_special=False, parse_special=may_be_special)
             )
-            self._check_fits(len(tokens))
-        return tokens + after
+            self._check_fits(len(read.tokens))
 
     @cached_property
     def _markers(self) -> Markers:

@@ -15,7 +15,7 @@ from pyllama_raw.core.request import (
     SamplerUse,
     TokenLogprobs,
 )
-from pyllama_raw.core.stats import SchedulerStats, StepTimes
+from pyllama_raw.core.stats import MediaStats, SchedulerStats, StepTimes
 from pyllama_raw.errors import shown
 
 
@@ -50,6 +50,8 @@ class Usage:
     """Prompt tokens that were not computed."""
     cache_tier: CacheTier | None = None
     """Where the cached tokens came from; None if there are none."""
+    media_tokens: int = 0
+    """Those prompt tokens that are rows of images and sounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Timings:
     """Submitted to finished."""
     itl_s: tuple[float, ...] = field(default=(), repr=False)
     """Every gap, in order."""
+    encode_s: float | None = None
+    """Encodes of its images and sounds, which others may share; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +146,16 @@ class EngineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats(StepTimes, SchedulerStats):
+class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The engine after its latest step, and all totals."""
 
     state: EngineState = EngineState.RUNNING
     """Whether the engine takes requests, and if not, how it ended."""
 
 
-def timings_of(moments: core.Timings) -> Timings:
-    """Durations between the *moments* the scheduler wrote down."""
+def timings_of(finished: core.Finished) -> Timings:
+    """Durations between the moments that were written down."""
+    moments = finished.timings
     start, gaps = moments.submitted, moments.itl
     return Timings(
         queue_s=None if moments.admitted is None else moments.admitted - start,
@@ -160,6 +165,7 @@ def timings_of(moments: core.Timings) -> Timings:
         tpot_s=sum(gaps) / len(gaps) if gaps else None,
         e2e_s=moments.finished - start,
         itl_s=moments.itl,
+        encode_s=finished.encode_s,
     )
 
 

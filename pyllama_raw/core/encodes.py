@@ -47,6 +47,7 @@ class Encodes:
         self._open: OrderedDict[int, tuple[Wanted, ...]] = OrderedDict()  # by turn
         self._n_users: Counter[bytes] = Counter()  # open requests, by key
         self._rows: OrderedDict[bytes, array[float]] = OrderedDict()  # by last use
+        self._failed = set[int]()  # open requests that nothing more is encoded for
 
     def add(self, request_id: int, wanted: Items[Wanted]) -> int:
         """
@@ -62,7 +63,7 @@ class Encodes:
             raise InvalidRequest("prompt", given, f"at most {self.max_bytes} bytes")
         n_bytes = self.n_bytes + self._n_bytes_of(wanted)
         if n_bytes > self.max_bytes:
-            raise QueueFull("max_waiting_bytes", n_bytes, self.max_bytes)
+            raise QueueFull("max_open_bytes", n_bytes, self.max_bytes)
         self.n_bytes = n_bytes
         keys = {one.key for one in wanted}
         self.n_shared += sum(key in self._rows or key in self._n_users for key in keys)
@@ -70,17 +71,17 @@ class Encodes:
         self._n_users.update(keys)
         for key in keys & self._rows.keys():
             self._rows.move_to_end(key)
-        return self._n_ready(request_id)
+        return self.n_ready(request_id)
 
     def begin(self) -> tuple[int, int] | None:
         """The request whose turn it is, and which of its encodes; None: nothing waits."""
         assert self.running is None
         for request_id, wanted in self._open.items():
-            for index, (key, _) in enumerate(wanted):
-                if key not in self._rows:
-                    self.running = key
-                    self._open.move_to_end(request_id)
-                    return request_id, index
+            index = self.n_ready(request_id)
+            if index < len(wanted) and request_id not in self._failed:
+                self.running = wanted[index].key
+                self._open.move_to_end(request_id)
+                return request_id, index
         return None
 
     def done(self, rows: array[float]) -> list[Ready]:
@@ -90,15 +91,17 @@ class Encodes:
         self.n_encoded += 1
         self._rows[key] = rows
         self.n_kept_bytes += len(rows) * rows.itemsize
-        ready = [(user, self._n_ready(user)) for user in self._users(key)]
+        ready = [(user, self.n_ready(user)) for user in self.users(key)]
         self._evict()
         return ready
 
     def fail(self) -> list[int]:
-        """The encode that runs failed; returns whom it fails: they leave() next."""
+        """The encode that runs failed; returns whom it fails."""
         key, self.running = self.running, None
         assert key is not None
-        return self._users(key)
+        failed = self.users(key)
+        self._failed.update(failed)
+        return failed
 
     def drop(self) -> None:
         """The encode that runs was cancelled."""
@@ -107,6 +110,7 @@ class Encodes:
     def leave(self, request_id: int) -> bool:
         """A request has ended; True: nobody wants the encode that runs any more."""
         wanted = self._open.pop(request_id, ())
+        self._failed.discard(request_id)
         for key in {one.key for one in wanted}:
             self._n_users[key] -= 1
             if not self._n_users[key]:
@@ -124,12 +128,14 @@ class Encodes:
         own = {one.key: one.n_bytes for one in wanted}
         return sum(n for key, n in own.items() if key not in self._n_users)
 
-    def _n_ready(self, request_id: int) -> int:
+    def n_ready(self, request_id: int) -> int:
+        """How many of the first encodes of an open request are there."""
         wanted = self._open[request_id]
         missing = (i for i, (key, _) in enumerate(wanted) if key not in self._rows)
         return next(missing, len(wanted))
 
-    def _users(self, key: bytes) -> list[int]:
+    def users(self, key: bytes) -> list[int]:
+        """Open requests that want it."""
         return [
             user
             for user, wanted in self._open.items()
@@ -148,6 +154,7 @@ class Encodes:
 
     def check_integrity(self) -> None:
         """The bytes add up, and no limit is passed."""
+        assert self._failed <= self._open.keys()
         users = Counter(
             key for wanted in self._open.values() for key in {one.key for one in wanted}
         )

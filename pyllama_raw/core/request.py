@@ -176,6 +176,7 @@ class Finished:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
     sampler: SamplerUse | None = None  # written by the engine; None: no tokens
     detail: FinishDetail | None = None  # of STOP and LENGTH
+    encode_s: float | None = None  # written by the engine; None: it has no media
 
 
 Event = Delta | Embedded | Finished

@@ -100,3 +100,23 @@ class StepTimes:
     """Steps that were begun ahead and not wanted; `steps` does not count them."""
     lane_fallbacks: int = 0
     """Requests that were sampled on the host although lanes were wanted."""
+
+
+@dataclass(frozen=True)
+class MediaStats:
+    """The encodes of images and sounds since the engine was opened."""
+
+    encodes: int = 0
+    """Images and sounds that were encoded."""
+    encodes_shared: int = 0
+    """Times that an image or a sound was wanted and needed no encode of its own."""
+    encodes_failed: int = 0
+    """Encodes that failed."""
+    encodes_cancelled: int = 0
+    """Encodes that ended early, because nobody wanted them any more."""
+    encode_s: float = 0.0
+    """Total seconds of all these, the steps in their midst included."""
+    media_bytes: int = 0
+    """Bytes of images, sounds and their rows that open requests hold."""
+    row_bytes: int = 0
+    """Bytes of all rows that are there."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.config import (
     CacheConfig,
@@ -36,6 +36,7 @@ from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.shared_models import ModelUse
+from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
 from pyllama_raw.errors import ConfigError, Unsupported
@@ -44,6 +45,9 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.policy import make_policy
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaDesk
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
 MAX_FILES = 2**20
@@ -87,6 +91,8 @@ def assemble(
     )
     try:
         scheduler = _make_scheduler(executor.context, config, layout, store)
+        span_keys = SpanKeys()
+        media = _open_media(use, config, span_keys)
     except BaseException:
         executor.shutdown()
         raise
@@ -105,6 +111,8 @@ def assemble(
         if writer is not None:
             writer.close()
         executor.shutdown()
+        if media is not None:
+            media.close()
         use.close()
 
     return EngineParts(
@@ -121,7 +129,20 @@ def assemble(
         make_rules=Constraints(model.vocab).rules,
         metadata=model.meta,
         make_embedder=make_embedder,
+        span_keys=span_keys,
+        media=media,
     )
+
+
+def _open_media(
+    use: ModelUse, config: EngineConfig, keys: SpanKeys
+) -> MediaDesk | None:
+    """What reads images takes time to import: only where there is a projector."""
+    if config.media.mmproj is None:
+        return None
+    from pyllama_raw.engine.media_desk import MediaDesk
+
+    return MediaDesk.open(use, config, keys)
 
 
 def _make_scheduler(

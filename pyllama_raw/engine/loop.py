@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from logging import getLogger
 from threading import Thread, current_thread
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.planner import Planner
@@ -36,12 +36,16 @@ from pyllama_raw.engine.mailbox import (
     Cancel,
     Close,
     Command,
+    Encoded,
     Mailbox,
     Submit,
 )
 from pyllama_raw.engine.parts import FileWriter
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.errors import ClosedError, EngineFault, EngineStopped, PyllamaError
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaDesk
 
 T = TypeVar("T")
 
@@ -61,6 +65,7 @@ class EngineThread:
         admission: Admission | None = None,
         files: FileWriter | None = None,
         logs: Logs | None = None,
+        media: MediaDesk | None = None,
         release: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +74,7 @@ class EngineThread:
             admission: whom to take on; None: the default number beyond the slots.
             files: what the executor hands files to; None: it writes none.
             logs: what is written down of steps and requests; None: nothing.
+            media: encodes images and sounds; None: prompts are text.
             release: frees what the executor stands on; called once, by the thread, when
                 no step can follow.
         """
@@ -87,6 +93,9 @@ class EngineThread:
         self._files = files
         if files is not None:
             files.report = self._post
+        self._media = media
+        if media is not None:
+            media.encoder.report = lambda request_id: self._post(Encoded(request_id))
         n_slots = scheduler.limits.n_slots
         self._mailbox = Mailbox(n_slots, admission or Admission(n_slots), clock)
         self._refuses = False  # new requests, because close() was called
@@ -94,7 +103,7 @@ class EngineThread:
         self._ended = False
         self._cause: BaseException | None = None
         self._pid = os.getpid()
-        self._delivery = Delivery(self._mailbox.leave, self._lose)
+        self._delivery = Delivery(self._leave, self._lose)
         self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
 
@@ -145,10 +154,12 @@ class EngineThread:
         self.check()
         self._mailbox.enter(requests)
         try:
+            if self._media is not None:
+                self._media.enter(requests)
             self._post(Submit(requests, stream, self.clock()))
         except BaseException:
             for request in requests:
-                self._mailbox.leave(request.request_id)
+                self._leave(request.request_id)
             raise
 
     def cancel(self, request_id: int) -> None:
@@ -198,6 +209,12 @@ class EngineThread:
             )
         if not self.alive:
             raise self._why_ended()
+
+    def _leave(self, request_id: int) -> None:
+        """Nothing counts a request any more."""
+        self._mailbox.leave(request_id)
+        if self._media is not None:
+            self._media.encoder.leave(request_id)
 
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""
@@ -267,6 +284,8 @@ class EngineThread:
                     self._cancel(request_id)
                 case Call():
                     _answer(command)
+                case Encoded(request_id):
+                    self._note_encoded(request_id)
                 case Written() | Fetched():
                     self._driver.scheduler.take_report(command)
                 case Close():
@@ -279,6 +298,8 @@ class EngineThread:
         try:
             self._delivery.open(requests, stream)
             self._driver.add(requests, command.submitted)
+            for request in requests:  # encodes begin before
+                self._note_encoded(request.request_id)
         except BaseException as error:  # noqa: BLE001 - the reader is told
             for request in requests:
                 self._withdraw(request.request_id)
@@ -289,7 +310,17 @@ class EngineThread:
         self._delivery.disown([request_id])
         if not self._driver.withdraw(request_id):
             self._delivery.forget(request_id)
-            self._mailbox.leave(request_id)
+            self._leave(request_id)
+
+    def _note_encoded(self, request_id: int) -> None:
+        """Tell the scheduler what has come of the images and sounds of a request."""
+        if self._media is None:
+            return
+        n_spans, error = self._media.ready(request_id)
+        if error is not None:
+            self._driver.fail(request_id, error)
+        elif n_spans:
+            self._driver.media_ready(request_id, n_spans)
 
     def _cancel(self, request_id: int) -> None:
         try:
@@ -303,6 +334,8 @@ class EngineThread:
 
     def _deliver(self, events: list[Event], ended: bool) -> None:
         """Publish statistics before anyone can read that a request has ended."""
+        if ended and self._media is not None:
+            events = list(map(self._media.leave, events))
         now = self.clock()
         if ended or now - self._told >= STATS_S:
             self.stats, self._told = self._driver.scheduler.stats(), now

@@ -43,13 +43,20 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """Something has come of the images and sounds of a request."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End every request, with *drains* once it is done; then free everything."""
 
     drains: bool
 
 
-Command = Submit | Cancel | Call | Written | Fetched | Close
+Command = Submit | Cancel | Call | Encoded | Written | Fetched | Close
 
 LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
+from pyllama_raw.errors import BadMedia
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.limits import Media
 from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.cut import Cut, RowRun, Run
+from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.projector import Projector
 
 
@@ -43,6 +46,15 @@ class MediaReader:
     def __init__(self, projector: Projector, identity: bytes) -> None:
         self._projector, self._identity = projector, identity
 
+    def key(self, part: Media) -> bytes:
+        """32 bytes; parts with equal ones have equal rows."""
+        return sha256(self._identity + part.digest).digest()
+
+    def n_row_bytes(self, layout: MediaLayout) -> int:
+        """Of all rows of a part."""
+        n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
+        return 4 * n_rows * self._projector.n_embd
+
     def layout(self, part: Media) -> MediaLayout:
         """
         The layout of *part*; that of an MP3 file may differ from what it is decoded to.
@@ -67,6 +79,28 @@ class MediaReader:
         """
         with self.decode(part) as bitmap:
             return self._projector.cut(bitmap)
+
+    def encode(
+        self, part: Media, layout: MediaLayout, control: Encode
+    ) -> array[float] | None:
+        """
+        All rows of *part*, in order; None if it was cancelled.
+
+        Raises:
+            BadMedia, Unsupported: as read(); or the layout was another one.
+            EncodeFailed: the computation failed, or a value is not a number.
+        """
+        with self.read(part) as cut:
+            if self.layout_of(part, cut) != layout:
+                raise BadMedia("it has not the size that its beginning tells")
+            rows = array("f")
+            for index, run in enumerate(cut.runs):
+                if isinstance(run, RowRun):
+                    found = self._projector.encode(cut, index, control)
+                    if found is None:
+                        return None
+                    rows += found
+            return rows
 
     def decode(self, part: Media) -> Bitmap:
         """The pixels or samples of *part*; raises as read()."""

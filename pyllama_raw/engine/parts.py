@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.planner import Planner
@@ -16,6 +16,9 @@ from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaDesk
 
 T = TypeVar("T")
 
@@ -129,3 +132,4 @@ class EngineParts:
     labels: tuple[str, ...] = ()  # of the scores that the model gives
     make_embedder: Callable[[], EngineParts] | None = None  # on the same weights
     span_keys: SpanKeys = field(default_factory=SpanKeys)  # of prompts and of files
+    media: MediaDesk | None = None  # None: prompts are text

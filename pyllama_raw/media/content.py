@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.image import Image
 from pyllama_raw.media.limits import Media
@@ -73,14 +73,11 @@ class MediaMessages:
             raise InvalidRequest("messages", given, allowed)
         return [piece for piece in pieces if piece.text or piece.media is not None]
 
-    def _without_media(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        content = message.get("content")
-        if not isinstance(content, list | tuple):
-            return message
-        n_before = len(self.media)
+    def _without_media(self, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple) or not any(map(_is_media, content)):
+            return message  # parts of other kinds are the template's business
         texts = [self._text(part) for part in content]
-        if len(self.media) == n_before:
-            return message
         return {**message, "content": "".join(texts)}
 
     def _text(self, part: object) -> str:
@@ -90,8 +87,12 @@ class MediaMessages:
             if kind == "text" and isinstance(part.get("text"), str):
                 return str(part["text"])
             if isinstance(kind, str) and kind in _KINDS:
-                self.media.append(_KINDS[kind](part.get(kind)))
-                return f"<{self._name}-{len(self.media) - 1}>"
+                index = len(self.media)
+                try:
+                    self.media.append(_KINDS[kind](part.get(kind)))
+                except BadMedia as error:
+                    raise BadMedia(error.reason, index) from error
+                return f"<{self._name}-{index}>"
         allowed = f"parts of the types text, {', '.join(_KINDS)}"
         raise InvalidRequest("content", part, allowed)
 
@@ -144,6 +145,11 @@ _KINDS: dict[str, Callable[[Any], Media]] = {
     "image": _image,
     "audio": _audio,
 }
+
+
+def _is_media(part: object) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind in _KINDS
 
 
 def _data_of(name: str, url: object) -> bytes:

@@ -1,0 +1,198 @@
+"""
+Encodes the images and sounds of requests, in a thread of its own that mostly waits.
+
+The compute thread does the work, between steps. `core/encodes.py` says which encode is next
+and what is kept; everything here only connects the two.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from copy import copy
+from threading import Condition, Thread
+from time import monotonic
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.stats import MediaStats
+from pyllama_raw.errors import EngineFault, PyllamaError
+
+Rows: TypeAlias = "array[float]"
+T = TypeVar("T", bound="Task")
+
+
+class Cancellable(Protocol):
+    """An encode that runs."""
+
+    def cancel(self) -> None:
+        """End it soon; safe to call too late."""
+
+
+class Task(Protocol):
+    """An image or a sound of a request."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """Its key and its bytes."""
+
+    def control(self) -> Cancellable:
+        """For encode()."""
+
+    def encode(self, control: Cancellable) -> Rows | None:
+        """Its rows; None if it was cancelled. Takes long."""
+
+
+class Encoder(Generic[T]):
+    """
+    The encodes of one engine.
+
+    Args:
+        report: called with the id of a request whose progress() has changed, with the
+            lock: it must not wait.
+
+    Thread:
+        Any, until close().
+    """
+
+    def __init__(
+        self, encodes: Encodes, report: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.report = report
+        self._encodes = encodes
+        self._tasks: dict[int, Sequence[T]] = {}  # of open requests
+        self._errors: dict[int, PyllamaError] = {}
+        self._seconds: dict[int, float] = {}
+        self._control: Cancellable | None = None  # of the encode that runs
+        self._n_failed = self._n_cancelled = 0
+        self._encode_s = 0.0
+        self._closed = False
+        self._changed = Condition()
+        self._thread = Thread(target=self._run, name="pyllama-encoder", daemon=True)
+        self._thread.start()
+
+    def enter(self, requests: Sequence[tuple[int, Sequence[T]]]) -> None:
+        """
+        Take on the tasks of all *requests* or of none; they may begin at once.
+
+        Raises:
+            QueueFull, InvalidRequest: there is too much of them.
+        """
+        with self._changed:
+            entered: list[int] = []
+            try:
+                for request_id, tasks in requests:
+                    wanted = [task.wanted for task in tasks]
+                    self._encodes.add(request_id, wanted)
+                    entered.append(request_id)
+                    self._tasks[request_id] = tasks
+                    self._seconds[request_id] = 0.0
+            except BaseException:
+                for request_id in entered:
+                    self._leave(request_id)
+                raise
+            self._changed.notify_all()
+
+    def progress(self, request_id: int) -> tuple[Sequence[T], PyllamaError | None]:
+        """
+        The first tasks of a request that have rows, and what has failed.
+
+        None of a request that did not enter, or has left.
+        """
+        with self._changed:
+            tasks = self._tasks.get(request_id, ())
+            n_ready = self._encodes.n_ready(request_id) if tasks else 0
+            return tasks[:n_ready], self._errors.get(request_id)
+
+    def rows(self, task: T) -> Rows:
+        """What encode() gave of it; the request that it belongs to is open."""
+        with self._changed:
+            return self._encodes.rows(task.wanted.key)
+
+    def leave(self, request_id: int) -> float | None:
+        """A request has ended; seconds of its encodes, None if it did not enter."""
+        with self._changed:
+            return self._leave(request_id)
+
+    @property
+    def stats(self) -> MediaStats:
+        with self._changed:
+            encodes = self._encodes
+            return MediaStats(
+                encodes=encodes.n_encoded,
+                encodes_shared=encodes.n_shared,
+                encodes_failed=self._n_failed,
+                encodes_cancelled=self._n_cancelled,
+                encode_s=self._encode_s,
+                media_bytes=encodes.n_bytes,
+                row_bytes=encodes.n_kept_bytes,
+            )
+
+    def close(self) -> None:
+        """Cancel the encode that runs, and wait for it: one layer."""
+        with self._changed:
+            self._closed = True
+            self._cancel()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _leave(self, request_id: int) -> float | None:
+        self._tasks.pop(request_id, None)
+        self._errors.pop(request_id, None)
+        if self._encodes.leave(request_id):
+            self._cancel()
+        return self._seconds.pop(request_id, None)
+
+    def _cancel(self) -> None:
+        if self._control is not None:
+            self._control.cancel()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                turn = self._encodes.begin()
+                if turn is None:
+                    self._changed.wait()
+                else:
+                    request_id, index = turn
+                    self._encode(self._tasks[request_id][index])
+
+    def _encode(self, task: Task) -> None:
+        """With the lock, but while it is computed."""
+        self._control = control = task.control()
+        start = monotonic()
+        self._changed.release()
+        rows, error = _attempt(task, control)
+        self._changed.acquire()
+        self._control = None
+        self._note_time(task.wanted.key, monotonic() - start)
+        if error is not None:
+            self._n_failed += 1
+            for request_id in self._encodes.fail():
+                self._errors[request_id] = copy(error)  # each raises one of his own
+                self.report(request_id)
+        elif rows is None:
+            self._n_cancelled += 1
+            self._encodes.drop()
+        else:
+            for request_id, _ in self._encodes.done(rows):
+                self.report(request_id)
+
+    def _note_time(self, key: bytes, seconds: float) -> None:
+        self._encode_s += seconds
+        for request_id in self._encodes.users(key):
+            self._seconds[request_id] += seconds
+
+
+def _attempt(
+    task: Task, control: Cancellable
+) -> tuple[Rows | None, PyllamaError | None]:
+    """What comes of *task*; whatever it raises is about nothing else."""
+    try:
+        return task.encode(control), None
+    except PyllamaError as error:
+        return None, error
+    except BaseException as error:  # noqa: BLE001 - the reader is told
+        fault = EngineFault(f"an encode failed, the engine goes on: {error!r}")
+        fault.__cause__ = error
+        return None, fault

@@ -1,0 +1,207 @@
+"""What an engine has for images and sounds: a projector, limits, numbers and an encoder."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+from pyllama_raw.config import EngineConfig, MediaConfig
+from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.spans import Span
+from pyllama_raw.core.stats import MediaStats
+from pyllama_raw.engine.encoder import Cancellable, Encoder, Rows
+from pyllama_raw.engine.fingerprint import fingerprint
+from pyllama_raw.engine.media import MediaLayout, MediaReader
+from pyllama_raw.engine.model_files import model_files
+from pyllama_raw.engine.shared_models import ModelUse
+from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.errors import BadMedia, PyllamaError
+from pyllama_raw.media.content import MediaMessages, list_pieces
+from pyllama_raw.media.limits import Media, MediaLimits
+from pyllama_raw.native.cut import RowRun
+from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.projector import Projector
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTask:
+    """The encode of an image or a sound; see encoder.Task."""
+
+    part: Media
+    layout: MediaLayout
+    wanted: Wanted
+    reader: MediaReader
+
+    @property
+    def n_spans(self) -> int:
+        return sum(isinstance(run, RowRun) for run in self.layout.runs)
+
+    def control(self) -> Encode:
+        return Encode()
+
+    def encode(self, control: Cancellable) -> Rows | None:
+        assert isinstance(control, Encode)
+        return self.reader.encode(self.part, self.layout, control)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """The payload of a span; see span_rows.SpanRows."""
+
+    run: RowRun
+    task: MediaTask
+    start: int  # of its rows among those of the task, in floats
+    n_floats: int
+    encoder: Encoder[MediaTask]
+
+    @property
+    def rows(self) -> memoryview:
+        found = memoryview(self.encoder.rows(self.task))
+        return found[self.start : self.start + self.n_floats]
+
+
+class MediaPart(NamedTuple):
+    """An image or a sound as it stands in a prompt."""
+
+    tokens: array[int]  # numbers below 0 in place of rows
+    spans: tuple[Span, ...]  # as if it were the beginning of the prompt
+    payloads: tuple[MediaRows, ...]  # one a span
+
+
+class MediaDesk:
+    """
+    Makes spans of images and sounds, and has them encoded.
+
+    Thread:
+        Any, until close().
+    """
+
+    def __init__(
+        self,
+        projector: Projector,
+        identity: bytes,
+        config: MediaConfig,
+        keys: SpanKeys,
+    ) -> None:
+        self.projector = projector
+        self.limits = MediaLimits(
+            max_parts=config.max_parts,
+            max_bytes=config.max_upload_bytes,
+            max_pixels=config.max_pixels,
+            max_seconds=config.max_seconds,
+        )
+        self.encoder = Encoder[MediaTask](
+            Encodes(config.max_open_bytes, config.max_kept_bytes)
+        )
+        self._reader = MediaReader(projector, identity)
+        self._keys = keys
+
+    @classmethod
+    def open(cls, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> Self:
+        """
+        Load the projector that *config* names.
+
+        Raises:
+            ModelLoadFailed, ProjectorLoadFailed, Unsupported: as Projector.load().
+        """
+        wanted = config.media
+        assert wanted.mmproj is not None
+        projector = Projector.load(
+            wanted.mmproj,
+            use.model,
+            n_threads=config.context.n_threads_batch or config.context.threads,
+            use_gpu=config.model.n_gpu_layers != 0,
+            min_tokens=wanted.min_tokens,
+            max_tokens=wanted.max_tokens,
+        )
+        limits = {"min": wanted.min_tokens, "max": wanted.max_tokens}
+        name = fingerprint(model_files(Path(wanted.mmproj)), 0, limits, {})
+        return cls(projector, name.encode(), wanted, keys)
+
+    @property
+    def stats(self) -> MediaStats:
+        return self.encoder.stats
+
+    def take_list(
+        self, prompt: Sequence[object]
+    ) -> tuple[list[str | int], list[Media]]:
+        """As list_pieces(), within the limits. Raises InvalidRequest, BadMedia."""
+        pieces, media = list_pieces(prompt)
+        self.limits.check(media)
+        return pieces, media
+
+    def take_chat(self, messages: Sequence[Mapping[str, Any]]) -> MediaMessages:
+        """*messages* without their media. Raises InvalidRequest, BadMedia."""
+        taken = MediaMessages(messages)
+        self.limits.check(taken.media)
+        return taken
+
+    def place(self, part: Media, index: int) -> MediaPart:
+        """
+        *part* as it stands in a prompt, known from its size.
+
+        Args:
+            index: among the images and sounds of the prompt.
+
+        Raises:
+            BadMedia: the size cannot be handled; names *index*.
+            Unsupported: the projector does not see, or does not hear.
+        """
+        try:
+            layout = self._reader.layout(part)
+        except BadMedia as error:
+            raise BadMedia(error.reason, index) from error
+        n_bytes = len(part.content) + self._reader.n_row_bytes(layout)
+        wanted = Wanted(self._reader.key(part), n_bytes)
+        task = MediaTask(part, layout, wanted, self._reader)
+        tokens, spans, payloads, n_floats = array("i"), [], [], 0
+        for run, key in zip(layout.runs, layout.keys, strict=True):
+            start = len(tokens)
+            if not isinstance(run, RowRun):
+                tokens += run.tokens
+                continue
+            assert key is not None
+            tokens += array("i", [self._keys.number(key)]) * run.n_cells
+            spans.append(Span(start, len(tokens), run.n_pos, run.is_causal, key))
+            n_own = run.n_cells * self.projector.n_embd
+            payloads.append(MediaRows(run, task, n_floats, n_own, self.encoder))
+            n_floats += n_own
+        return MediaPart(tokens, tuple(spans), tuple(payloads))
+
+    def enter(self, requests: Sequence[Request]) -> None:
+        """
+        Have the media of all *requests* encoded, or of none.
+
+        Raises:
+            QueueFull, InvalidRequest: there is too much of them.
+        """
+        if any(request.spans for request in requests):
+            self.encoder.enter(
+                [(request.request_id, _tasks(request)) for request in requests]
+            )
+
+    def ready(self, request_id: int) -> tuple[int, PyllamaError | None]:
+        """How many of the first spans of a request have rows; and what has failed."""
+        tasks, error = self.encoder.progress(request_id)
+        return sum(task.n_spans for task in tasks), error
+
+    def leave(self, event: Event) -> Event:
+        """*event*; if it is the last one of a request, with the seconds of its encodes."""
+        if type(event) is not Finished:
+            return event
+        return replace(event, encode_s=self.encoder.leave(event.request_id))
+
+    def close(self) -> None:
+        """End the encodes and free the projector."""
+        self.encoder.close()
+        self.projector.close()
+
+
+def _tasks(request: Request) -> list[MediaTask]:
+    """One for each part of the prompt."""
+    payloads = cast(Sequence[MediaRows], request.payloads)
+    return list({id(rows.task): rows.task for rows in payloads}.values())

@@ -1,0 +1,221 @@
+"""Images and sounds in prompts, through the public API, on tiny models."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pyllama_raw import (
+    BadMedia,
+    Engine,
+    EngineConfig,
+    InvalidRequest,
+    PyllamaError,
+    SamplingParams,
+    Unsupported,
+)
+from pyllama_raw.config import MediaConfig, SchedulerConfig
+from pyllama_raw.media import Audio, Image
+from tests.media.files import (
+    deep_png,
+    image_file,
+    moving,
+    pixels,
+    wav_file,
+)
+from tests.tiny import PROJECTORS, tiny_projector
+
+pytestmark = pytest.mark.native
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@contextmanager
+def opened(name: str, **media: Any) -> Iterator[Engine]:
+    path, model = tiny_projector(name)
+    config = EngineConfig(
+        media=MediaConfig(mmproj=path, **media), scheduler=SchedulerConfig(n_slots=4)
+    )
+    with Engine.open(model, config) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def llava() -> Iterator[Engine]:
+    with opened("llava") as engine:
+        yield engine
+
+
+def picture(seed: int = 0) -> Image:
+    return Image(pixels(40, 30, seed))
+
+
+def sample(name: str) -> Image | Audio:
+    return picture() if PROJECTORS[name].size else Audio(wav_file(8000))
+
+
+def data_url(content: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def message(*parts: object) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_every_projector_answers(name):
+    """
+    A list of text and a medium is answered, and counts its rows.
+    """
+    with opened(name) as engine:
+        result = engine.complete(["hello ", sample(name), " there"], GREEDY)
+
+        usage = result.usage
+        assert usage.completion_tokens == 6
+        assert 0 < usage.media_tokens < usage.prompt_tokens
+        assert result.timings.encode_s is not None
+        assert engine.stats().encodes == 1
+        n_counted = engine.count(["hello ", sample(name), " there"])
+        assert n_counted == usage.prompt_tokens
+
+
+def test_each_way_to_give_an_image_gives_the_same(llava, tmp_path):
+    """
+    Bytes, a path, an array, Pillow's, a data URL: one prompt, and one encode for each file.
+    """
+    from PIL import Image as Pillow
+
+    content = image_file("PNG")
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    array = pixels(40, 30)
+    ways = [
+        {"type": "image_url", "image_url": {"url": data_url(content)}},
+        {"type": "image", "image": content},
+        {"type": "image", "image": path},
+        {"type": "image", "image": array},
+        {"type": "image", "image": Pillow.fromarray(array)},
+        {"type": "image", "image": Image(content)},
+    ]
+    before = llava.stats().encodes
+
+    results = [
+        llava.complete(
+            message({"type": "text", "text": "see "}, way),
+            GREEDY,
+            chat_template=TEMPLATE,
+        )
+        for way in ways
+    ]
+
+    assert len({result.token_ids for result in results}) == 1
+    assert len({result.usage.prompt_tokens for result in results}) == 1
+    assert llava.stats().encodes - before <= 2  # the file, and its pixels
+
+
+def test_what_a_message_writes_is_text(llava):
+    """
+    The marker of mtmd and the words around an image are no images.
+    """
+    text = "<__media__> <image> <|image_1|> <start_of_image>"
+
+    result = llava.complete([text, picture()], GREEDY)
+    only = llava.complete(text, GREEDY)
+
+    assert (
+        result.usage.media_tokens
+        == llava.complete([picture(), "."], GREEDY).usage.media_tokens
+    )
+    assert only.usage.media_tokens == 0
+
+
+REFUSED = {
+    "no image": ([Any], lambda: [Image(b"hello, world")], BadMedia),
+    "cut": ([Any], lambda: [Image(image_file("PNG")[:-40]), "a"], BadMedia),
+    "animated": ([Any], lambda: [Image(moving("GIF")), "a"], BadMedia),
+    "a long one": ([Any], lambda: [Image(pixels(100_000, 1)), "a"], BadMedia),
+    "wrong magic": ([Any], lambda: [Image(b"GIF8" + bytes(99)), "a"], BadMedia),
+    "sound": ([Any], lambda: [Audio(wav_file()), "a"], Unsupported),
+    "many": ([Any], lambda: [picture()] * 33 + ["a"], InvalidRequest),
+    "number": ([Any], lambda: [picture(), 3], InvalidRequest),
+    "address": (
+        [Any],
+        lambda: message({"type": "image_url", "image_url": {"url": "https://a.b/c"}}),
+        InvalidRequest,
+    ),
+    "file": (
+        [Any],
+        lambda: message({"type": "image_url", "image_url": {"url": "file:///etc/x"}}),
+        InvalidRequest,
+    ),
+    "text as a path": (
+        [Any],
+        lambda: message({"type": "image", "image": "/etc/passwd"}),
+        InvalidRequest,
+    ),
+    "base64": (
+        [Any],
+        lambda: message(
+            {"type": "image_url", "image_url": {"url": data_url(b"")[:-1] + "?"}}
+        ),
+        PyllamaError,
+    ),
+    "video": ([Any], lambda: message({"type": "video", "video": b""}), InvalidRequest),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_media_are_typed_errors_of_their_request(llava, name):
+    """
+    Nothing else is touched, and nothing is kept of them.
+    """
+    _, make, kind = REFUSED[name]
+    before = llava.stats()
+
+    with pytest.raises(kind):
+        llava.complete(
+            make(),
+            GREEDY,
+            **({"chat_template": TEMPLATE} if isinstance(make()[0], dict) else {}),
+        )
+
+    after = llava.stats()
+    assert (after.running, after.waiting, after.media_bytes) == (0, 0, 0)
+    assert after.row_bytes == before.row_bytes
+    assert llava.complete("hello", GREEDY).usage.completion_tokens == 6
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image(pixels(1, 1)),
+        Image(deep_png()),
+        Image(image_file("JPEG", mode="CMYK")),
+        Image(image_file("GIF")),
+        Image(image_file("BMP")),
+    ],
+    ids=repr,
+)
+def test_unusual_images_work(llava, image):
+    """
+    One pixel, 16 bits, four colours.
+    """
+    result = llava.complete([image, "a"], GREEDY)
+
+    assert result.usage.completion_tokens == 6
+
+
+def test_an_engine_without_a_projector_refuses_media():
+    """
+    In lists and in chats.
+    """
+    with Engine.open(tiny_projector("llava")[1]) as engine:
+        with pytest.raises(Unsupported, match="mmproj"):
+            engine.complete([picture(), "a"], GREEDY)
+        with pytest.raises(InvalidRequest, match="no images"):
+            engine.complete(message({"type": "image", "image": picture()}), GREEDY)

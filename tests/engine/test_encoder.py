@@ -1,0 +1,177 @@
+"""The encoder runs the tasks of requests in turn, once each, and drops what nobody wants."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from threading import Event
+from time import monotonic
+
+import pytest
+
+from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.engine.encoder import Encoder
+from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError, QueueFull
+from tests.engine.support import HANG_S
+
+N_BYTES = 40
+
+
+class FakeControl:
+    def __init__(self) -> None:
+        self.cancelled = Event()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+@dataclass
+class FakeTask:
+    """Gives rows of its letter; a held one waits until it is cancelled."""
+
+    name: str
+    log: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    is_held: bool = False
+    begun: Event = field(default_factory=Event)
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(self.name.encode(), N_BYTES)
+
+    def control(self) -> FakeControl:
+        return FakeControl()
+
+    def encode(self, control: FakeControl) -> array | None:
+        self.log.append(self.name)
+        self.begun.set()
+        if self.is_held:
+            assert control.cancelled.wait(HANG_S)
+            return None
+        if self.error is not None:
+            raise self.error
+        return rows(self.name)
+
+
+def rows(name: str) -> array:
+    return array("f", [float(ord(name))] * (N_BYTES // 4))
+
+
+class News:
+    """Waits for what the encoder reports."""
+
+    def __init__(self) -> None:
+        self._told = Event()
+
+    def __call__(self, _: int) -> None:
+        self._told.set()
+
+    def wait_until(self, holds) -> None:
+        end = monotonic() + HANG_S
+        while not holds():
+            assert monotonic() < end
+            self._told.wait(0.01)
+            self._told.clear()
+
+
+@pytest.fixture
+def news():
+    return News()
+
+
+@pytest.fixture
+def encoder(news):
+    made = Encoder(Encodes(10 * N_BYTES, 3 * N_BYTES), news)
+    yield made
+    made.close()
+
+
+def test_a_task_of_several_requests_runs_once(encoder, news):
+    """
+    Both are told, and their rows are the same ones.
+    """
+    log: list[str] = []
+    tasks = [FakeTask(name, log) for name in "aab"]
+    encoder.enter([(1, tasks[:2]), (2, tasks[1:])])
+    news.wait_until(lambda: len(encoder.progress(2)[0]) == 2)
+
+    told = [encoder.progress(1), encoder.progress(2)]
+
+    assert told == [(tasks[:2], None), (tasks[1:], None)]
+    assert log == ["a", "b"]
+    assert encoder.rows(tasks[0]) is encoder.rows(tasks[1])
+    assert encoder.rows(tasks[2]) == rows("b")
+    assert (encoder.stats.encodes, encoder.stats.encodes_shared) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"), [(BadMedia("damaged"), BadMedia), (OSError(), EngineFault)]
+)
+def test_a_task_that_fails_fails_those_who_want_it(encoder, news, raised, kind):
+    """
+    Each has an error of its own, others go on, and a later request tries again.
+    """
+    log: list[str] = []
+    bad = FakeTask("x", log, error=raised)
+    encoder.enter(
+        [(1, [FakeTask("a", log), bad]), (2, [bad]), (3, [FakeTask("b", log)])]
+    )
+    news.wait_until(lambda: len(encoder.progress(3)[0]) == 1)
+    news.wait_until(lambda: encoder.progress(1)[1] and encoder.progress(2)[1])
+
+    errors: list[PyllamaError | None] = [encoder.progress(i)[1] for i in (1, 2)]
+    for request_id in (1, 2, 3):
+        encoder.leave(request_id)
+    encoder.enter([(4, [FakeTask("x", log)])])
+    news.wait_until(lambda: len(encoder.progress(4)[0]) == 1)
+
+    assert [type(error) for error in errors] == [kind, kind]
+    assert errors[0] is not errors[1]
+    assert sorted(log) == ["a", "b", "x", "x"]
+    assert encoder.stats.encodes_failed == 1
+
+
+def test_an_encode_that_nobody_wants_is_cancelled(encoder, news):
+    """
+    The next one begins, and nothing is held any more.
+    """
+    held = FakeTask("a", is_held=True)
+    encoder.enter([(1, [held]), (2, [held])])
+    assert held.begun.wait(HANG_S)
+
+    encoder.leave(1)
+    encoder.leave(2)
+    encoder.enter([(3, [FakeTask("b")])])
+    news.wait_until(lambda: len(encoder.progress(3)[0]) == 1)
+
+    assert encoder.leave(3) >= 0
+    assert encoder.leave(3) is None
+    stats = encoder.stats
+    assert (stats.encodes, stats.encodes_cancelled) == (1, 1)
+    assert (stats.media_bytes, stats.row_bytes) == (0, N_BYTES)
+
+
+def test_requests_enter_together_or_not_at_all(encoder):
+    """
+    If there is too much, none of them holds anything.
+    """
+    letters = [FakeTask(name, is_held=True) for name in "abcdefghijk"]
+
+    with pytest.raises(QueueFull):
+        encoder.enter([(1, letters[:6]), (2, letters[6:])])
+
+    assert encoder.stats.media_bytes == 0
+
+
+def test_closing_ends_the_encode_that_runs():
+    """
+    It does not wait for more of it, and nothing else begins.
+    """
+    encoder = Encoder(Encodes(10 * N_BYTES, 0))
+    held, other = FakeTask("a", is_held=True), FakeTask("b")
+    encoder.enter([(1, [held]), (2, [other])])
+    assert held.begun.wait(HANG_S)
+
+    encoder.close()
+
+    assert not other.begun.is_set()
