@@ -114,6 +114,9 @@ class PromptEncoder:
         if not read.tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(read.tokens))
+        if read.spans and read.spans[-1].stop == len(read.tokens):
+            given = "an image or a sound at the end"
+            raise InvalidRequest("prompt", given, "text behind it, to go on from")
         return read
 
     def encode_texts(

@@ -14,7 +14,7 @@ from pyllama_raw import (
     Engine,
     EngineConfig,
     InvalidRequest,
-    PyllamaError,
+    PromptTooLong,
     SamplingParams,
     Unsupported,
 )
@@ -32,7 +32,7 @@ from tests.tiny import PROJECTORS, tiny_projector
 pytestmark = pytest.mark.native
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
 
 
 @contextmanager
@@ -124,49 +124,56 @@ def test_what_a_message_writes_is_text(llava):
     """
     text = "<__media__> <image> <|image_1|> <start_of_image>"
 
-    result = llava.complete([text, picture()], GREEDY)
-    only = llava.complete(text, GREEDY)
+    prompts = [[picture(), text], [picture(), "."], text]
+    n_rows = [llava.complete(prompt, GREEDY).usage.media_tokens for prompt in prompts]
 
-    assert (
-        result.usage.media_tokens
-        == llava.complete([picture(), "."], GREEDY).usage.media_tokens
-    )
-    assert only.usage.media_tokens == 0
+    assert n_rows == [4, 4, 0]
 
 
 REFUSED = {
-    "no image": ([Any], lambda: [Image(b"hello, world")], BadMedia),
-    "cut": ([Any], lambda: [Image(image_file("PNG")[:-40]), "a"], BadMedia),
-    "animated": ([Any], lambda: [Image(moving("GIF")), "a"], BadMedia),
-    "a long one": ([Any], lambda: [Image(pixels(100_000, 1)), "a"], BadMedia),
-    "wrong magic": ([Any], lambda: [Image(b"GIF8" + bytes(99)), "a"], BadMedia),
-    "sound": ([Any], lambda: [Audio(wav_file()), "a"], Unsupported),
-    "many": ([Any], lambda: [picture()] * 33 + ["a"], InvalidRequest),
-    "number": ([Any], lambda: [picture(), 3], InvalidRequest),
-    "address": (
-        [Any],
-        lambda: message({"type": "image_url", "image_url": {"url": "https://a.b/c"}}),
+    "no image": (lambda: [Image(b"hello, world"), "a"], BadMedia),
+    "cut": (lambda: [Image(image_file("PNG")[:-40]), "a"], BadMedia),
+    "animated": (lambda: [Image(moving("GIF")), "a"], BadMedia),
+    "too long": (lambda: [Image(pixels(100_000, 1)), "a"], BadMedia),
+    "wrong magic": (lambda: [Image(b"GIF8" + bytes(99)), "a"], BadMedia),
+    "a bomb": (lambda: [Image(bomb()), "a"], BadMedia),
+    "a sound": (lambda: [Audio(wav_file()), "a"], Unsupported),
+    "too many": (lambda: [picture()] * 33 + ["a"], InvalidRequest),
+    "a number": (lambda: [picture(), 3], InvalidRequest),
+    "nothing behind": (lambda: ["a", picture()], InvalidRequest),
+    "too long a prompt": (lambda: [picture(), "a " * 5000], PromptTooLong),
+    "an address": (
+        lambda: shows("image_url", {"url": "https://a.b/c"}),
         InvalidRequest,
     ),
-    "file": (
-        [Any],
-        lambda: message({"type": "image_url", "image_url": {"url": "file:///etc/x"}}),
+    "a file": (lambda: shows("image_url", {"url": "file:///etc/x"}), InvalidRequest),
+    "a path as text": (lambda: shows("image", "/etc/passwd"), InvalidRequest),
+    "no base64": (
+        lambda: shows("image_url", {"url": data_url(b"a") + "?"}),
         InvalidRequest,
     ),
-    "text as a path": (
-        [Any],
-        lambda: message({"type": "image", "image": "/etc/passwd"}),
-        InvalidRequest,
-    ),
-    "base64": (
-        [Any],
-        lambda: message(
-            {"type": "image_url", "image_url": {"url": data_url(b"")[:-1] + "?"}}
-        ),
-        PyllamaError,
-    ),
-    "video": ([Any], lambda: message({"type": "video", "video": b""}), InvalidRequest),
+    "an empty one": (lambda: shows("image_url", {"url": data_url(b"")}), BadMedia),
+    "a video": (lambda: shows("video", b""), InvalidRequest),
 }
+
+
+def shows(kind: str, value: object) -> list[dict[str, Any]]:
+    return message({"type": "text", "text": "see "}, {"type": kind, kind: value})
+
+
+def bomb() -> bytes:
+    """A PNG that says it is small, and unpacks to very much."""
+    import struct
+    import zlib
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        tail = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + tail
+
+    head = struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)
+    packed = zlib.compress(bytes(2**24))
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -174,15 +181,11 @@ def test_bad_media_are_typed_errors_of_their_request(llava, name):
     """
     Nothing else is touched, and nothing is kept of them.
     """
-    _, make, kind = REFUSED[name]
+    make, kind = REFUSED[name]
     before = llava.stats()
 
     with pytest.raises(kind):
-        llava.complete(
-            make(),
-            GREEDY,
-            **({"chat_template": TEMPLATE} if isinstance(make()[0], dict) else {}),
-        )
+        llava.complete(make(), GREEDY)
 
     after = llava.stats()
     assert (after.running, after.waiting, after.media_bytes) == (0, 0, 0)
