@@ -87,7 +87,7 @@ def test_vectors_are_those_of_libllama(name, pooling, n_values, kind, tmp_path: 
 
 def test_products_of_floats_are_exact_sums():
     """
-    GELU aside nothing is rounded to 16 bits: a model without it has the digits of 32 bits.
+    GELU aside nothing but keys and values is rounded to 16 bits, as libllama does.
     """
     with (
         vectors_of(
@@ -102,7 +102,7 @@ def test_products_of_floats_are_exact_sums():
     ):
         found, expected = (embed(c, [20, 3, 100], 64) for c in (fast, slow))
 
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 def test_a_context_that_generates_leaves_floats_to_libllama():
