@@ -427,14 +427,30 @@ def _build(
     from pyllama_raw.engine import opening
 
     if isinstance(model, Model):
+        config = with_projector(config, None, Path(model.path))
         parts = build_on(model, config, needs)
     else:
-        parts = opening.build(models.resolve_model(model), config, needs, report)
+        path = models.resolve_model(model)
+        config = with_projector(config, model, path)
+        parts = opening.build(path, config, needs, report)
     try:
         return parts, PromptEncoder.of(parts)
     except BaseException:
         parts.release()
         raise
+
+
+def with_projector(
+    config: EngineConfig | None, model: str | Path | None, path: Path
+) -> EngineConfig | None:
+    """*config* with the file of the projector that it names. Raises ModelNotFound."""
+    if config is None or config.media.mmproj is None:
+        return config
+    from pyllama_raw.models import resolve_projector
+
+    found = resolve_projector(config.media.mmproj, model, path)
+    media = config.media.model_copy(update={"mmproj": found})
+    return config.model_copy(update={"media": media})
 
 
 def _give_up(made: tuple[EngineParts, PromptEncoder]) -> None:

@@ -242,12 +242,12 @@ class MediaConfig(Frozen):
 
     mmproj: AnyPath | None = None
     """
-    The projector that belongs to the model, a GGUF file or hf:OWNER/REPO/FILE. None: prompts
-    are text.
+    The projector of the model: a GGUF file, hf:OWNER/REPO/FILE, or auto, which is the file
+    mmproj*.gguf beside the model. None: prompts are text.
     """
-    min_tokens: Count | None = None
+    image_min_tokens: Count | None = None
     """Fewest rows of an image, of projectors that can choose. None: as the file says."""
-    max_tokens: Count | None = None
+    image_max_tokens: Count | None = None
     """Most rows of an image, of projectors that can choose. None: as the file says."""
     max_parts: Count = 32
     """Images and sounds in a prompt."""
@@ -264,9 +264,9 @@ class MediaConfig(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        low, high = self.min_tokens, self.max_tokens
+        low, high = self.image_min_tokens, self.image_max_tokens
         if low is not None and high is not None and low > high:
-            raise wrong("min_tokens", low, f"at most max_tokens ({high})")
+            raise wrong("image_min_tokens", low, f"at most image_max_tokens ({high})")
         return self
 
 

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.fetch import (
@@ -65,6 +66,38 @@ def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
     return path
 
 
+def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) -> Path:
+    """
+    Return the projector file that *spec* names.
+
+    Args:
+        model: the name of the model, and *path* its file. "auto" looks beside it: in its
+            folder, or in its repository.
+
+    Raises:
+        ModelNotFound: it cannot be had; says what was tried.
+    """
+    if str(spec) != "auto":
+        return resolve_model(spec)
+    if str(model).startswith("hf:"):
+        return _projector_from_hugging_face(str(model))
+    found = [name for name in path.parent.iterdir() if _is_projector(name.name)]
+    if not found:
+        raise ModelNotFound(str(spec), f"no mmproj*.gguf beside {path}")
+    return min(found, key=lambda name: _rank(name.name))
+
+
+def _is_projector(name: str) -> bool:
+    return name.startswith("mmproj") and name.endswith(".gguf")
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """The first is the one to use: a common type, then by name."""
+    kinds = ("-f16", "-bf16", "-q8_0")
+    order = (i for i, kind in enumerate(kinds) if kind in name.lower())
+    return next(order, len(kinds)), name
+
+
 def default_model(*, progress: bool = True) -> Path:
     """
     Return the default model, fetching and checking it on first use.
@@ -112,12 +145,31 @@ def _from_hugging_face(spec: str) -> Path:
     owner, repo, file = (*spec.removeprefix("hf:").split("/", 2), "", "")[:3]
     if not (owner and repo and file):
         raise ModelNotFound(spec, "give hf:OWNER/REPO/FILE")
+    with _asking(spec) as hub:
+        return Path(hub.hf_hub_download(f"{owner}/{repo}", file))
+
+
+def _projector_from_hugging_face(model: str) -> Path:
+    """That of the repository in which *model* is."""
+    owner, repo, _ = model.removeprefix("hf:").split("/", 2)
+    with _asking(model) as hub:
+        names = map(str, hub.list_repo_files(f"{owner}/{repo}"))
+        found = [name for name in names if _is_projector(name.rsplit("/", 1)[-1])]
+    if not found:
+        raise ModelNotFound(model, "its repository has no mmproj*.gguf")
+    best = min(found, key=lambda name: _rank(name.rsplit("/", 1)[-1]))
+    return _from_hugging_face(f"hf:{owner}/{repo}/{best}")
+
+
+@contextmanager
+def _asking(spec: str) -> Iterator[Any]:
+    """The module that knows Hugging Face; what it raises is a ModelNotFound."""
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub
     except ImportError as error:
         raise ModelNotFound(spec, "run `pip install huggingface_hub` first") from error
     try:
-        return Path(hf_hub_download(f"{owner}/{repo}", file))
+        yield huggingface_hub
     except (OSError, ValueError) as error:  # its errors all derive from these
         raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
 

@@ -19,6 +19,7 @@ from pyllama_raw.config import (
     ContextConfig,
     EngineConfig,
     LogConfig,
+    MediaConfig,
     ModelConfig,
     SchedulerConfig,
 )
@@ -40,6 +41,8 @@ class Settings(Frozen):
     """Fields of SchedulerConfig."""
     cache: Fields = Field(default_factory=dict)
     """Fields of CacheConfig."""
+    media: Fields = Field(default_factory=dict)
+    """Fields of MediaConfig."""
     log: Fields = Field(default_factory=dict)
     """Fields of LogConfig."""
     engine: Fields = Field(default_factory=dict)
@@ -61,6 +64,7 @@ class Settings(Frozen):
             context=ContextConfig(**self.context),
             scheduler=SchedulerConfig(**self.scheduler),
             cache=CacheConfig(**self.cache),
+            media=MediaConfig(**self.media),
             log=LogConfig(**self.log),
             **self.engine,
         )

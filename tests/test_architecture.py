@@ -70,7 +70,7 @@ RULE: dict[str, set[str]] = {
     | {"sampling"},
     "cli": CONNECTION
     | API
-    | {"__init__", "bench", "described", "native", "policy", "sim", "tune"},
+    | {"__init__", "bench", "described", "media", "native", "policy", "sim", "tune"},
     "__main__": {"cli"},
 }
 

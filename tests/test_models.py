@@ -5,6 +5,7 @@ import sys
 import types
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -170,3 +171,35 @@ def test_hub_failure_is_a_model_not_found(monkeypatch):
 
     with pytest.raises(ModelNotFound, match="404 for that file"):
         models.resolve_model("hf:owner/repo/file.gguf")
+
+
+@pytest.mark.parametrize("spec", ["hf:owner/repo/q4/file.gguf", None])
+def test_a_projector_is_found_beside_its_model(monkeypatch, tmp_path, spec):
+    """
+    In the repository of an hf: model, or in the folder of a file: f16 before other types.
+    """
+    names = ["mmproj-F32.gguf", "mmproj-model-f16.gguf", "file.gguf", "mmproj.txt"]
+    for name in names:
+        (tmp_path / name).touch()
+    fake = SimpleNamespace(
+        list_repo_files=lambda repo: [f"q4/{name}" for name in names],
+        hf_hub_download=lambda repo, file: tmp_path / file.removeprefix("q4/"),
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+
+    found = models.resolve_projector("auto", spec, tmp_path / "file.gguf")
+
+    assert found == tmp_path / "mmproj-model-f16.gguf"
+
+
+def test_a_model_without_a_projector_beside_it(monkeypatch, tmp_path):
+    """
+    The error says where none was found.
+    """
+    fake = SimpleNamespace(list_repo_files=lambda repo: ["file.gguf"])
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+
+    with pytest.raises(ModelNotFound, match="beside"):
+        models.resolve_projector("auto", None, tmp_path / "file.gguf")
+    with pytest.raises(ModelNotFound, match="no mmproj"):
+        models.resolve_projector("auto", "hf:a/b/file.gguf", tmp_path / "file.gguf")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pyllama_raw.media import Audio, Image
 from pyllama_raw.messages import Message
 
 HELP = """\
@@ -21,9 +23,14 @@ class Conversation:
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
 
-    def with_message(self, text: str) -> list[Message]:
-        """The messages to answer if the user now says *text*."""
-        return [*self._system(), *self.turns, {"role": "user", "content": text}]
+    def with_message(
+        self, text: str, media: Sequence[Image | Audio] = ()
+    ) -> list[Message]:
+        """The messages to answer if the user now shows *media* and says *text*."""
+        content: object = text
+        if media:
+            content = [*map(_part, media), {"type": "text", "text": text}]
+        return [*self._system(), *self.turns, {"role": "user", "content": content}]
 
     def take(self, text: str, answer: str) -> None:
         """Keep a turn; one without an answer is forgotten, so that roles alternate."""
@@ -47,3 +54,8 @@ class Conversation:
         if self.system is None:
             return []
         return [{"role": "system", "content": self.system}]
+
+
+def _part(medium: Image | Audio) -> Message:
+    kind = "image" if isinstance(medium, Image) else "audio"
+    return {"type": kind, kind: medium}

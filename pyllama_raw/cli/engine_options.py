@@ -63,6 +63,7 @@ def engine_config(options: Namespace) -> EngineConfig:
         scheduler={"max_waiting_tokens": 2**40}
         | given(options, SchedulerConfig.model_fields),
         cache=given(options, CacheConfig.model_fields),
+        media=given(options, ("mmproj",)),
         log=given(options, LogConfig.model_fields),
         engine=given(options, ("sampler_placement", "deterministic")),
     )

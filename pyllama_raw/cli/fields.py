@@ -47,6 +47,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "devices": {"action": "append", "metavar": "NAME"},
     "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
     "directory": {"type": Path, "metavar": "DIR"},
+    "mmproj": {"metavar": "FILE"},
     "step_log": {"type": Path, "metavar": "FILE"},
     "request_log": {"type": Path, "metavar": "FILE"},
     "max_bytes": {"type": byte_size, "metavar": "SIZE"},

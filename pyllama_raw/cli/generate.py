@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import anyio
 
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api import AsyncEngine, with_projector
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.groups import first
@@ -30,6 +30,7 @@ from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
 from pyllama_raw.errors import ConfigError, PyllamaError
+from pyllama_raw.media import Audio, Image
 from pyllama_raw.models import resolve_model
 from pyllama_raw.replacing import check_writable
 
@@ -136,11 +137,15 @@ def generate(options: Namespace) -> int:
     """Run the command; return its exit status."""
     defaults = given(options, SAMPLING)
     inputs = _inputs(options, defaults)
+    if options.mmproj is None and (options.images or options.sounds):
+        options.mmproj = "auto"
     config = engine_config(options)
     if options.summary is not None:
         check_writable(options.summary)
+    spec = model_spec(options)
+    path = resolve_model(spec)
     opening = AsyncEngine.open(
-        resolve_model(model_spec(options)), config, needs="generate"
+        path, with_projector(config, spec, path), needs="generate"
     )
     terminal = Terminal(sys.stdout, sys.stderr)
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
@@ -160,6 +165,8 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
         raise ConfigError("give prompts or --input FILE, one of them")
     if options.system is not None and not options.chat:
         raise ConfigError("--system goes with --chat; a line of --input has messages")
+    if options.input and (options.images or options.sounds):
+        raise ConfigError("--image and --audio go with prompts; a line has messages")
     if options.input:
         return from_file(options.input, defaults=defaults, deadline_s=deadline_s)
     return from_prompts(
@@ -167,4 +174,8 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
         chat=Conversation(options.system) if options.chat else None,
         defaults=defaults,
         deadline_s=deadline_s,
+        media=[
+            *(Image(path) for path in options.images or ()),
+            *(Audio(path) for path in options.sounds or ()),
+        ],
     )

@@ -8,8 +8,10 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+from pyllama_raw.api import with_projector
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
@@ -23,6 +25,7 @@ from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
 from pyllama_raw.sampling.declared import declared, with_declared
 from pyllama_raw.sampling.params import SamplingParams
 
@@ -37,6 +40,7 @@ MODEL_FACTS = (
     "is_recurrent",
     "is_hybrid",
 )
+PROJECTOR_FACTS = ("sees", "hears", "sample_rate", "uses_mrope", "n_embd", "n_bytes")
 VOCAB_FACTS = ("kind", "bos", "eos", "add_bos", "add_eos")
 
 
@@ -75,12 +79,16 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
         {f"{row.computes} by {row.needs}": row.is_usable for row in table()},
     )
     yield "devices", {device.name: asdict(device) for device in libllama.devices()}
-    path = resolve_model(model_spec(options))
+    spec = model_spec(options)
+    path = resolve_model(spec)
     capabilities = probe(path, config.model.kv_overrides)
     yield "file", {"path": str(path), **_file(capabilities)}
     capabilities.check(*Operation)
     with Model.load(path, **config.model.model_dump()) as model:
         yield "model", _model(model)
+        used = with_projector(config, spec, path)
+        if used is not None and used.media.mmproj is not None:
+            yield "projector", _projector(used.media.mmproj, model)
         if Operation.GENERATE in capabilities.refusals:
             yield "limits", step_fields(model, config)
             return
@@ -116,6 +124,12 @@ def _model(model: Model) -> dict[str, Any]:
         **vocab,
         **_sampling(model.meta),
     }
+
+
+def _projector(path: str | Path, model: Model) -> dict[str, Any]:
+    with Projector.load(path, model) as projector:
+        facts = {name: getattr(projector, name) for name in PROJECTOR_FACTS}
+    return {"path": str(path), **facts}
 
 
 def _sampling(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.config import Token
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.frozen import allowed
+from pyllama_raw.media import Audio, Image
 from pyllama_raw.options import PolicyData
 from pyllama_raw.prompt import Prompt
 from pyllama_raw.sampling.params import SamplingParams
@@ -61,16 +62,23 @@ def from_prompts(
     chat: Conversation | None,
     defaults: Mapping[str, Any],
     deadline_s: float | None,
+    media: Sequence[Image | Audio] = (),
 ) -> list[Input]:
-    """Requests for prompts given as arguments; each is what the user says in *chat*."""
+    """
+    Requests for prompts given as arguments; each is what the user says in *chat*.
+
+    Args:
+        media: stand before each prompt.
+    """
     sampling = SamplingParams(**defaults)
+
+    def whole(prompt: str) -> Prompt:
+        if chat is not None:
+            return chat.with_message(prompt, media)
+        return [*media, prompt] if media else prompt
+
     return [
-        InputRequest(
-            index,
-            prompt if chat is None else chat.with_message(prompt),
-            sampling,
-            deadline_s=deadline_s,
-        )
+        InputRequest(index, whole(prompt), sampling, deadline_s=deadline_s)
         for index, prompt in enumerate(prompts)
     ]
 
@@ -119,7 +127,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: str
-    content: str
+    content: str | list[dict[str, Any]]  # text, or parts of it, as OpenAI has them
 
 
 class _LineBase(BaseModel):

@@ -9,7 +9,7 @@ from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count, positive
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
-from pyllama_raw.config import SchedulerConfig
+from pyllama_raw.config import MediaConfig, SchedulerConfig
 from pyllama_raw.native.quantize import FILE_TYPES
 
 OF_REQUEST = ("priority", "deadline_s", "client", "policy_data")
@@ -35,6 +35,23 @@ def add_generate(parser: ArgumentParser) -> None:
         "--chat", action="store_true", help="a PROMPT is a message to the model"
     )
     add(parser, "--system", str, "TEXT", "with --chat: how the model should behave")
+    parser.add_argument(
+        "--image",
+        dest="images",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="an image before each PROMPT; repeatable",
+    )
+    parser.add_argument(
+        "--audio",
+        dest="sounds",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="a sound before each PROMPT, behind the images; repeatable",
+    )
+    add_fields(parser, MediaConfig, ("mmproj",))
     parser.add_argument(
         "--jsonl", action="store_true", help="one JSON object a request on stdout"
     )
@@ -99,6 +116,7 @@ def add_info(parser: ArgumentParser) -> None:
     """Flags of `info`."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_fields(parser, MediaConfig, ("mmproj",))
     add_engine(parser)
 
 

@@ -34,6 +34,7 @@ def summarize(
         "prompt_tokens": n_prompt,
         "completion_tokens": n_output,
         "cached_tokens": sum(result.usage.cached_tokens for result in results),
+        "media_tokens": sum(result.usage.media_tokens for result in results),
         "total_tokens_per_s": (n_prompt + n_output) / wall_s,
         "completion_tokens_per_s": n_output / wall_s,
         "ttft_s": _spread(ttft_s for ttft_s in first if ttft_s is not None),

@@ -115,10 +115,10 @@ class MediaDesk:
             use.model,
             n_threads=config.context.n_threads_batch or config.context.threads,
             use_gpu=config.model.n_gpu_layers != 0,
-            min_tokens=wanted.min_tokens,
-            max_tokens=wanted.max_tokens,
+            min_tokens=wanted.image_min_tokens,
+            max_tokens=wanted.image_max_tokens,
         )
-        limits = {"min": wanted.min_tokens, "max": wanted.max_tokens}
+        limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
         name = fingerprint(model_files(Path(wanted.mmproj)), 0, limits, {})
         return cls(projector, name.encode(), wanted, keys)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import tiny_model
+from tests.media.files import image_file, wav_file
+from tests.tiny import tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 
@@ -137,3 +138,62 @@ def test_model_without_vocabulary_takes_ids():
     assert (done.returncode, done.stderr) == (1, "")
     assert (lines[0]["text"], len(lines[0]["token_ids"])) == ("", 3)
     assert lines[1]["error"]["type"] == "Unsupported"
+
+
+def test_generate_shows_an_image_and_a_sound(tmp_path: Path):
+    """
+    Files on the command line stand before each prompt, and are encoded once.
+    """
+    image, sound = tmp_path / "a.png", tmp_path / "a.wav"
+    image.write_bytes(image_file("PNG"))
+    sound.write_bytes(wav_file(8000))
+    options = ("--temperature", "0", "--max-tokens", "3", "--jsonl", "--n-ctx", "2048")
+
+    for name, flag, path in (("llava", "--image", image), ("qwen2a", "--audio", sound)):
+        projector, model = map(str, tiny_projector(name))
+        summary = tmp_path / f"{name}.json"
+        files = ("--model", model, "--mmproj", projector, flag, str(path))
+        done = run(
+            "generate", *files, *options, "--summary", str(summary), "one", "two"
+        )
+
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [line["usage"]["media_tokens"] > 0 for line in lines] == [True, True]
+        assert all(line["timings"]["encode_s"] >= 0 for line in lines)
+        assert json.loads(summary.read_text())["engine"]["encodes"] == 1
+
+
+def test_a_bad_image_on_the_command_line_is_told(tmp_path: Path):
+    """
+    A file that is no image ends the command before a model is loaded.
+    """
+    path = tmp_path / "a.png"
+    path.write_bytes(b"hello, world")
+
+    done = run("generate", "--image", str(path), "--mmproj", "x.gguf", "one")
+
+    assert done.returncode != 0
+    assert "no PNG" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_info_shows_the_projector():
+    """
+    What it takes, and how much memory it needs.
+    """
+    projector, model = map(str, tiny_projector("qwen2vl"))
+
+    done = run("info", model, "--mmproj", projector, "--json")
+
+    facts = json.loads(done.stdout)["projector"]
+    n_bytes = facts.pop("n_bytes")
+    assert facts == {
+        "path": projector,
+        "sees": True,
+        "hears": False,
+        "sample_rate": None,
+        "uses_mrope": True,
+        "n_embd": 64,
+    }
+    assert n_bytes > 0
