@@ -159,6 +159,7 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
                 "completion_tokens": 2,
                 "cached_tokens": 0,
                 "cache_tier": None,
+                "media_tokens": 0,
             },
             "timings": {
                 "queue_s": 0.0,
@@ -167,6 +168,7 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
                 "itl_p99_s": None,
                 "tpot_s": None,
                 "e2e_s": 1.0,
+                "encode_s": None,
             },
             "sampler": {"placement": "host", "why": "of a test"},
         },
