@@ -25,6 +25,7 @@ from random import Random
 from pyllama_raw import Engine, EngineConfig, SamplingParams
 from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.span_keys import SpanKeys
 
 N_TOKENS = 400
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -89,7 +90,7 @@ def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
     for folder in directory.glob("*/"):
         names = list(folder.glob("*.plrstate"))
         store = DiskStore(directory, folder.name, max_disk_bytes)
-        known = store.scan()
+        known = store.scan(SpanKeys())
         n_files += len(names)
         n_found += len(known)
         n_whole += sum(store.read(state.payload) is not None for state in known)
@@ -105,7 +106,7 @@ def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
 def check_output(model: str, directory: Path, max_disk_bytes: int) -> dict[str, int]:
     """Restore what is left, and compare with slots that computed the same prompts."""
     (folder,) = directory.glob("*/")
-    known = DiskStore(directory, folder.name, max_disk_bytes).scan()
+    known = DiskStore(directory, folder.name, max_disk_bytes).scan(SpanKeys())
     n_cached = n_wrong = 0
     for state in known[-5:]:
         tokens = state.tokens.tolist()

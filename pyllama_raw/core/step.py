@@ -23,6 +23,7 @@ from pyllama_raw.core.request import (
     SamplerUse,
     TokenLogprobs,
 )
+from pyllama_raw.core.spans import Spans
 from pyllama_raw.errors import PyllamaError
 
 NONE: Mapping[int, Any] = MappingProxyType({})
@@ -68,6 +69,7 @@ class FileKey(NamedTuple):
 
     namespace: str | None
     tokens: bytes  # one C int each
+    spans: Spans = ()  # of these, whole; their numbers are of this engine only
 
 
 class Save(NamedTuple):

@@ -72,7 +72,7 @@ def assemble(
     )
     flag = AbortFlag()
     facts = {"n_seq_max": layout.n_seq_max, "deterministic": config.deterministic}
-    store = open_store(model, use.files, config, fields | facts)
+    store, keys = open_store(model, use.files, config, fields | facts), SpanKeys()
     writer = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
@@ -90,9 +90,8 @@ def assemble(
         disk=writer,
     )
     try:
-        scheduler = _make_scheduler(executor.context, config, layout, store)
-        span_keys = SpanKeys()
-        media = _open_media(use, config, span_keys)
+        scheduler = _make_scheduler(executor.context, config, layout, store, keys)
+        media = _open_media(use, config, keys)
     except BaseException:
         executor.shutdown()
         raise
@@ -129,7 +128,7 @@ def assemble(
         make_rules=Constraints(model.vocab).rules,
         metadata=model.meta,
         make_embedder=make_embedder,
-        span_keys=span_keys,
+        span_keys=keys,
         media=media,
     )
 
@@ -146,7 +145,11 @@ def _open_media(
 
 
 def _make_scheduler(
-    context: Context, config: EngineConfig, layout: Layout, store: DiskStore | None
+    context: Context,
+    config: EngineConfig,
+    layout: Layout,
+    store: DiskStore | None,
+    keys: SpanKeys,
 ) -> Scheduler:
     if not context.has_memory or context.model.has_encoder:
         raise Unsupported("generate", "the model has an encoder")
@@ -155,7 +158,7 @@ def _make_scheduler(
         limits_of(context, config, layout),
         context.model.vocab.pieces,
         cache=make_cache(config.cache, layout.kind),
-        disk=None if store is None else make_disk_tier(store, layout.kind, cost),
+        disk=None if store is None else make_disk_tier(store, layout.kind, cost, keys),
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
         policy=make_policy(config.scheduler.policy),
@@ -274,7 +277,9 @@ def open_store(
     return DiskStore(Path(cache.directory), name, cache.max_disk_bytes)
 
 
-def make_disk_tier(store: DiskStore, kind: SnapshotKind, cost: SnapshotCost) -> Tier:
+def make_disk_tier(
+    store: DiskStore, kind: SnapshotKind, cost: SnapshotCost, keys: SpanKeys
+) -> Tier:
     """A file holds a whole state, also where host snapshots are ranges."""
     whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
     cache = PrefixCache(whole, max_bytes=store.max_bytes, max_entries=MAX_FILES)
@@ -284,7 +289,7 @@ def make_disk_tier(store: DiskStore, kind: SnapshotKind, cost: SnapshotCost) -> 
         n_more = head_bytes(n_parts) + (n_parts - 1) * cost.base_bytes
         return HEADER_BYTES + n_more + cost.bound(n_tokens)
 
-    return Tier(CacheTier.DISK, cache, bound, store.scan())
+    return Tier(CacheTier.DISK, cache, bound, store.scan(keys))
 
 
 def limits_of(context: Context, config: EngineConfig, layout: Layout) -> ContextLimits:

@@ -39,6 +39,8 @@ from pyllama_raw.engine.own_files import (
     own_files,
     own_files_below,
 )
+from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.span_records import from_file
 from pyllama_raw.engine.state_file import (
     TOKEN_BYTES,
     BadFile,
@@ -93,10 +95,15 @@ class DiskStore:
                 stacklevel=2,
             )
 
-    def scan(self) -> list[KnownState]:
-        """Complete files of this fingerprint, the latest used last; bad ones go."""
+    def scan(self, keys: SpanKeys) -> list[KnownState]:
+        """
+        Complete files of this fingerprint, the latest used last; bad ones go.
+
+        Args:
+            keys: give the numbers that stand for rows of spans.
+        """
         files = [f for f in own_files(self._folder) if f.path.suffix == STATE]
-        looked_at = [self._look_at(file.path) for file in sorted(files)]
+        looked_at = [self._look_at(file.path, keys) for file in sorted(files)]
         return [known for known in looked_at if known is not None]
 
     def write(
@@ -138,12 +145,12 @@ class DiskStore:
         """Remove *file*, if it is still there."""
         delete_own(file.path)
 
-    def _look_at(self, path: Path) -> KnownState | None:
+    def _look_at(self, path: Path, keys: SpanKeys) -> KnownState | None:
         """What a later read() of the file at *path* can give."""
         try:
             with os.fdopen(open_own(path), "rb") as stream:
                 header, digest = read_header(stream, self._fingerprint)
-                tokens = read_tokens(stream, header)
+                tokens = from_file(read_tokens(stream, header), keys)
         except BadFile:
             delete_own(path)
             return None

@@ -36,6 +36,7 @@ from pyllama_raw.core.step import (
     Written,
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.span_records import to_file
 from pyllama_raw.engine.state_file import HEADER_BYTES, State, StoredFile
 from pyllama_raw.engine.state_parts import (
     PART_TOKENS,
@@ -147,7 +148,9 @@ class SlotOperations:
             self._files.report(Written(save.save_id, None))
         else:
             assert save.key is not None
-            self._files.write(save.save_id, *save.key, state)
+            namespace, tokens, spans = save.key
+            written = to_file(tokens, spans)
+            self._files.write(save.save_id, namespace, written, state)
 
     def _capture(self, save: Save, slot: int) -> State | None:
         """What *slot* holds of the range, by way of scratch if it is a part."""
@@ -229,7 +232,10 @@ class SlotOperations:
         try:
             for start, stop in ranges:
                 context.seq_cp(slot, scratch, start, stop)
-                sizes.append((context.state_bytes(scratch), stop - start))
+                n_bytes = 0  # no row has these positions: they are behind an image
+                if context.seq_pos_max(scratch) is not None:
+                    n_bytes = context.state_bytes(scratch)
+                sizes.append((n_bytes, stop - start))
                 context.seq_rm(scratch)
             at = head_bytes(len(sizes))
             n_bytes = at + sum(n for n, _ in sizes)
@@ -238,6 +244,8 @@ class SlotOperations:
             payload = new_bytes(n_bytes)
             payload[:at] = make_head(sizes)
             for (start, stop), (n, _) in zip(ranges, sizes, strict=True):
+                if not n:
+                    continue
                 context.seq_cp(slot, scratch, start, stop)
                 context.capture(scratch, payload[at : at + n])
                 context.seq_rm(scratch)
@@ -281,7 +289,7 @@ class SlotOperations:
             self._trim(slot, piece.stop)
         elif isinstance(payload, FileState):
             for start, stop, state in parts_of(data):
-                if start < piece.stop and piece.start < stop:
+                if len(state) and start < piece.stop and piece.start < stop:
                     self._load_range(
                         slot, state, max(start, piece.start), min(stop, piece.stop)
                     )

@@ -21,7 +21,7 @@ _COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<QI")
 
 
 class Part(NamedTuple):
-    """The state of the indices [start, stop)."""
+    """The state of the positions [start, stop); empty if no row has these."""
 
     start: int
     stop: int

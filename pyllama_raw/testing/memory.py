@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.step import (
     Copy,
     Delete,
@@ -44,11 +45,15 @@ class FakeFile(NamedTuple):
     """What a write leaves."""
 
     number: int
-    tokens: tuple[int, ...]
+    rows: Payload
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for _, token in self.rows)
 
     @property
     def n_bytes(self) -> int:
-        return HEAD_BYTES + TOKEN_BYTES * len(self.tokens)
+        return HEAD_BYTES + TOKEN_BYTES * len(self.rows)
 
 
 class FakeMemory:
@@ -180,7 +185,7 @@ class FakeMemory:
         fetch_id, file = self.reading.pop(0)
         if fails or file is None:
             return Fetched(fetch_id, None, 0.0)
-        return Fetched(fetch_id, tuple(enumerate(file.tokens)), 0.0)
+        return Fetched(fetch_id, file.rows, 0.0)
 
     def _check_cut(self, slot: int, kept: list[Cell]) -> None:
         if self._must_not_cut:
@@ -219,13 +224,10 @@ class FakeMemory:
         if save.tier is CacheTier.DISK:
             file = None
             if payload is not None:
-                assert [pos for pos, _ in payload] == list(range(len(payload)))
-                file = FakeFile(save.save_id, tuple(token for _, token in payload))
-                assert min(file.tokens) >= 0, (
-                    "the number of an image is of this process"
-                )
+                file = FakeFile(save.save_id, payload)
                 assert save.key is not None
                 assert array("i", file.tokens).tobytes() == save.key.tokens
+                assert_keyed(file.tokens, save.key.spans)
                 assert file.n_bytes <= save.max_bytes
             self.writing.append((save.save_id, file))
         elif payload is not None:
@@ -264,6 +266,13 @@ class FakeMemory:
             self._fill(slot, rows)
             assert _end_at(self.slots[slot], piece.stop)
         assert self._highest(slot) == load.last_pos
+
+
+def assert_keyed(tokens: Sequence[int], spans: Spans) -> None:
+    """Other engines know rows by keys, so each span has one and is whole."""
+    assert all(span.key for span in spans)
+    rows = [index for span in spans for index in range(span.start, span.stop)]
+    assert rows == [index for index, token in enumerate(tokens) if token < 0]
 
 
 def _rows(cells: Iterable[Cell]) -> Payload:

@@ -228,6 +228,20 @@ def test_a_request_can_be_cancelled():
     assert ends_of(events) == {1: FinishReason.CANCELLED, 2: FinishReason.STOP}
 
 
+def test_a_request_can_be_failed():
+    """
+    It ends with the error; it has no spans to be told of.
+    """
+    scheduler = make_scheduler(make_request(0, [2]))
+    error = InvalidBatch("llama_decode", -1, "as told")
+
+    told = [scheduler.fail(0, error, 1.0), scheduler.fail(0, error, 1.0)]
+
+    assert told == [True, False]
+    assert ends_of(scheduler.take_events()) == {0: error}
+    assert not scheduler.media_ready(0, 1)
+
+
 def test_a_deadline_ends_a_request():
     """
     It is told with the first step after it.

@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize("kind", SnapshotKind)
 def make_engine(n_slots=3, kind=SnapshotKind.RANGE, **options) -> Engine:
     """Somebody streams, and a file has all of LONG; it is not read before finish()."""
     whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
-    file = FakeFile(0, tuple(LONG))
+    file = FakeFile(0, tuple(enumerate(LONG)))
     index = PrefixCache(whole, max_bytes=10**6, max_entries=10)
     known = KnownState(None, array("i", LONG), file, file.n_bytes)
     disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [known])
@@ -54,7 +54,7 @@ def test_streams_go_on_while_a_file_is_read(kind):
     engine.run()
 
     assert [[work.request_id for work in plan.works] for plan in plans] == [[0]] * 3
-    assert lent == FakeFile(0, tuple(LONG)).n_bytes
+    assert lent == FakeFile(0, tuple(enumerate(LONG))).n_bytes
     assert engine.cache.n_lent_bytes == 0
     assert (engine.ends[asked].n_cached, engine.ends[asked].cache_tier) == (
         len(LONG),
@@ -182,7 +182,7 @@ def test_a_file_for_which_host_memory_has_no_room_is_not_read():
     """
     What is on its way counts against max_bytes.
     """
-    engine = make_engine(max_bytes=FakeFile(0, tuple(LONG)).n_bytes - 1)
+    engine = make_engine(max_bytes=FakeFile(0, tuple(enumerate(LONG))).n_bytes - 1)
     asked = engine.add(ASKED)
 
     engine.run()

@@ -163,7 +163,8 @@ class SchedulerModel(RuleBasedStateMachine):
         tokens, spans = array("i", prefix), []
         for token, n_rows, n_pos, is_causal in images if self.has_images else ():
             stop = len(tokens) + n_rows
-            spans.append(Span(len(tokens), stop, n_pos, is_causal))
+            key = b"" if token == -1 else bytes([-token]) * 32
+            spans.append(Span(len(tokens), stop, n_pos, is_causal, key))
             tokens.extend([token] * n_rows)
         tokens.extend(tail or [10])
         scored = scored and not spans

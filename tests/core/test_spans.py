@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.memory.tier import SnapshotCost
-from pyllama_raw.core.request import Delta, FinishReason, LengthLimit, Request
+from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.request import (
+    CacheTier,
+    Delta,
+    FinishReason,
+    LengthLimit,
+    Request,
+)
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.spans import Span, are_valid, border, position, span_at, whole
 from pyllama_raw.core.step import (
@@ -100,21 +106,36 @@ def test_spans_that_no_prompt_can_have(spans):
 class Engine:
     """A driver on the fake executor, which checks each position."""
 
-    def __init__(self, kind=SnapshotKind.RANGE, interval=0, max_bytes=0, **limits):
+    def __init__(
+        self,
+        kind=SnapshotKind.RANGE,
+        interval=0,
+        max_bytes=0,
+        has_files=False,
+        **limits,
+    ):
         abort = dict.fromkeys(limits.pop("aborts", ()), DecodeStatus.ABORTED)
         options = {
             name: limits.pop(name)
-            for name in ("context_full", "token_budget")
+            for name in ("context_full", "token_budget", "prefill_quantum")
             if name in limits
         }
         limits = fake_limits(kind=kind, **limits)
         self.executor = FakeExecutor(limits, failures=abort)
+        disk = None
+        if has_files:
+            files = PrefixCache(SnapshotKind.STATE, max_bytes=10**6, max_entries=9)
+            disk = Tier(
+                CacheTier.DISK, files, SnapshotCost(HEAD_BYTES, TOKEN_BYTES).bound
+            )
+            disk.min_gain = 8
         self.scheduler = Scheduler(
             limits,
             Pieces(),
             cache=PrefixCache(kind, max_bytes=max_bytes, max_entries=9),
             snapshot_cost=SnapshotCost(HEAD_BYTES, TOKEN_BYTES),
             snapshot_interval_tokens=interval,
+            disk=disk,
             **options,
         )
         self.events = []
@@ -123,9 +144,12 @@ class Engine:
 
     def add(self, tokens, max_tokens=3, n_pos=4, *, is_ready=True, **fields):
         """*tokens* in which IMAGE takes *n_pos* positions."""
-        is_causal = fields.pop("is_causal", True)
+        kind = {
+            "is_causal": fields.pop("is_causal", True),
+            "key": fields.pop("key", b""),
+        }
         runs = [i for i in range(len(tokens)) if tokens[i : i + 16] == IMAGE]
-        spans = tuple(Span(i, i + 16, n_pos, is_causal) for i in runs)
+        spans = tuple(Span(i, i + 16, n_pos, **kind) for i in runs)
         number = self._n_added
         request = Request(number, array("i", tokens), max_tokens, spans=spans, **fields)
         self.driver.add([request], 0.0)
@@ -140,6 +164,14 @@ class Engine:
                 return finished(self.events)
             self.scheduler.check_integrity()
         raise AssertionError("not idle")
+
+    def write_all(self):
+        while self.executor.memory.writing:
+            self.scheduler.take_report(self.executor.memory.end_write())
+
+    def read_all(self):
+        while self.executor.memory.reading:
+            self.scheduler.take_report(self.executor.memory.end_fetch())
 
     def _take(self, events, _):
         self.events += events
@@ -278,7 +310,7 @@ def test_who_waits_for_rows_holds_no_slot_that_others_want():
     engine.add([200, 201, 202], 2)
     [other] = engine.run()
     n_works = len(engine.works)
-    load = engine.scheduler.load[:2]
+    load = engine.scheduler.occupancy[:2]
     engine.driver.media_ready(0, 1)
 
     ends = engine.run()
@@ -417,3 +449,29 @@ def test_an_image_that_no_step_can_compute_is_refused():
 
     assert caught.value.index == 0
     assert not engine.scheduler.has_work
+
+
+def test_a_file_is_loaded_in_portions_that_hold_images_whole():
+    """
+    Others go on meanwhile; what is asked of the file ends before or behind an image.
+    """
+    engine = Engine(n_slots=2, n_parked=0, max_bytes=10**6, has_files=True)
+    engine.add([*ASKED, *IMAGE, *range(130, 140)], 1, key=b"k" * 32)
+    engine.run()
+    for _ in range(2):
+        engine.add(list(range(200, 240)), 1)
+        engine.run()
+    engine.write_all()
+    engine.scheduler._memory.cache.clear()
+    engine.scheduler._memory.restores.load_tokens = 8
+    engine.add(WORDS, 60)
+    engine.driver.step()
+    engine.add([*ASKED, *IMAGE, *range(130, 141)], 1, key=b"k" * 32)
+    engine.driver.step()
+    engine.read_all()
+
+    ends = engine.run()
+
+    assert ends[4].n_cached == 51
+    stops = [load.pieces[-1].stop for load in engine.of(Load)]
+    assert stops == [6, 10, 14, 18, 26, 27]

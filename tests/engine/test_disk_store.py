@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import HEADER_BYTES, StoredFile
 from pyllama_raw.errors import ConfigError
 
@@ -54,7 +55,7 @@ def test_what_is_written_is_found_and_read(tmp_path):
     file = put(store, 7, namespace="tenant ü")
 
     again = DiskStore(tmp_path, "model", MANY)
-    (known,) = again.scan()
+    (known,) = again.scan(SpanKeys())
 
     assert known.namespace == "tenant ü"
     assert known.tokens.tobytes() == tokens_of(7)
@@ -74,7 +75,7 @@ def test_files_come_in_the_order_of_use(tmp_path):
 
     store.read(files[0])
 
-    assert [known.payload for known in store.scan()][-1] == files[0]
+    assert [known.payload for known in store.scan(SpanKeys())][-1] == files[0]
 
 
 def test_every_changed_byte_is_noticed(tmp_path):
@@ -103,7 +104,7 @@ def test_damaged_heads_are_not_indexed(tmp_path):
     for place in Random(2).sample(range(rest), 30):  # noqa: S311
         file = put(store, 1)
         flip(file.path, place)
-        assert store.scan() == []
+        assert store.scan(SpanKeys()) == []
         assert not file.path.exists()
 
 
@@ -113,7 +114,7 @@ def test_other_sizes_are_noticed(tmp_path, change):
     A file that was cut off, or has more bytes, is a miss for both ways to look at it.
     """
     store = DiskStore(tmp_path, "model", MANY)
-    for use in (store.scan, None):
+    for use in (lambda: store.scan(SpanKeys()), None):
         file = put(store, 3)
         os.truncate(file.path, max(file.n_bytes + change, 0))
         assert (store.read(file) if use is None else use()) in (None, [])
@@ -141,7 +142,7 @@ def test_files_of_other_fingerprints_are_not_found(tmp_path):
     store = DiskStore(tmp_path, "model", MANY)
     moved.path.rename(tmp_path / "model" / moved.path.name)
 
-    assert store.scan() == []
+    assert store.scan(SpanKeys()) == []
     assert [path.name for path in tmp_path.glob("*/*")] == [kept.path.name]
 
 
@@ -301,7 +302,7 @@ def test_killed_writers_leave_nothing_wrong(tmp_path):
 
             store = DiskStore(tmp_path, "model", limit)
             assert not list(tmp_path.glob("*/*.plrpart"))
-            for known in store.scan():
+            for known in store.scan(SpanKeys()):
                 seed = known.tokens[0]
                 assert np.array_equal(store.read(known.payload), state_of(seed, 2**20))
         writers.stdin.close()

@@ -219,7 +219,7 @@ def test_streams_go_on_while_a_file_is_read():
     """
     executor = FakeExecutor(fake_limits(n_slots=2))
     files = FakeFiles(executor.memory)
-    file = FakeFile(0, tuple(range(100, 190)))
+    file = FakeFile(0, tuple(enumerate(range(100, 190))))
     executor.memory.files.add(file)
     known = KnownState(None, array("i", file.tokens), file, file.n_bytes)
     thread = start(executor, files, [known])

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw.engine.disk_store import DiskStore
+from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import BODY_AT, HEADER_BYTES, MAGIC
 from tests.engine.hostile import STRANGERS, seen, within_bound
 from tests.engine.test_disk_store import put, state_of, tokens_of
@@ -127,7 +128,7 @@ def use(root: Path) -> tuple[list[tuple[bytes, bytes | None]], bytes | None]:
         warnings.simplefilter("ignore", RuntimeWarning)
         store = DiskStore(root, "model", LIMIT, lock_wait_s=0)
     pairs = []
-    for known in store.scan():
+    for known in store.scan(SpanKeys()):
         state = store.read(known.payload)
         pairs.append((known.tokens.tobytes(), None if state is None else bytes(state)))
     file = store.write(None, tokens_of(9), state_of(9))

@@ -17,6 +17,7 @@ import pytest
 from pyllama_raw.engine import directory_lock, disk_store
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import BODY_AT, HEADER_BYTES, MAGIC
 from pyllama_raw.errors import ConfigError
 from tests.engine.hostile import STRANGERS, ordinary_user, seen, within_bound
@@ -41,7 +42,7 @@ def make_root(tmp_path: Path) -> Path:
 
 
 def found(store: DiskStore) -> list[bytes]:
-    return [known.tokens.tobytes() for known in store.scan()]
+    return [known.tokens.tobytes() for known in store.scan(SpanKeys())]
 
 
 @pytest.mark.parametrize("place", BESIDE)
@@ -77,7 +78,7 @@ def test_a_lock_that_is_not_ours_stops_writes_only(tmp_path, kind):
 
     with pytest.warns(RuntimeWarning, match="keeps nothing new"):
         store = within_bound(lambda: DiskStore(root, "model", MANY))
-    (known,) = store.scan()
+    (known,) = store.scan(SpanKeys())
     written = within_bound(lambda: store.write(None, tokens_of(2), state_of(2)))
 
     assert np.array_equal(store.read(known.payload), state_of(1))
@@ -97,7 +98,7 @@ def test_a_folder_that_is_not_ours_holds_nothing(tmp_path, kind):
 
     with pytest.warns(RuntimeWarning, match="keeps nothing new"):
         store = within_bound(lambda: DiskStore(root, "new", MANY))
-    known = within_bound(store.scan)
+    known = within_bound(lambda: store.scan(SpanKeys()))
     written = within_bound(lambda: store.write(None, tokens_of(2), state_of(2)))
 
     assert (known, written) == ([], None)
@@ -312,7 +313,7 @@ def test_a_directory_that_vanishes_is_a_miss(tmp_path):
 
     shutil.rmtree(root)
 
-    assert store.scan() == []
+    assert store.scan(SpanKeys()) == []
     assert store.read(file) is None
     assert store.write(None, tokens_of(3), state_of(3)) is None
     store.delete(file)
@@ -344,7 +345,7 @@ def test_no_space_for_the_folder_leaves_the_engine_without_files(tmp_path, monke
     with pytest.warns(RuntimeWarning, match="No space left"):
         store = DiskStore(tmp_path, "model", MANY)
 
-    assert store.scan() == []
+    assert store.scan(SpanKeys()) == []
     assert store.write(None, tokens_of(1), state_of(1)) is None
 
 
@@ -419,7 +420,7 @@ def test_no_more_descriptors_is_a_miss_and_the_file_stays(tmp_path):
     try:
         missed = (
             store.read(file),
-            store.scan(),
+            store.scan(SpanKeys()),
             store.write(None, tokens_of(3), state_of(3)),
         )
     finally:

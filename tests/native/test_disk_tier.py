@@ -16,6 +16,7 @@ from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES
 from pyllama_raw.engine.opening import build
+from pyllama_raw.engine.span_keys import SpanKeys
 from tests.engine.hostile import STRANGERS, seen, within_bound
 from tests.engine.test_disk_store import flip, n_used
 from tests.tiny import tiny_model
@@ -252,7 +253,7 @@ def test_a_state_of_other_tokens_than_its_file_says_is_a_miss(tmp_path, name, n_
     cold = complete(model, long, None)
     (path,) = tmp_path.glob("*/*.plrstate")
     store = DiskStore(tmp_path, path.parent.name, 10**9)
-    (known,) = store.scan()
+    (known,) = store.scan(SpanKeys())
     state = store.read(known.payload)
     store.delete(known.payload)
     tokens = array("i", long[: len(PROMPT) + n_more]).tobytes()

@@ -93,6 +93,36 @@ def test_logits_are_those_of_the_helper(name, layout, way):
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_a_later_engine_finds_the_prompt_in_a_file(tmp_path, name, layout):
+    """
+    With the image in it, whose rows need not be there; the logits are those of the helper.
+    """
+    options = {"directory": tmp_path, "token_budget": SMALL, **ONE_SLOT}
+    options |= {"max_entries": 100, **LAYOUTS[layout]}
+    with playing_media(name, **options) as player:
+        player.set_min_gain(2)
+        player.play(player.prompt(after=QUESTION))
+        player.play_text(30)
+    with playing_media(name, **options) as player:
+        player.set_min_gain(2)
+        player.keys.number(b"another image than in the first engine")
+        prompt = player.prompt()
+        number = player.play(prompt)
+        end, found = player.ends[number], player.logits[number]
+        n_rows = player.n_computed_rows()
+
+        expected = player.expected(prompt)
+
+    assert end.cache_tier is CacheTier.DISK
+    assert n_rows == 0
+    if layout == "split":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("name", PROJECTORS)
 def test_steps_ahead_go_on_at_the_positions_behind_an_image(name):
     """

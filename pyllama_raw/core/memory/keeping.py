@@ -62,5 +62,9 @@ class Keeping:
     def _writes(self, idle: Idle) -> list[Move]:
         """What keeps in files what an idle slot holds."""
         return self._tiers.write(
-            idle.slot, idle.namespace, idle.tokens, is_whole=idle.is_usable
+            idle.slot,
+            idle.namespace,
+            idle.tokens,
+            idle.spans,
+            is_whole=idle.is_usable,
         )

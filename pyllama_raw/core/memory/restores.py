@@ -18,6 +18,7 @@ from pyllama_raw.core.memory.snapshot_points import Points
 from pyllama_raw.core.memory.tiers import Loading, Tiers, n_cells_of
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running
+from pyllama_raw.core.spans import border
 
 LOAD_TOKENS = 128  # of a file, in a step of others
 
@@ -82,7 +83,7 @@ class Restores:
         start, stop = running.n_computed, hit.n_tokens
         has_portions = self._slots.limits.kind is SnapshotKind.RANGE
         if has_portions and len(self._slots.running) > len(self._fetchers):
-            stop = min(stop, start + self.load_tokens)
+            stop = self._portion(running, start, stop)
         has_cells = n_cells_of(hit) - start <= self._slots.n_not_running
         if not (has_cells and self._tiers.is_open):
             self.end(running)
@@ -93,6 +94,11 @@ class Restores:
             del self._loads[fetch_id]
             self.end(running)
         self._load(running, loading, stop)
+
+    def _portion(self, running: Running, start: int, stop: int) -> int:
+        """Where a portion of [start, stop) ends: a span is loaded as a whole."""
+        whole = running.sequence.whole(min(stop, start + self.load_tokens))
+        return whole if whole > start else border(running.request.spans, start) or stop
 
     def _load(self, running: Running, loading: Loading, stop: int) -> None:
         """Fill the slot of *running* from host memory, up to *stop*."""

@@ -108,7 +108,7 @@ class Tier:
         Args:
             host: lends the memory for a state on its way to a file.
         """
-        plan = self._plan(namespace, tokens)
+        plan = self._plan(namespace, tokens, spans)
         if plan is None:
             return []
         n_bytes = self._bound(plan.stop - plan.start)
@@ -120,7 +120,11 @@ class Tier:
         return self._begin(plan, slot, n_bytes, free, spans)
 
     def save_snapshots(
-        self, namespace: Namespace, tokens: array[int], host: PrefixCache
+        self,
+        namespace: Namespace,
+        tokens: array[int],
+        host: PrefixCache,
+        spans: Spans = (),
     ) -> list[Move]:
         """
         What writes to files the snapshots of *host* on the path of *tokens*.
@@ -133,12 +137,13 @@ class Tier:
         limit = len(tokens) - 1
         while limit > 0 and (hit := host.match(namespace, tokens, limit)).entries:
             (entry,), limit = hit.entries, hit.n_tokens - 1
-            plan = self._plan(namespace, tokens[: hit.n_tokens])
+            plan = self._plan(namespace, tokens[: hit.n_tokens], spans)
             if plan is not None:
                 host.pin(hit)
                 n_bytes = self._bound(hit.n_tokens)
                 source = Snapshot(entry.payload)
-                moves += self._begin(plan, source, n_bytes, partial(host.unpin, hit))
+                free = partial(host.unpin, hit)
+                moves += self._begin(plan, source, n_bytes, free, spans)
         return moves
 
     def end_save(self, save_id: int, saved: Saved | None) -> None:
@@ -192,14 +197,16 @@ class Tier:
 
     # -- helpers -------------------------------------------------------------------
 
-    def _plan(self, namespace: Namespace, tokens: array[int]) -> CapturePlan | None:
+    def _plan(
+        self, namespace: Namespace, tokens: array[int], spans: Spans
+    ) -> CapturePlan | None:
         """What to save of *tokens*; None if it would be of no use, or is there."""
         if not self.cache.stores:
             return None
         if self.is_on_disk and (
             len(tokens) < self.min_gain
             or isinstance(namespace, Private)
-            or min(tokens) < 0
+            or not all(span.key for span in spans if span.start < len(tokens))
         ):
             return None  # computed sooner than read; nobody could ask for the file
         return self.cache.plan_store(namespace, tokens, len(tokens))
@@ -222,7 +229,8 @@ class Tier:
         key = None
         if self.is_on_disk:
             assert not isinstance(plan.namespace, Private)  # see _plan()
-            key = FileKey(plan.namespace, plan.key)
+            held = tuple(span for span in spans if span.start < plan.stop)
+            key = FileKey(plan.namespace, plan.key, held)
         start, stop = position(spans, plan.start), position(spans, plan.stop)
         save = Save(self._n_saves, self.name, source, start, stop, n_bytes, key)
         return [*self.deletions(), save]

@@ -53,7 +53,13 @@ class Tiers:
         return self.host.save(slot, namespace, tokens, self.host.cache, spans)
 
     def write(
-        self, slot: int, namespace: Namespace, tokens: array[int], *, is_whole: bool
+        self,
+        slot: int,
+        namespace: Namespace,
+        tokens: array[int],
+        spans: Spans,
+        *,
+        is_whole: bool,
     ) -> list[Move]:
         """
         What keeps in files what a slot holds.
@@ -63,9 +69,10 @@ class Tiers:
         """
         if not self.is_open:
             return []
-        moves = self.disk.save_snapshots(namespace, tokens, self.host.cache)
+        host = self.host.cache
+        moves = self.disk.save_snapshots(namespace, tokens, host, spans)
         if is_whole:
-            moves += self.disk.save(slot, namespace, tokens, self.host.cache)
+            moves += self.disk.save(slot, namespace, tokens, host, spans)
         return moves
 
     def offers(
