@@ -1,6 +1,7 @@
 """Who may share a decode, and that everybody gets a turn."""
 
 import os
+from array import array
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from pyllama_raw.core.lots import LotTurns
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Finished, Lot, StopToken
 from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,
     Release,
@@ -19,6 +21,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Trim,
 )
+from pyllama_raw.errors import BadMedia
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import (
     STOP_TOKEN,
@@ -95,6 +98,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)  # noqa: S311
+        self.has_images = rng.random() < 0.5
         unified, fails = rng.random() < 0.5, rng.random() < 0.5
         split_kind = SnapshotKind.STATE if fails else SnapshotKind.EXACT
         limits = fake_limits(
@@ -137,12 +141,41 @@ class History:
     def add(self) -> None:
         rng, number = self.rng, len(self.lots)
         n_prompt, max_tokens = rng.randrange(1, 16), rng.randrange(1, 9)
-        request = make_request(number, n_prompt, max_tokens, lot=rng.choice(LOTS))
+        spans = self.spans(n_prompt) if self.has_images else ()
+        request = make_request(
+            number, n_prompt, max_tokens, lot=rng.choice(LOTS), spans=spans
+        )
+        for span in spans:
+            rows = array("i", [-len(spans)] * (span.stop - span.start))
+            request.tokens[span.start : span.stop] = rows
         self.executor.open(request)
         self.scheduler.add(request, self.now)
         self.lots[number] = request.lot
 
+    def spans(self, n_prompt: int) -> tuple[Span, ...]:
+        """Some that are apart or follow each other, before the last token."""
+        rng, spans, start = self.rng, [], 0
+        while rng.random() < 0.6:
+            start += rng.randrange(4)
+            stop = start + rng.randrange(1, 7)
+            if stop >= n_prompt:
+                break
+            n_pos = rng.randint(1, stop - start)
+            spans.append(Span(start, stop, n_pos, rng.random() < 0.5))
+            start = stop
+        return tuple(spans)
+
+    def encode(self) -> None:
+        """Rows come in the order of a prompt, or never."""
+        for number, sequence in list(self.scheduler._roster.unready.items()):
+            if self.rng.random() < 0.4:
+                n_spans = sequence.n_ready_spans + 1
+                assert self.scheduler.media_ready(number, n_spans)
+            elif self.is_rare():
+                assert self.scheduler.fail(number, BadMedia("as told"), self.now)
+
     def step(self) -> None:
+        self.encode()
         self.now += 1.0
         plan = self.scheduler.schedule(self.now)
         events = self.scheduler.take_events()
@@ -160,16 +193,21 @@ class History:
                 self.ended.add(event.request_id)
 
     def check(self, plan: StepPlan) -> None:
-        """It is of one lot, and no lot that was ready has waited for too long."""
+        """
+        It is of one lot, and no lot that was ready has waited for too long.
+
+        The executor checks that no step has rows of images beside tokens.
+        """
         [*here] = {self.lots[work.request_id] for work in plan.works}
         assert len(here) <= 1
         if not here or self.scheduler._suspects.all:  # who is suspected goes alone
             self.bounds.clear()
             return
         running = self.scheduler._memory.slots.running.values()
-        running = [each for each in running if each.leader is None]
+        running = [each for each in running if each.leader is None and each.is_ready]
         limits = self.scheduler.limits
-        n_parts = 1 + limits.deterministic  # of a lot: streams and prompts
+        # Of a lot: streams and prompts, rows and those that see each other.
+        n_parts = 1 + limits.deterministic + 2 * self.has_images
         bound = n_parts * len({s.request.lot for s in running}) - 1
         has_cells = not limits.unified or limits.n_cells >= 96
         ready = {s.request.lot for s in running if has_cells or s.n_behind == 1}

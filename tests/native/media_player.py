@@ -122,7 +122,6 @@ class MediaPlayer:
             sampling=GREEDY,
             spans=prompt.spans,
             payloads=prompt.payloads,
-            cache_points=tuple(span.stop for span in prompt.spans[-1:]),
             **fields,
         )
         self.tokens[number] = []
