@@ -63,14 +63,16 @@ RULE: dict[str, set[str]] = {
     | {"messages", "prompt", "results", "sampling"},
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API | {"media"},
-    "sim": {"core", "engine", "errors", "policy"},
+    "sim": {"bench", "core", "engine", "errors", "policy"},
+    "plot": {"bench", "core", "engine", "errors", "sim"},
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}
     | {"sampling"},
     "bench": {"__init__", "api", "config", "errors", "native", "replacing", "results"}
     | {"sampling"},
     "cli": CONNECTION
     | API
-    | {"__init__", "bench", "described", "media", "native", "policy", "sim", "tune"},
+    | {"__init__", "bench", "described", "media", "native", "plot", "policy", "sim"}
+    | {"tune"},
     "__main__": {"cli"},
 }
 

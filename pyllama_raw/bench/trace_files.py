@@ -7,10 +7,13 @@ Recorded arrivals as calls.
 | Mooncake | JSONL | by blocks of 512 tokens | timestamp (ms), *_length, hash_ids |
 | Azure LLM | CSV | so many tokens | TIMESTAMP, ContextTokens, GeneratedTokens |
 | BurstGPT | CSV | so many tokens | Timestamp (s), Request tokens, Response tokens |
+| Vidur | CSV | so many tokens | arrived_at (s), num_prefill_tokens, num_decode_tokens |
+| request log | JSONL | by blocks of `block` tokens | submitted_s, n_*, hash_ids, client, ... |
 
 Where a trace has only lengths, prompts are seeded text that nothing repeats; equal
 hash_ids of one seed are equal blocks. Requests without output (failed when they were
-recorded) are left out. Times count from the first request.
+recorded) are left out. Times count from the first request. A request log has requests in
+the order in which they ended; they are sorted by the time they came.
 """
 
 from __future__ import annotations
@@ -43,20 +46,25 @@ class Arrival:
     blocks: tuple[int, ...] = ()  # what each block of the prompt is
     prompt: Prompt | None = None  # the prompt itself, where the trace has it
     more: Mapping[str, Any] | None = None  # other fields of a Call
+    block: int = MOONCAKE_BLOCK  # tokens of each of blocks but the last
+    max_tokens: int | None = None  # that were allowed; None: n_output
+    priority: int = 0
+    deadline_s: float | None = None  # from its arrival
+    client: str | None = None
+    policy_data: Mapping[str, str | int | float | bool | None] | None = None
 
 
 def read(path: Path, limit: int | None = None) -> list[Arrival]:
     """
-    The first *limit* requests of a trace file, in its order.
+    The first *limit* requests of a trace file.
 
     Raises:
         ConfigError: names the line that is not understood.
     """
     found: list[Arrival] = []
-    first: float | None = None
     parse = None
     for number, row in _rows(path):
-        if limit is not None and len(found) == limit:
+        if len(found) == limit and parse is not _logged:
             break
         try:
             values = json.loads(row) if isinstance(row, str) else row
@@ -65,13 +73,14 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
             _check_turn(arrival, len(found))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: {error!r}") from error
-        if arrival.n_output < 1:
-            continue
-        first = arrival.at_s if first is None else first
-        found.append(replace(arrival, at_s=max(arrival.at_s - first, 0.0)))
+        if arrival.n_output >= 1:
+            found.append(arrival)
     if not found:
         raise ConfigError(f"{path}: no requests in it")
-    return found
+    if parse is _logged:
+        found = sorted(found, key=lambda arrival: arrival.at_s)[:limit]
+    first = found[0].at_s
+    return [replace(each, at_s=max(each.at_s - first, 0.0)) for each in found]
 
 
 def calls_of(
@@ -115,7 +124,7 @@ def _prompt(
         return writer.prompt(generator(seed, "call", index), n_left)
     parts = []
     for block in arrival.blocks:
-        n_block = min(_scaled(MOONCAKE_BLOCK, scale), n_left)
+        n_block = min(_scaled(arrival.block, scale), n_left)
         parts.append(writer.tokens(generator(seed, "block", block), n_block))
         n_left -= n_block
     parts.append(writer.tokens(generator(seed, "call", index), n_left))
@@ -181,7 +190,29 @@ def _burstgpt(row: Row) -> Arrival:
     return Arrival(float(row["Timestamp"]), n_prompt, n_output)
 
 
-PARSERS: dict[str, Callable[[Row], Arrival]] = {  # by a key that only it has
+def _vidur(row: Row) -> Arrival:
+    n_prompt, n_output = float(row["num_prefill_tokens"]), row["num_decode_tokens"]
+    return Arrival(float(row.get("arrived_at", 0)), int(n_prompt), int(float(n_output)))
+
+
+def _logged(row: Row) -> Arrival:
+    return Arrival(
+        float(row["submitted_s"]),
+        int(row["n_prompt"]),
+        int(row["n_output"]),
+        tuple(row["hash_ids"]),
+        block=int(row["block"]),
+        max_tokens=int(row["max_tokens"]),
+        priority=int(row["priority"]),
+        deadline_s=row["deadline_s"],
+        client=row["client"],
+        policy_data=row["policy_data"],
+    )
+
+
+PARSERS: dict[str, Callable[[Row], Arrival]] = {  # by a key that no one before has
+    "submitted_s": _logged,
+    "num_prefill_tokens": _vidur,
     "max_tokens": _ours,
     "hash_ids": _mooncake,
     "ContextTokens": _azure,

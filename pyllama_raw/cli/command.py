@@ -15,10 +15,11 @@ from pyllama_raw import __version__
 from pyllama_raw.cli import bench_options, options
 from pyllama_raw.cli.flags import Parser, told
 from pyllama_raw.cli.profiles import note_of
-from pyllama_raw.cli.simulate_options import add_simulate
+from pyllama_raw.cli.simulate_options import add_plot, add_simulate
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
+NEED_BENCH = ("bench", "plot")  # packages of that extra
 MODULES = {"embed": "vectors", "rank": "vectors"}  # where the name is another one
 STATUS = """\
 exit status:
@@ -78,6 +79,7 @@ def _parser() -> Parser:
         ("tune", options.add_tune, "find the fastest options on a machine"),
         ("simulate", add_simulate, "compare scheduling policies without a model"),
         ("trace", options.add_trace, "turn logs into a trace for ui.perfetto.dev"),
+        ("plot", add_plot, "draw logs and results"),
     ):
         _add(
             commands,
@@ -120,7 +122,7 @@ def _run(module: str, function: str, parsed: Namespace) -> int:
     try:
         command = import_module(f"pyllama_raw.cli.{module}")
     except ImportError as error:
-        if module != "bench":
+        if module not in NEED_BENCH:
             raise
         missing = "pip install httptools matplotlib psutil"
         raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error

@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.simulate_options import OF_SCHEDULER
 from pyllama_raw.engine.records import write_records
+from pyllama_raw.engine.request_log import RequestLog
 from pyllama_raw.engine.step_log import StepLog, read_steps
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.policy import make_policy
 from pyllama_raw.replacing import check_writable
-from pyllama_raw.sim import CostModel, Machine, Workload, fit, table
+from pyllama_raw.sim import CostModel, Figures, Machine, Trace, Workload, fit, table
 from pyllama_raw.sim import simulate as run
 
 
@@ -23,29 +26,56 @@ def simulate(options: Namespace) -> int:
     """Run the command; return its exit status."""
     if options.fit is not None:
         return _fit(options)
-    if options.steps is not None:
-        check_writable(options.steps)
+    for path in (options.steps, options.figure):
+        if path is not None:
+            check_writable(path)
     machine, workload = _machine(options), _workload(options)
     for name in options.compare:
         make_policy(name)  # a mistake shows before the first run
-    log, results = StepLog(), []
     total = len(options.compare) * workload.n_requests
     with tqdm(total=total, unit=" requests", unit_scale=True) as bar:
-        for name in options.compare:
-            bar.set_description(name)
-            log = StepLog()
-            results.append(
-                run(
-                    workload,
-                    replace(machine, policy=name),
-                    log=log if options.steps is not None else None,
-                    on_end=lambda *_: bar.update(),
-                )
-            )
-    if options.steps is not None:
-        write_records(options.steps, log)
+        results = [
+            _run_one(options, workload, replace(machine, policy=name), bar)
+            for name in options.compare
+        ]
+    if options.figure is not None:
+        draw(results, options.figure)
     sys.stdout.write("\n".join(table(results)) + "\n")
     return 0
+
+
+def _run_one(
+    options: Namespace, workload: Workload | Trace, machine: Machine, bar: tqdm[Any]
+) -> Figures:
+    """Simulate one policy, and write what is asked for."""
+    name, folder = machine.policy, options.request_logs
+    bar.set_description(name)
+    steps, requests = StepLog(), RequestLog(workload.n_requests)
+    found = run(
+        workload,
+        machine,
+        n_replicas=options.replicas,
+        router=options.router,
+        log=None if options.steps is None else steps,
+        watchers=() if folder is None else [requests],
+        on_end=lambda *_: bar.update(),
+    )
+    if options.steps is not None:
+        write_records(options.steps, steps)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_records(folder / f"{name}.jsonl", requests)
+    return found
+
+
+def draw(results: list[Figures], path: Path) -> None:
+    """The latencies of *results*, in a file."""
+    try:
+        from pyllama_raw.plot import compared
+    except ImportError as error:
+        raise ConfigError(f"{error}: run `pip install matplotlib`") from error
+    (figure,) = compared(results).values()
+    figure.savefig(path, dpi=150)
 
 
 def _fit(options: Namespace) -> int:
@@ -72,9 +102,11 @@ def _machine(options: Namespace) -> Machine:
     )
 
 
-def _workload(options: Namespace) -> Workload:
+def _workload(options: Namespace) -> Workload | Trace:
+    if options.trace is not None:
+        return Trace.read(options.trace, options.requests, options.speed)
     return Workload(
-        n_requests=options.requests,
+        n_requests=options.requests or 1000,
         rate=options.rate,
         burstiness=options.burstiness,
         prompt=options.prompt,

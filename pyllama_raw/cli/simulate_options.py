@@ -1,4 +1,4 @@
-"""Flags of `simulate`."""
+"""Flags of `simulate` and `plot`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count, positive, whole
 from pyllama_raw.config import SchedulerConfig
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.sim.router import ROUTERS
 from pyllama_raw.sim.workload import Lengths
 
 OF_SCHEDULER = ("n_slots", "token_budget", "target_step_s", "max_overtakes")
@@ -19,7 +20,10 @@ def add_simulate(parser: ArgumentParser) -> None:
     text = "policies, with commas between; all see the same requests"
     add(parser, "--compare", _names, "NAMES", text, default="fcfs")
     group = parser.add_argument_group("requests")
-    add(group, "--requests", count, "N", "in all", default=1000)
+    add(group, "--requests", count, "N", "in all (1000, or those of the trace)")
+    text = "recorded requests instead of drawn ones: a trace that bench reads, a request log"
+    add(group, "--trace", Path, "FILE", text)
+    add(group, "--speed", positive, "X", "of the trace's clock", default=1)
     add(group, "--rate", positive, "R", "requests a second", default=1.0)
     text = "shape of the gamma distribution of gaps: 1 is Poisson, less is burstier"
     add(group, "--burstiness", positive, "B", text, default=1.0)
@@ -38,11 +42,27 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--cells", count, "N", "KV cells of all slots together")
     add(group, "--cached-tokens", whole, "N", "of snapshots in host memory", default=0)
     add(group, "--cost", Path, "FILE", "cost model, as --fit writes it")
-    add(parser, "--steps", Path, "FILE", "write the steps of the last policy, as JSONL")
+    add(group, "--replicas", count, "N", "machines, behind a router", default=1)
+    text = "who gets a request"
+    group.add_argument("--router", choices=ROUTERS, default="round_robin", help=text)
+    group = parser.add_argument_group("files")
+    add(group, "--steps", Path, "FILE", "write the steps of the last policy, as JSONL")
+    text = "write the requests of each policy to POLICY.jsonl there"
+    add(group, "--request-logs", Path, "FOLDER", text)
+    text = "draw the latencies of all policies: .svg or .png"
+    add(group, "--figure", Path, "FILE", text)
     text = "fit a cost model to a step log, write it to FILE, and end"
     parser.add_argument(
         "--fit", type=Path, nargs=2, metavar=("STEPS", "FILE"), help=text
     )
+
+
+def add_plot(parser: ArgumentParser) -> None:
+    """Files in, a folder out."""
+    text = "step logs, request logs, and results of bench"
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=text)
+    text = "folder for the pictures, each as SVG and PNG"
+    add(parser, "--out", Path, "FOLDER", text, default=Path("plots"))
 
 
 def _names(text: str) -> list[str]:

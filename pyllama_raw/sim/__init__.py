@@ -10,7 +10,9 @@ from a cost model, and time is a number. A result depends on nothing but the arg
 from pyllama_raw.sim.cost import CostModel, Fit, fit
 from pyllama_raw.sim.figures import Figures, table
 from pyllama_raw.sim.machine import Machine
+from pyllama_raw.sim.router import RouterName
 from pyllama_raw.sim.run import simulate
+from pyllama_raw.sim.trace import Trace
 from pyllama_raw.sim.workload import Lengths, Workload
 
 __all__ = [
@@ -19,6 +21,8 @@ __all__ = [
     "Fit",
     "Lengths",
     "Machine",
+    "RouterName",
+    "Trace",
     "Workload",
     "fit",
     "simulate",

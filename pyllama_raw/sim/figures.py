@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from html import escape
 from math import nan
 from statistics import median
 
@@ -37,12 +38,22 @@ class Figures:
         self.n_output += end.n_output
 
     def close(self, stats: SchedulerStats, now: float) -> None:
-        """The last request has ended."""
-        self.n_steps, self.n_preempted, self.end_s = stats.steps, stats.preempted, now
+        """The last request of one machine has ended."""
+        self.n_steps += stats.steps
+        self.n_preempted += stats.preempted
+        self.end_s = max(self.end_s, now)
 
     @property
     def n_requests(self) -> int:
         return len(self.e2e_s)
+
+    def _repr_html_(self) -> str:
+        """A table of one row, in notebooks."""
+        row = self.row()
+        names = "".join(f"<th>{name}</th>" for name in ("policy", *row))
+        cells = "".join(f"<td>{_shown(value)}</td>" for value in row.values())
+        title = f"<th>{escape(self.name)}</th>"
+        return f"<table><tr>{names}</tr><tr>{title}{cells}</tr></table>"
 
     def row(self) -> dict[str, float]:
         """The figures of the table, by the name of their column."""

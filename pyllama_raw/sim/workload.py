@@ -93,8 +93,8 @@ class Workload:
             n_most: tokens of a prompt and its output together; longer ones are cut.
         """
         rng = Random(self.seed)  # noqa: S311 - it is to be repeated
-        pool = array("i", (rng.randrange(FIRST_TOKEN, 2**31) for _ in range(POOL)))
-        prefixes = [_cut(pool, rng, self.prefix_tokens) for _ in range(self.n_groups)]
+        pool = make_pool(rng)
+        prefixes = [cut(pool, rng, self.prefix_tokens) for _ in range(self.n_groups)]
         weights = [self.heavy, *[1.0] * (self.n_clients - 1)]
         clients = [f"client {number}" for number in range(self.n_clients)]
         gap_s = 1 / (self.rate * self.burstiness)
@@ -104,7 +104,7 @@ class Workload:
             prefix = prefixes[rng.randrange(self.n_groups)]
             n_output = min(self.output.draw(rng), n_most // 2)
             n_prompt = len(prefix) + self.prompt.draw(rng)
-            tail = _cut(pool, rng, max(n_prompt - len(prefix), 1))
+            tail = cut(pool, rng, max(n_prompt - len(prefix), 1))
             tail[0] = FIRST_TOKEN + request_id  # so that no two are equal
             tokens = (prefix + tail)[: n_most - n_output]
             wait_s = None if self.deadline_s is None else self.deadline_s.draw(rng)
@@ -123,7 +123,12 @@ class Workload:
             )
 
 
-def _cut(pool: array[int], rng: Random, n_tokens: int) -> array[int]:
+def make_pool(rng: Random) -> array[int]:
+    """Random tokens."""
+    return array("i", (rng.randrange(FIRST_TOKEN, 2**31) for _ in range(POOL)))
+
+
+def cut(pool: array[int], rng: Random, n_tokens: int) -> array[int]:
     """Some run of *pool*, repeated where it is too short."""
     start = rng.randrange(POOL)
     found = pool[start : start + n_tokens]
