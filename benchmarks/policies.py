@@ -100,7 +100,8 @@ def vtc(ax: Axes, machine: Machine) -> str:
         most[policy] = max(map(abs, gap))
         ax.plot(times, gap, label=policy, **look(index))
     ax.axhline(bound, color="0.5", lw=1, ls=":")
-    ax.annotate("the paper's bound", (0, bound), va="bottom", color="0.4")
+    place = {"ha": "right", "va": "bottom", "transform": ax.get_yaxis_transform()}
+    ax.text(1, bound, "the paper's bound", color="0.4", **place)
     ax.set(
         title="vtc: clients are served alike", xlabel="seconds", ylabel="gap of service"
     )

@@ -64,7 +64,7 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
     found: list[Arrival] = []
     parse = None
     for number, row in _rows(path):
-        if len(found) == limit and parse is not _logged:
+        if len(found) == limit and parse is not logged:
             break
         try:
             values = json.loads(row) if isinstance(row, str) else row
@@ -77,10 +77,14 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
             found.append(arrival)
     if not found:
         raise ConfigError(f"{path}: no requests in it")
-    if parse is _logged:
-        found = sorted(found, key=lambda arrival: arrival.at_s)[:limit]
+    if parse is logged:
+        found = sorted(found, key=_when)[:limit]
     first = found[0].at_s
     return [replace(each, at_s=max(each.at_s - first, 0.0)) for each in found]
+
+
+def _when(arrival: Arrival) -> float:
+    return arrival.at_s
 
 
 def calls_of(
@@ -195,7 +199,8 @@ def _vidur(row: Row) -> Arrival:
     return Arrival(float(row.get("arrived_at", 0)), int(n_prompt), int(float(n_output)))
 
 
-def _logged(row: Row) -> Arrival:
+def logged(row: Row) -> Arrival:
+    """A record of a request log; its time is on the clock of the engine."""
     return Arrival(
         float(row["submitted_s"]),
         int(row["n_prompt"]),
@@ -211,7 +216,7 @@ def _logged(row: Row) -> Arrival:
 
 
 PARSERS: dict[str, Callable[[Row], Arrival]] = {  # by a key that no one before has
-    "submitted_s": _logged,
+    "submitted_s": logged,
     "num_prefill_tokens": _vidur,
     "max_tokens": _ours,
     "hash_ids": _mooncake,

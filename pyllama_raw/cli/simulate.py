@@ -18,7 +18,16 @@ from pyllama_raw.engine.step_log import StepLog, read_steps
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.policy import make_policy
 from pyllama_raw.replacing import check_writable
-from pyllama_raw.sim import CostModel, Figures, Machine, Trace, Workload, fit, table
+from pyllama_raw.sim import (
+    CostModel,
+    Figures,
+    Machine,
+    Trace,
+    Workload,
+    fit,
+    table,
+    until_next,
+)
 from pyllama_raw.sim import simulate as run
 
 
@@ -85,7 +94,7 @@ def _fit(options: Namespace) -> int:
         records = read_steps(steps)
     except ValueError as error:
         raise ConfigError(f"{steps} is no step log: {error}") from error
-    found = fit(records)
+    found = fit(until_next(records))
     found.cost.save(out)
     sys.stdout.write(
         f"{found.n_steps} steps, R2 {found.r2:.3f}; of steps held out: median error "

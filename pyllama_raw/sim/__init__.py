@@ -7,7 +7,7 @@ Requests, budgets, cells, prefixes and policies are real; only the seconds of a 
 from a cost model, and time is a number. A result depends on nothing but the arguments.
 """
 
-from pyllama_raw.sim.cost import CostModel, Fit, fit
+from pyllama_raw.sim.cost import CostModel, Fit, fit, until_next
 from pyllama_raw.sim.figures import Figures, table
 from pyllama_raw.sim.machine import Machine
 from pyllama_raw.sim.router import RouterName
@@ -27,4 +27,5 @@ __all__ = [
     "fit",
     "simulate",
     "table",
+    "until_next",
 ]

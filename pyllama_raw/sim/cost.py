@@ -63,6 +63,16 @@ class CostModel:
         return model
 
 
+def until_next(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """*steps* of one log, each as long as until the next one, if requests went on."""
+    found = []
+    for step, then in zip(steps, [*steps[1:], None], strict=True):
+        if then is not None and step.n_running:
+            step = step._replace(seconds=then.at_s - step.at_s)  # noqa: PLW2901
+        found.append(step)
+    return found
+
+
 class Fit(NamedTuple):
     """A cost model and how well it fits."""
 

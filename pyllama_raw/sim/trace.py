@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from pyllama_raw.bench.trace_files import Arrival, read
+from pyllama_raw.bench.trace_files import Arrival, logged, read
 from pyllama_raw.core.request import Request
+from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.sim.executor import END_TOKEN, Answer
 from pyllama_raw.sim.workload import FIRST_TOKEN, cut, make_pool
@@ -39,6 +40,14 @@ class Trace:
     ) -> Trace:
         """The first *n_requests* of a file in a format that `bench` knows."""
         return cls(read(path, n_requests), speed)
+
+    @classmethod
+    def of_log(cls, log: Iterable[RequestRecord], speed: float = 1.0) -> Trace:
+        """The requests of a request log that had output, from the first one on."""
+        found = [logged(record._asdict()) for record in log if record.n_output]
+        found.sort(key=lambda arrival: arrival.at_s)
+        start = found[0].at_s if found else 0.0
+        return cls([replace(each, at_s=each.at_s - start) for each in found], speed)
 
     @property
     def n_requests(self) -> int:

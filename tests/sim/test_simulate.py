@@ -8,7 +8,16 @@ import pytest
 
 from pyllama_raw.engine.step_log import StepLog, StepRecord
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.sim import CostModel, Lengths, Machine, Workload, fit, simulate, table
+from pyllama_raw.sim import (
+    CostModel,
+    Lengths,
+    Machine,
+    Workload,
+    fit,
+    simulate,
+    table,
+    until_next,
+)
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
@@ -146,6 +155,16 @@ def test_edf_keeps_more_deadlines():
     assert edf["late %"] < 0.7 * fcfs["late %"]
 
 
+def test_edf_keeps_more_deadlines_under_overload():
+    """
+    Where most cannot be kept those that can be are.
+    """
+    load = replace(OVERLOAD, rate=6, deadline_s=Lengths(20, "exponential"))
+    fcfs, edf = rows_of(load, "fcfs", "edf")
+
+    assert edf["late %"] < 0.9 * fcfs["late %"]
+
+
 def test_lpm_uses_what_is_cached():
     """
     With many groups and few slots more of the prompts is taken from the cache.
@@ -190,6 +209,18 @@ def test_noise_costs_a_fit_some_of_its_share():
     assert 0.1 < found.r2 < 0.95
     assert 0.1 < found.error < 0.5
     assert found.total_error < 0.1
+
+
+def test_a_step_lasts_until_the_next_one():
+    """
+    What an engine does between two steps counts, but for the time it has nothing to do.
+    """
+    steps = [StepRecord(at_s, 1.0, 1, 0, 0, 0, 0, n, 0, 1) for at_s, n in TIMES]
+
+    assert [step.seconds for step in until_next(steps)] == [1.5, 1.0, 1.25, 1.0]
+
+
+TIMES = [(0.0, 1), (1.5, 0), (9.0, 2), (10.25, 1)]  # at_s, n_running
 
 
 def test_nothing_costs_less_than_nothing():

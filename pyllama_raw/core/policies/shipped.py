@@ -93,7 +93,8 @@ class Edf(SchedulingPolicy):
         is_cut = request.deadline is not None and now >= request.deadline
         if started is not None and request.n_output and not is_cut:
             pace = (now - started) / service(request)
-            self._pace += LEARNED * (pace - self._pace)
+            weight = LEARNED if self._pace else 1.0
+            self._pace += weight * (pace - self._pace)
 
 
 class Hrrn(SchedulingPolicy):

@@ -73,6 +73,28 @@ def test_edf_takes_the_earliest_deadline():
     assert order_of(SHIPPED["edf"](), requests) == [2, 1, 0]
 
 
+def test_edf_lets_hopeless_requests_go_last():
+    """
+    Once it knows how long requests take, who cannot be in time is behind all others.
+    """
+    scheduler, _ = with_policy(SHIPPED["edf"](), n_slots=1, n_ctx_slot=256)
+    scheduler.add(make_request(0, n_prompt=4, max_tokens=8, deadline=1e3), 0.0)
+    now = 0.0
+    while scheduler.has_work:
+        step(scheduler, now)
+        now += 10.0
+    for request_id, deadline in enumerate((now + 2.0, None, now + 1e4), 1):
+        request = make_request(request_id, 4, max_tokens=8, deadline=deadline)
+        scheduler.add(request, now)
+    seen = []
+    while scheduler.has_work:
+        plan, _ = step(scheduler, now)
+        seen += [work.request_id for work in plan.works]
+        now += 0.01
+
+    assert list(dict.fromkeys(seen)) == [3, 2, 1]
+
+
 def test_hrrn_lets_a_long_job_go_when_it_has_waited():
     """
     A job twice as long goes before one that has waited less than half as long.
