@@ -2,6 +2,7 @@
 What policies are for, in one figure: four overloads, each with its policy and with fcfs.
 
 Simulated with the scheduler that serves; --cost takes a cost model that `simulate --fit` made.
+--live MODEL says how sjf and vtc do on a real model.
 
 Run: python benchmarks/policies.py docs/images/policies
 """
@@ -13,16 +14,28 @@ from argparse import ArgumentParser
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 
+import anyio
+from anyio import create_task_group
+from load.client import fixed_length
+from load.workloads import generator, token_prompts
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    EngineConfig,
+    LogConfig,
+    SchedulerConfig,
+)
 from pyllama_raw.core.policies.vtc import OUTPUT_COST
-from pyllama_raw.core.request import Request
-from pyllama_raw.engine.step_log import StepLog
-from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.engine.request_log import RequestLog, RequestRecord
+from pyllama_raw.engine.step_log import StepLog, StepRecord
 from pyllama_raw.plot import Pictures
 from pyllama_raw.plot.style import STYLE, canvas, cdf, look
 from pyllama_raw.sim import CostModel, Lengths, Machine, Workload, simulate
@@ -30,23 +43,9 @@ from pyllama_raw.sim import CostModel, Lengths, Machine, Workload, simulate
 MACHINE = Machine(n_slots=8, n_ctx_slot=512)
 LOAD = Workload(600, rate=6.0, seed=1)
 RATES = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+N_LIVE, N_CTX = 88, 2048
 LIGHT = "client 1"
 GROUPS = (4, 16, 64, 256)
-
-
-class Clients(Watcher):
-    """Who sent a request, and how long its prompt is, by request_id; when the light one did."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, tuple[str | None, int]] = {}
-        self.light: list[float] = []
-
-    def came(self, requests: Iterable[Request], submitted: float) -> None:
-        """Remember all that."""
-        for request in requests:
-            self.of[request.request_id] = request.client, request.n_prompt
-            if request.client == LIGHT:
-                self.light.append(submitted)
 
 
 def sjf(ax: Axes, machine: Machine) -> str:
@@ -62,26 +61,27 @@ def sjf(ax: Axes, machine: Machine) -> str:
     return f"median E2E {medians['fcfs']:.3g} s, with sjf {medians['sjf']:.3g} s"
 
 
-def gaps(machine: Machine) -> tuple[list[float], list[float]]:
-    """How much more the heavy client was served while both had requests waiting."""
-    load = replace(LOAD, rate=40.0, n_requests=1100, n_clients=2, heavy=10.0)
-    clients, log = Clients(), StepLog()
-    simulate(load, machine, log=log, watchers=[clients])
+def gaps(
+    steps: Iterable[StepRecord], requests: Iterable[RequestRecord]
+) -> tuple[list[float], list[float]]:
+    """How much more others were served than LIGHT, while that had requests waiting."""
+    known = {request.request_id: request for request in requests}
+    came = sorted(r.submitted_s for r in known.values() if r.client == LIGHT)
     times, served, seen = [], [], set[int]()
     n_started = 0  # of the light client
-    for step in log:
-        waits = bisect_right(clients.light, step.at_s) > n_started
+    for step in steps:
+        waits = bisect_right(came, step.at_s) > n_started
         if times and not waits:
             break
         gained = 0.0
         works = [(i, 0) for i, _ in step.decodes] + [(i, n) for i, _, n in step.chunks]
         for request_id, n_tokens in works:
-            client, n_prompt = clients.of[request_id]
-            sign = -1 if client == LIGHT else 1
+            request = known[request_id]
+            sign = -1 if request.client == LIGHT else 1
             if request_id not in seen:
                 seen.add(request_id)
-                n_started += client == LIGHT
-                gained += sign * n_prompt
+                n_started += request.client == LIGHT
+                gained += sign * request.n_prompt
             gained += sign * OUTPUT_COST * (n_tokens == 0)
         if waits:
             times.append(step.at_s)
@@ -94,9 +94,12 @@ def vtc(ax: Axes, machine: Machine) -> str:
     bound = 2 * max(
         machine.n_ctx_slot, OUTPUT_COST * machine.n_slots * machine.n_ctx_slot
     )
+    load = replace(LOAD, rate=40.0, n_requests=1100, n_clients=2, heavy=10.0)
     most = {}
     for index, policy in enumerate(("fcfs", "vtc")):
-        times, gap = gaps(replace(machine, policy=policy))
+        steps, requests = StepLog(), RequestLog(load.n_requests)
+        simulate(load, replace(machine, policy=policy), log=steps, watchers=[requests])
+        times, gap = gaps(steps, requests)
         most[policy] = max(map(abs, gap))
         ax.plot(times, gap, label=policy, **look(index))
     ax.axhline(bound, color="0.5", lw=1, ls=":")
@@ -155,10 +158,42 @@ def lpm(ax: Axes, machine: Machine) -> str:
     return f"cached by prefixes, fcfs and lpm, {shares[:-1]}"
 
 
+async def live(model: Path, policy: str) -> tuple[float, float, float]:
+    """Of a real model: median E2E, the largest gap of service, and its bound."""
+    rng = generator("policies")
+    lengths = [rng.randrange(16, 100) for _ in range(N_LIVE)]
+    outputs = [min(int(rng.expovariate(1 / 24)) + 4, 96) for _ in lengths]
+    prompts = token_prompts(model, 1, lengths)
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=N_CTX),
+        scheduler=SchedulerConfig(n_slots=4, policy=policy),
+        log=LogConfig(max_steps=10**5, max_requests=N_LIVE),
+    )
+    async with AsyncEngine.open(model, config) as engine, create_task_group() as group:
+        for index, (prompt, n) in enumerate(zip(prompts, outputs, strict=True)):
+            client = LIGHT if index % 11 == 10 else "client 0"
+            group.start_soon(
+                partial(engine.complete, prompt, fixed_length(n), client=client)
+            )
+    requests = engine.request_log()
+    _, gap = gaps(engine.step_log(), requests)
+    e2e = median(record.finished_s - record.submitted_s for record in requests)
+    return e2e, max(map(abs, gap), default=0.0), 2 * OUTPUT_COST * N_CTX
+
+
+def say_live(model: Path) -> None:
+    """The same on a real model, all requests at once."""
+    for policy in ("fcfs", "sjf", "vtc", "fcfs"):
+        e2e, gap, bound = anyio.run(live, model, policy)
+        said = f"median E2E {e2e:.3g} s, largest gap {gap:.0f}, bound {bound:.0f}"
+        sys.stdout.write(f"live, {policy}: {said}\n")
+
+
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="the figure, without its ending")
     parser.add_argument("--cost", type=Path, help="a cost model")
+    parser.add_argument("--live", type=Path, metavar="MODEL", help="run this, too")
     options = parser.parse_args()
     cost = CostModel() if options.cost is None else CostModel.load(options.cost)
     with rc_context(STYLE):
@@ -168,6 +203,8 @@ def main() -> None:
             ax.legend()
             sys.stdout.write(f"{draw.__name__}: {said}\n")
         Pictures({options.out.name: figure}).save(options.out.parent)
+    if options.live is not None:
+        say_live(options.live)
 
 
 if __name__ == "__main__":
