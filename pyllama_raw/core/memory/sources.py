@@ -60,10 +60,10 @@ class Prefixes:
         for keys in self._keys.values():
             keys.sort()
 
-    def n_longest(self, sequence: Sequence) -> int:
-        """Tokens of a waiting *sequence* that some slot holds, or will."""
+    def n_longest(self, sequence: Sequence, n_most: int) -> int:
+        """Of the first *n_most* tokens of a waiting *sequence* those a slot has, or will."""
         keys = self._keys.get(sequence.request.namespace, [])
-        key = sequence.tokens[: n_reusable(sequence)].tobytes()
+        key = sequence.tokens[:n_most].tobytes()
         at = bisect_left(keys, key)
         beside = keys[max(at - 1, 0) : at + 1]
         return sequence.whole(max([n_common(each, key) for each in beside], default=0))

@@ -117,9 +117,10 @@ class Starts:
         """
         if not self.keeps or sequence.is_scoring:
             return 0
-        offers = self._tiers.offers(sequence, n_reusable(sequence), self._n_cells)
+        n_most = n_reusable(sequence)
+        offers = self._tiers.offers(sequence, n_most, self._n_cells)
         if self._slots.limits.can_cut:
-            found = [prefixes.n_longest(sequence)]
+            found = [prefixes.n_longest(sequence, n_most)]
         else:
             found = [each.n_later for each in find_sources(self._slots, sequence)]
         found += [offer.hit.n_tokens for offer in offers]

@@ -151,11 +151,13 @@ class PolicyQueue(WaitingQueue):
 
     def _ask_new(self, ask: Ask) -> bool:
         """Give everybody a key; False if the policy failed."""
-        for request_id, sequence in list(self._unasked.items()):
+        new, self._unasked = self._unasked, {}  # one that has been large stays slow
+        for request_id, sequence in list(new.items()):
             key = ask(sequence)
             if key is None:
+                self._unasked = new
                 return False
-            del self._unasked[request_id]
+            del new[request_id]
             self._insert(key, sequence)
         return True
 

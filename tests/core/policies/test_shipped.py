@@ -257,7 +257,8 @@ def play(name: str, seed: int, n_requests: int = 40) -> Watched:
         events += step(scheduler, float(now))[1]
         if len(scheduler._slots.running) > 1 and rng.random() < 0.1:
             watched.roster.make_room(float(now))
-        scheduler.check_integrity()
+        if now % 8 == 0:
+            scheduler.check_integrity()
     assert not faults
     return watched
 
