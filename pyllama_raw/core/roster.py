@@ -125,6 +125,7 @@ class Roster:
     def _unseat(self, running: Running, now: float) -> None:
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
+        self.memory.swaps.save(running)
         self.memory.leave(running, in_flight=self.in_flight)
         if self.policy is not None:
             self.policy.tell("on_preempted", running.sequence, now)
@@ -159,6 +160,7 @@ class Roster:
         elif sequence.request.request_id not in self.parked:
             self.waiting.remove(sequence)
         self._remove(sequence)
+        self.memory.swaps.drop(sequence.request.request_id)
         if self.policy is not None:
             self.policy.tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
@@ -207,6 +209,8 @@ class Roster:
             waiting_tokens=self.waiting.n_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
+            swapped=self.memory.swaps.n_swapped,
+            swapped_bytes=self.memory.swaps.n_swapped_bytes,
             policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )

@@ -4,8 +4,8 @@ Continuous batching: who runs, and what comes of a step. `Packer` says what it c
 Rules, in this order:
 1. A waiting request starts when a slot is free and the cells it will need are not
    promised to others. A blocked head of the queue is overtaken a bounded number of times.
-2. When memory is short, the sequence of the worst rank gives its cells up and is
-   computed again later. Only a sequence that is alone and does not fit is ended.
+2. When memory is short, the sequence of the worst rank gives its cells up and goes on
+   later: see `Swaps`. Only a sequence that is alone and does not fit is ended.
 3. Every request ends exactly once, with a `Finished` event. If there is work and
    nothing of it can be computed, all end with `EngineStalled`.
 4. A step that did not work loses nothing: see `Failures`.

@@ -65,7 +65,11 @@ class SchedulerStats:
     policy_faults: int
     """How often a hook of the scheduling policy raised or returned what it must not."""
     preempted: int
-    """How often a request lost its slot and was computed again later."""
+    """How often a request lost its slot."""
+    swapped: int
+    """How often host memory kept what such a request had; else it is computed again."""
+    swapped_bytes: int
+    """Bytes that were kept so since the start."""
     shifted: int
     """How often a full slot dropped its oldest tokens."""
     steps: int

@@ -431,7 +431,9 @@ class SchedulerModel(RuleBasedStateMachine):
             self.scheduler.media_ready(request_id, n_spans)
 
     def check_events(self):
-        """Each request has ended, and was told all that it got."""
+        """Each request has ended, and was told all that it got; no swap is left."""
+        if not self.memory.reading and not self.memory.writing:
+            assert self.scheduler.cache_stats().n_pinned == 0
         self.events += self.scheduler.take_events()
         ends = finished(self.events)
         assert set(ends) == set(self.texts)

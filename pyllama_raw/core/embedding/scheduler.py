@@ -219,6 +219,8 @@ class EmbedScheduler:
             ),
             n_cells=self.limits.n_cells,
             n_cells_used=0,
+            swapped=0,
+            swapped_bytes=0,
             policy_faults=0,
             **asdict(counters),
         )

@@ -20,6 +20,7 @@ from pyllama_raw.core.memory.slots import Idle, Slots
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.snapshot_points import Points
 from pyllama_raw.core.memory.starts import Starts
+from pyllama_raw.core.memory.swaps import Swaps
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.memory.tiers import Tiers
 from pyllama_raw.core.namespace import Namespace
@@ -66,7 +67,10 @@ class Memory:
         self._points = points = Points(self.cache, limits, interval)
         self._keeping = Keeping(slots, tiers)
         self.restores = Restores(slots, tiers, self._keeping, points)
-        self.starts = Starts(slots, tiers, points, self.restores, keeps=self._keeps)
+        self.swaps = swaps = Swaps(slots, tiers)
+        self.starts = Starts(
+            slots, tiers, points, self.restores, swaps, keeps=self._keeps
+        )
 
     # -- sequences come and leave -----------------------------------------------------
 
@@ -137,6 +141,7 @@ class Memory:
         self.restores.settle(self._tiers.settle(result))
         for slot in result.not_restored:
             self.slots.lose(slot)
+        self.swaps.settle()
         if result.refuses_cuts:
             self._forbid_cuts()
 
@@ -190,3 +195,4 @@ class Memory:
         self.slots.check_integrity()
         self._tiers.check_integrity()
         self.restores.check_integrity()
+        self.swaps.check_integrity()

@@ -19,6 +19,7 @@ from pyllama_raw.core.memory.placement import (
     Placement,
     Restore,
     Source,
+    TakeOver,
     Wanted,
     fill,
     place,
@@ -27,6 +28,7 @@ from pyllama_raw.core.memory.restores import Restores
 from pyllama_raw.core.memory.slots import Slots
 from pyllama_raw.core.memory.snapshot_points import Points, spaced
 from pyllama_raw.core.memory.sources import Prefixes, find_sources, n_reusable
+from pyllama_raw.core.memory.swaps import Swaps
 from pyllama_raw.core.memory.tiers import Tiers
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
@@ -48,6 +50,7 @@ class Starts:
         tiers: Tiers,
         points: Points,
         restores: Restores,
+        swaps: Swaps,
         *,
         keeps: bool,
     ) -> None:
@@ -56,12 +59,15 @@ class Starts:
         self._tiers = tiers
         self._points = points
         self._restores = restores
+        self._swaps = swaps
         self.keeps = keeps
 
     def place(self, sequence: Sequence) -> tuple[int, Placement]:
         """The idle slot that suits *sequence* best, and what it starts from there."""
         idle = [idle.slot for idle in self._slots.idle]
         slot, placement = place(*self._search(sequence), idle)
+        if (swapped := self._swapped(sequence, placement)) is not None:
+            slot, placement = idle[0], swapped
         self._hold(placement)  # before what is evicted displaces it
         return slot, placement
 
@@ -69,8 +75,15 @@ class Starts:
         """Decide again what *running*, whose slot is empty, starts from."""
         running.leader = None
         placement = fill(*self._search(running.sequence))
+        placement = self._swapped(running.sequence, placement) or placement
         self._hold(placement)
         self.start(running, placement)
+
+    def _swapped(self, sequence: Sequence, placement: Placement) -> Restore | None:
+        """What *sequence* had before, unless slots have as much of it."""
+        found = self._swaps.find(sequence)
+        n_live = placement.n_tokens if isinstance(placement, TakeOver | CopyOf) else 0
+        return found if found and found.hit.n_tokens > n_live + N_FRESH else None
 
     def catch_up(self, running: Running, leader: Running) -> None:
         """*running* takes over what it waits for; *leader* may never have it."""

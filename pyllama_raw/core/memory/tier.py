@@ -79,7 +79,7 @@ class Tier:
         self.is_on_disk = name is CacheTier.DISK
         assert not self.is_on_disk or cache.kind is not SnapshotKind.RANGE
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
-        self._bound = bound
+        self.bound = bound
         self._n_saves = 0
         self._saves: dict[int, Saving] = {}
         self._superfluous: list[object] = []  # files found that are not in the index
@@ -111,7 +111,7 @@ class Tier:
         plan = self._plan(namespace, tokens, spans)
         if plan is None:
             return []
-        n_bytes = self._bound(plan.stop - plan.start)
+        n_bytes = self.bound(plan.stop - plan.start)
         free = _nothing
         if self.is_on_disk:
             if not host.lend(n_bytes):
@@ -140,7 +140,7 @@ class Tier:
             plan = self._plan(namespace, tokens[: hit.n_tokens], spans)
             if plan is not None:
                 host.pin(hit)
-                n_bytes = self._bound(hit.n_tokens)
+                n_bytes = self.bound(hit.n_tokens)
                 source = Snapshot(entry.payload)
                 free = partial(host.unpin, hit)
                 moves += self._begin(plan, source, n_bytes, free, spans)
@@ -237,7 +237,7 @@ class Tier:
 
     def _adopt(self, state: KnownState) -> None:
         tokens, plan = state.tokens, None
-        if state.n_bytes <= self._bound(len(tokens)):  # else a read takes any memory
+        if state.n_bytes <= self.bound(len(tokens)):  # else a read takes any memory
             plan = self.cache.plan_store(state.namespace, tokens, len(tokens))
         reservation = None if plan is None else self.cache.reserve(plan, state.n_bytes)
         if reservation is None:

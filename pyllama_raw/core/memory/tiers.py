@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.tier import Tier
+from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import Spans
@@ -96,6 +97,13 @@ class Tiers:
         return any(
             hit.entries == other.hit.entries for other in self._fetching.values()
         )
+
+    def is_worth_a_swap(self, n_tokens: int) -> bool:
+        """Whether *n_tokens* are sooner saved and loaded again than computed."""
+        if not (self.is_open and self.host.cache.stores):
+            return False
+        n_bytes = 2 * self.host.bound(n_tokens)  # both ways
+        return n_tokens >= self._speeds[CacheTier.HOST].n_worth(n_bytes)
 
     def hold(self, chosen: Restore) -> None:
         """Keep what was chosen, until it is loaded or let go."""
