@@ -14,8 +14,8 @@ from typing import NamedTuple
 from pyllama_raw.core.memory.cache_entry import Hit
 from pyllama_raw.core.memory.placement import Offer, Restore
 from pyllama_raw.core.memory.tier import Tier
-from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
