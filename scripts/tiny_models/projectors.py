@@ -7,7 +7,7 @@ kind are listed here, as tools/mtmd/clip.cpp asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from scripts.tiny_models.gguf_values import encode
 from scripts.tiny_models.recipe import Recipe
 from scripts.tiny_models.recipes import LLAMA, RECIPES
 
-N_EMBD, N_FF, N_HEAD = 32, 64, 2  # of all encoders
 PATCH = 14  # pixels, each way
 N_MEL, N_FRAMES = 80, 1500
 F32, F16 = 0, 1  # ggml.h: enum ggml_type
@@ -46,11 +45,15 @@ class Projector:
     n_layer: int = 1
     biases: str = ""  # of q, k, v: those that there are
     more: Mapping[str, int] = field(default_factory=dict)  # keys below clip.vision
+    n_embd: int = 32  # of the encoder
+    n_ff: int = 64
+    n_head: int = 2
+    width: int | None = None  # of a row; None: that of an embedding of the model
 
     @property
     def n_out(self) -> int:
-        """Width of a row: that of an embedding of the model."""
-        width = self.model.fields["embedding_length"]
+        """Width of a row."""
+        width = self.width or self.model.fields["embedding_length"]
         assert isinstance(width, int)
         return width
 
@@ -107,10 +110,10 @@ def write(projector: Projector, path: Path) -> None:
 def metadata(projector: Projector) -> dict[str, object]:
     """Every key of the file and its value."""
     part = {
-        "embedding_length": N_EMBD,
-        "feed_forward_length": N_FF,
+        "embedding_length": projector.n_embd,
+        "feed_forward_length": projector.n_ff,
         "block_count": projector.n_layer,
-        "attention.head_count": N_HEAD,
+        "attention.head_count": projector.n_head,
         "attention.layer_norm_epsilon": 1e-5,
         "projection_dim": projector.n_out,
         **projector.more,
@@ -133,37 +136,40 @@ def tensors(projector: Projector) -> Shapes:
     """Names and shapes; the last axis is the one a product sums over."""
     yield from (image_input if projector.size else sound_input)(projector)
     for index in range(projector.n_layer):
-        yield from layer(f"{projector.prefix}.blk.{index}", projector.biases)
-    yield from OUTPUTS[projector.name](projector.n_out)
+        yield from layer(f"{projector.prefix}.blk.{index}", projector)
+    yield from OUTPUTS[projector.name](projector)
 
 
 def image_input(projector: Projector) -> Shapes:
-    yield "v.patch_embd.weight", (N_EMBD, 3, PATCH, PATCH)
+    n_embd = projector.n_embd
+    yield "v.patch_embd.weight", (n_embd, 3, PATCH, PATCH)
     if projector.name == "qwen2vl":  # two frames; positions are in the attention
-        yield "v.patch_embd.weight.1", (N_EMBD, 3, PATCH, PATCH)
+        yield "v.patch_embd.weight.1", (n_embd, 3, PATCH, PATCH)
     else:
-        yield "v.position_embd.weight", ((projector.size // PATCH) ** 2, N_EMBD)
+        yield "v.position_embd.weight", ((projector.size // PATCH) ** 2, n_embd)
 
 
-def sound_input(_: Projector) -> Shapes:
-    yield "a.conv1d.1.weight", (N_EMBD, N_MEL, 3)
-    yield "a.conv1d.1.bias", (N_EMBD, 1)
-    yield "a.conv1d.2.weight", (N_EMBD, N_EMBD, 3)
-    yield "a.conv1d.2.bias", (N_EMBD, 1)
-    yield "a.position_embd.weight", (N_FRAMES, N_EMBD)
+def sound_input(projector: Projector) -> Shapes:
+    n_embd = projector.n_embd
+    yield "a.conv1d.1.weight", (n_embd, N_MEL, 3)
+    yield "a.conv1d.1.bias", (n_embd, 1)
+    yield "a.conv1d.2.weight", (n_embd, n_embd, 3)
+    yield "a.conv1d.2.bias", (n_embd, 1)
+    yield "a.position_embd.weight", (N_FRAMES, n_embd)
 
 
-def layer(name: str, biases: str) -> Shapes:
+def layer(name: str, projector: Projector) -> Shapes:
+    n_embd, n_ff = projector.n_embd, projector.n_ff
     for which in "qkv":
-        yield f"{name}.attn_{which}.weight", (N_EMBD, N_EMBD)
-        if which in biases:
-            yield f"{name}.attn_{which}.bias", (N_EMBD,)
-    yield f"{name}.attn_out.weight", (N_EMBD, N_EMBD)
+        yield f"{name}.attn_{which}.weight", (n_embd, n_embd)
+        if which in projector.biases:
+            yield f"{name}.attn_{which}.bias", (n_embd,)
+    yield f"{name}.attn_out.weight", (n_embd, n_embd)
     for norm in ("ln1", "ln2"):
-        yield f"{name}.{norm}.weight", (N_EMBD,)
-        yield f"{name}.{norm}.bias", (N_EMBD,)
-    yield f"{name}.ffn_up.weight", (N_FF, N_EMBD)
-    yield f"{name}.ffn_down.weight", (N_EMBD, N_FF)
+        yield f"{name}.{norm}.weight", (n_embd,)
+        yield f"{name}.{norm}.bias", (n_embd,)
+    yield f"{name}.ffn_up.weight", (n_ff, n_embd)
+    yield f"{name}.ffn_down.weight", (n_embd, n_ff)
 
 
 def two_products(n_in: int, n_out: int, n_between: int) -> Shapes:
@@ -173,28 +179,30 @@ def two_products(n_in: int, n_out: int, n_between: int) -> Shapes:
     yield "mm.2.bias", (n_out,)
 
 
-def gemma3_output(n_out: int) -> Shapes:
-    yield "mm.soft_emb_norm.weight", (N_EMBD,)
-    yield "mm.input_projection.weight", (N_EMBD, n_out)  # the other way round
+def gemma3_output(projector: Projector) -> Shapes:
+    n_embd = projector.n_embd
+    yield "mm.soft_emb_norm.weight", (n_embd,)
+    yield "mm.input_projection.weight", (n_embd, projector.n_out)  # the other way round
 
 
-def ultravox_output(n_out: int) -> Shapes:
-    yield "mm.a.norm_pre.weight", (4 * N_EMBD,)
-    yield "mm.a.mlp.1.weight", (2 * N_FF, 4 * N_EMBD)
-    yield "mm.a.norm_mid.weight", (N_FF,)
-    yield "mm.a.mlp.2.weight", (n_out, N_FF)
+def ultravox_output(projector: Projector) -> Shapes:
+    n_embd, n_ff = projector.n_embd, projector.n_ff
+    yield "mm.a.norm_pre.weight", (4 * n_embd,)
+    yield "mm.a.mlp.1.weight", (2 * n_ff, 4 * n_embd)
+    yield "mm.a.norm_mid.weight", (n_ff,)
+    yield "mm.a.mlp.2.weight", (projector.n_out, n_ff)
 
 
-def qwen2a_output(n_out: int) -> Shapes:
-    yield "mm.a.fc.weight", (n_out, N_EMBD)
-    yield "mm.a.fc.bias", (n_out,)
+def qwen2a_output(projector: Projector) -> Shapes:
+    yield "mm.a.fc.weight", (projector.n_out, projector.n_embd)
+    yield "mm.a.fc.bias", (projector.n_out,)
 
 
-OUTPUTS = {
-    "llava": lambda n_out: two_products(N_EMBD, n_out, n_out),
-    "idefics3": lambda n_out: iter([("mm.model.fc.weight", (n_out, 4 * N_EMBD))]),
+OUTPUTS: dict[str, Callable[[Projector], Shapes]] = {
+    "llava": lambda p: two_products(p.n_embd, p.n_out, p.n_out),
+    "idefics3": lambda p: iter([("mm.model.fc.weight", (p.n_out, 4 * p.n_embd))]),
     "gemma3": gemma3_output,
-    "qwen2vl": lambda n_out: two_products(4 * N_EMBD, n_out, 4 * N_EMBD),
+    "qwen2vl": lambda p: two_products(4 * p.n_embd, p.n_out, 4 * p.n_embd),
     "ultravox": ultravox_output,
     "qwen2a": qwen2a_output,
 }

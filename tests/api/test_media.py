@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,14 +11,12 @@ import pytest
 from pyllama_raw import (
     BadMedia,
     Engine,
-    EngineConfig,
     InvalidRequest,
     PromptTooLong,
-    SamplingParams,
     Unsupported,
 )
-from pyllama_raw.config import MediaConfig, SchedulerConfig
 from pyllama_raw.media import Audio, Image
+from tests.api.media_engines import GREEDY, opened, picture
 from tests.media.files import (
     deep_png,
     image_file,
@@ -31,28 +28,13 @@ from tests.tiny import PROJECTORS, tiny_projector
 
 pytestmark = pytest.mark.native
 
-GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-
-
-@contextmanager
-def opened(name: str, **media: Any) -> Iterator[Engine]:
-    path, model = tiny_projector(name)
-    config = EngineConfig(
-        media=MediaConfig(mmproj=path, **media), scheduler=SchedulerConfig(n_slots=4)
-    )
-    with Engine.open(model, config) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")
 def llava() -> Iterator[Engine]:
     with opened("llava") as engine:
         yield engine
-
-
-def picture(seed: int = 0) -> Image:
-    return Image(pixels(40, 30, seed))
 
 
 def sample(name: str) -> Image | Audio:
