@@ -1,4 +1,4 @@
-"""Traces in four formats become calls."""
+"""Traces in six formats become calls."""
 
 import json
 
@@ -24,6 +24,10 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 5,ChatGPT,472,18,490,Conversation log
 45,ChatGPT,1087,0,1087,Conversation log
 118,GPT-4,417,276,693,Conversation log
+"""
+VIDUR = """arrived_at,num_prefill_tokens,num_decode_tokens
+1.5,374,44
+2.75,396.0,109.0
 """
 OURS = [
     {"at_s": 1.5, "prompt": "Hello", "max_tokens": 2, "kind": "chat"},
@@ -139,3 +143,36 @@ def test_what_is_not_understood_is_refused(tmp_path, text, message):
     """
     with pytest.raises(ConfigError, match=message):
         read(write(tmp_path, text))
+
+
+def test_vidur_has_lengths(tmp_path):
+    """
+    Counts may be written as floats; times count from the first request.
+    """
+    arrivals = read(write(tmp_path, VIDUR, "trace.csv"))
+
+    assert arrivals == [Arrival(0.0, 374, 44), Arrival(1.25, 396, 109)]
+
+
+def test_a_request_log_is_sent_again_in_the_order_of_arrival(tmp_path):
+    """
+    A log is by ends. Equal ids are equal blocks; what failed is left out.
+    """
+    common = {
+        "block": 16, "priority": 1, "deadline_s": 5.0, "client": "a",
+        "policy_data": None, "max_tokens": 9,
+    }  # fmt: skip
+    rows = [
+        {"submitted_s": 12.5, "n_prompt": 20, "n_output": 3, "hash_ids": [7, 9]},
+        {"submitted_s": 11.0, "n_prompt": 8, "n_output": 0, "hash_ids": [5]},
+        {"submitted_s": 10.5, "n_prompt": 32, "n_output": 4, "hash_ids": [7, 8]},
+    ]
+    path = write(tmp_path, "\n".join(json.dumps(row | common) for row in rows))
+    first, second = calls_of(read(path), make_writer(), 1, speed=4)
+
+    assert [call.at_s for call in (first, second)] == [0.0, 0.5]
+    assert [len(call.prompt) for call in (first, second)] == [32, 20]
+    assert [call.max_tokens for call in (first, second)] == [4, 3]
+    assert first.prompt[:16] == second.prompt[:16]
+    assert first.prompt[16:20] != second.prompt[16:20]
+    assert [each.n_prompt for each in read(path, 1)] == [32]

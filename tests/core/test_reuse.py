@@ -407,3 +407,16 @@ def test_what_is_cached_can_be_asked_for_many_at_once(kind):
 
     assert [fast for fast, _ in found] == [slow for _, slow in found]
     assert len(set(found)) > 5
+
+
+def test_what_shifted_is_no_prefix_of_a_waiting_sequence():
+    """
+    Before the shift all that may be reused is there, after it nothing.
+    """
+    slots = Slots(ContextLimits(2, 64, 64, 128))
+    leader = slots.seat(make_sequence(A), 0)
+    slots.advance(leader, 20)
+    before = Prefixes(slots).n_longest(make_sequence(A), 30)
+    slots.shift(leader, 4, 8)
+
+    assert (before, Prefixes(slots).n_longest(make_sequence(A), 30)) == (30, 0)
