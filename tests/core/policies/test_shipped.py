@@ -8,9 +8,11 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.policies.policy import RequestView
+from pyllama_raw.core.policies.policy import RequestView, SchedulerView
+from pyllama_raw.core.policies.runner import view_of
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc
+from pyllama_raw.core.sequence import Sequence
 from tests.core.policies.support import order_of, with_policy
 from tests.core.support import answer, finished, make_request, run_until_idle, step
 
@@ -93,6 +95,20 @@ def test_edf_lets_hopeless_requests_go_last():
         now += 0.01
 
     assert list(dict.fromkeys(seen)) == [3, 2, 1]
+
+
+def test_edf_learns_nothing_of_who_was_cut():
+    """
+    A request that ends by its deadline does not say how long others take.
+    """
+    policy = SHIPPED["edf"]()
+    view = view_of(Sequence(make_request(0, deadline=5.0), 0, 0.0))
+    for now in (4.0, 5.0):
+        policy.on_admitted(view, 0.0)
+        policy.on_finished(view._replace(n_output=1), now)
+
+    assert policy.order_key(view, SchedulerView(now=0.9))[1] == 0
+    assert policy.order_key(view, SchedulerView(now=1.1))[1] == 2
 
 
 def test_hrrn_lets_a_long_job_go_when_it_has_waited():
