@@ -42,7 +42,7 @@ from pyllama_raw.options import ChatOptions, RequestOptions
 from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
-    from pyllama_raw.blocking import BlockingGeneration, Engine
+    from pyllama_raw.blocking import BlockingEvents, BlockingGeneration, Engine
     from pyllama_raw.config import (
         CacheConfig,
         ContextConfig,
@@ -67,7 +67,17 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.capabilities import Capabilities, Operation
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
+    from pyllama_raw.engine.request_log import RequestRecord
+    from pyllama_raw.engine.step_log import StepRecord
+    from pyllama_raw.events import (
+        EngineEvent,
+        Events,
+        EventsLost,
+        RequestEvent,
+        RequestState,
+    )
     from pyllama_raw.generation import Generation
+    from pyllama_raw.health import Health, HealthState
     from pyllama_raw.media import Audio, Image
     from pyllama_raw.profile import Profile
     from pyllama_raw.ranking import Ranked
@@ -91,6 +101,7 @@ __all__ = [
     "BadGrammar",
     "BadMedia",
     "BadSchema",
+    "BlockingEvents",
     "BlockingGeneration",
     "CacheConfig",
     "CacheStats",
@@ -108,15 +119,20 @@ __all__ = [
     "EncodeFailed",
     "Engine",
     "EngineConfig",
+    "EngineEvent",
     "EngineFault",
     "EngineInfo",
     "EngineStalled",
     "EngineState",
     "EngineStats",
     "EngineStopped",
+    "Events",
+    "EventsLost",
     "FinishDetail",
     "FinishReason",
     "Generation",
+    "Health",
+    "HealthState",
     "Image",
     "InvalidRequest",
     "InvalidSampling",
@@ -142,12 +158,16 @@ __all__ = [
     "QueueFull",
     "Ranked",
     "RequestError",
+    "RequestEvent",
     "RequestOptions",
+    "RequestRecord",
+    "RequestState",
     "Result",
     "SamplerUse",
     "SamplingParams",
     "SchedulerConfig",
     "Score",
+    "StepRecord",
     "StopString",
     "StopToken",
     "TextTooLong",
@@ -171,6 +191,7 @@ _LATER = (
         "sync",
         "media",
     ),
+    *("events", "health", "engine.step_log", "engine.request_log"),
 )
 
 

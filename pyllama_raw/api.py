@@ -15,6 +15,7 @@ from anyio import to_thread
 from pyllama_raw.arguments import (
     check_opening,
     checked_chat,
+    checked_number,
     checked_options,
     checked_params,
     checked_prompts,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.embedding import TextPooling, Told, Vectors
     from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.events import Events
     from pyllama_raw.generation import Generation
     from pyllama_raw.ranking import Ranked
     from pyllama_raw.results import Result, Score
@@ -150,6 +152,21 @@ class AsyncEngine(Facts):
                 source=self,
                 stacklevel=1,
             )
+
+    def events(self, max_events: int = 1024) -> Events:
+        """
+        What becomes of the engine and of requests, as it happens; see Events.
+
+        Args:
+            max_events: that wait for their reader; then the oldest are lost, and it is told.
+
+        Raises, on entering the block:
+            ClosedError, EngineStopped.
+        """
+        from pyllama_raw.events import Events
+
+        most = checked_number("max_events", max_events, 1, 2**20)
+        return Events(self._thread, most)
 
     # -- requests ---------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from pyllama_raw.prompt import Prompt
 
 if TYPE_CHECKING:
     from pyllama_raw.config import EngineConfig
+    from pyllama_raw.events import Event, Events
     from pyllama_raw.options import Need, RequestOptions
     from pyllama_raw.results import Delta, Result
     from pyllama_raw.sampling.params import SamplingParams
@@ -134,6 +135,10 @@ class Engine(_Blocking[AsyncEngine], Facts):
         generation = self._awaited.generate(prompt, params, **options)
         return BlockingGeneration(self._loop, generation)
 
+    def events(self, max_events: int = 1024) -> BlockingEvents:
+        """What becomes of the engine and of requests; use it as `with`, then `for`."""
+        return BlockingEvents(self._loop, self._awaited.events(max_events))
+
     complete = _waiting(AsyncEngine.complete)
     complete_n = _waiting(AsyncEngine.complete_n)
     complete_many = _waiting(AsyncEngine.complete_many)
@@ -147,6 +152,33 @@ class Engine(_Blocking[AsyncEngine], Facts):
     render = _waiting(AsyncEngine.render)
     cache_stats = _waiting(AsyncEngine.cache_stats)
     clear_cache = _waiting(AsyncEngine.clear_cache)
+
+
+class BlockingEvents(_Blocking["Events"]):
+    """What `Engine.events` returns: Events whose reader waits."""
+
+    def __init__(self, loop: _Loop, events: Events) -> None:
+        self._loop = loop
+        self._awaited = events
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._awaited.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._awaited.leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        event = self._loop.run(self._next)
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def _next(self) -> Event | None:
+        return await anext(self._awaited, None)
 
 
 class BlockingGeneration(_Blocking[Generation]):

@@ -17,7 +17,10 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.engine.request_log import RequestRecord
     from pyllama_raw.engine.step_log import StepRecord
+    from pyllama_raw.health import Health
     from pyllama_raw.results import EngineState, EngineStats
+
+STALL_S = 60.0
 
 
 class Facts:
@@ -72,6 +75,18 @@ class Facts:
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
         media = {} if self._parts.media is None else asdict(self._parts.media.stats)
         return EngineStats(**counts, **times, **media, state=self._state)
+
+    def health(self, stall_s: float = STALL_S) -> Health:
+        """
+        Whether the engine makes progress: answered at once, also if it is stuck.
+
+        Args:
+            stall_s: seconds with work and without a step that are too many. One step of a
+                long prompt may take some.
+        """
+        from pyllama_raw.health import health
+
+        return health(self._thread, self._state, stall_s)
 
     def step_log(self) -> list[StepRecord]:
         """The last steps, the oldest first: as many as `LogConfig.max_steps`."""

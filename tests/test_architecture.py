@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 # Each part of the package and the parts it may import. A new part needs a line here.
 CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
-    "api", "arguments", "blocking", "chat", "choice", "embedding", "facts", "generation", "loading", "many", "markers", "messages",
+    "api", "arguments", "blocking", "chat", "choice", "embedding", "events", "facts", "generation", "health", "loading", "many", "markers", "messages",
     "model", "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
     "media_prompt", "ranking", "workers",
 }  # fmt: skip
@@ -46,7 +46,9 @@ RULE: dict[str, set[str]] = {
     "embedding": CONNECTION | {"arguments", "prompt", "workers"},
     "ranking": {"arguments", "embedding", "engine", "errors"},
     "generation": CONNECTION | {"choice", "results"},
-    "facts": {"engine", "errors", "replacing", "results"},
+    "events": {"core", "engine", "results"},
+    "health": {"engine", "results"},
+    "facts": {"engine", "errors", "health", "replacing", "results"},
     "loading": set(),
     "model": CONNECTION | {"arguments", "loading", "models"},
     "arguments": {"config", "errors", "frozen", "options", "sampling"},
@@ -57,6 +59,7 @@ RULE: dict[str, set[str]] = {
     | {"prompt", "workers"},
     "api": CONNECTION | (API - {"api", "blocking", "choice", "profile", "sync"}),
     "blocking": CONNECTION
+    | {"events"}
     | {"api", "facts", "generation", "loading", "model", "options", "prompt"}
     | {"results"},
     "sync": {"arguments", "blocking", "config", "errors"}

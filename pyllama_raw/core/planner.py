@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
@@ -13,6 +13,10 @@ from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.stats import Occupancy, SchedulerStats
 from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
 from pyllama_raw.errors import PyllamaError
+
+# Told when a request gets a slot, and when it gives one up and will get another.
+SlotChange = Literal["running", "preempted"]
+Note = Callable[[SlotChange, int, float], None]  # with its id and the time
 
 
 class Planner(Protocol):
@@ -29,6 +33,9 @@ class Planner(Protocol):
     @property
     def next_deadline(self) -> float | None:
         """The earliest one of a request that has not ended."""
+
+    def watch(self, note: Note) -> None:
+        """Call *note*, and nobody else, from now on; it must not raise."""
 
     def add_all(self, requests: Items[Request], now: float) -> None:
         """Queue all *requests*, or none if that raises."""

@@ -13,6 +13,7 @@ from math import isnan
 
 from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.planner import Note, SlotChange
 from pyllama_raw.core.policies.runner import PolicyRunner
 from pyllama_raw.core.request import Event, FinishReason, Lot, Request
 from pyllama_raw.core.sequence import Running, Sequence
@@ -39,6 +40,7 @@ class Roster:
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
         self.in_flight = False  # a step runs that was planned and not applied
+        self.note: Note = _to_nobody
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
         """Queue all *requests*; if that raises anything, nothing has changed."""
@@ -114,6 +116,7 @@ class Roster:
         self.memory.seat(sequence)
         if sequence.admitted is None:
             sequence.admitted = now
+        self.note("running", sequence.request.request_id, now)
         if self.policy is not None:
             self.policy.tell("on_admitted", sequence, now)
 
@@ -126,6 +129,7 @@ class Roster:
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
         self.memory.swaps.save(running)
+        self.note("preempted", running.request.request_id, now)
         self.memory.leave(running, in_flight=self.in_flight)
         if self.policy is not None:
             self.policy.tell("on_preempted", running.sequence, now)
@@ -202,6 +206,7 @@ class Roster:
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits
+        cache_bytes, disk_bytes = self.memory.n_bytes
         return SchedulerStats(
             n_slots=limits.n_slots,
             running=len(self.slots.running),
@@ -211,6 +216,9 @@ class Roster:
             n_cells_used=self.slots.cells.n_used,
             swapped=self.memory.swaps.n_swapped,
             swapped_bytes=self.memory.swaps.n_swapped_bytes,
+            kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
+            cache_bytes=cache_bytes,
+            disk_bytes=disk_bytes,
             policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )
@@ -226,3 +234,7 @@ class Roster:
         stats = self.stats()
         ended = sum(stats.finished.values()) + stats.failed
         assert ended + stats.running + stats.waiting == stats.submitted
+
+
+def _to_nobody(change: SlotChange, request_id: int, now: float) -> None:
+    """Nobody watches."""

@@ -32,6 +32,7 @@ from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.packer import Packer
+from pyllama_raw.core.planner import Note
 from pyllama_raw.core.policies.policy import SchedulingPolicy
 from pyllama_raw.core.policies.runner import PolicyFault, PolicyRunner
 from pyllama_raw.core.policies.shipped import Fcfs
@@ -220,6 +221,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self._roster.check_integrity()
+
+    def watch(self, note: Note) -> None:
+        """Call *note*, and nobody else, when a request gets a slot or loses it."""
+        self._roster.note = note
 
     # -- files ------------------------------------------------------------------
 

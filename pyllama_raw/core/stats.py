@@ -56,6 +56,12 @@ class SchedulerStats:
     """KV cells of the context."""
     n_cells_used: int
     """KV cells that hold tokens."""
+    kv_bytes_used: int
+    """What these take, by the size that a state was measured to have; 0 if it has one size."""
+    cache_bytes: int
+    """Bytes of snapshots in host memory, with those on their way."""
+    disk_bytes: int
+    """Bytes of files of the cache."""
     submitted: int
     """Requests that came since the start."""
     finished: dict[str, int]

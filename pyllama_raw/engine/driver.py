@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
 
-from pyllama_raw.core.planner import Planner
+from pyllama_raw.core.planner import Planner, SlotChange
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.step_log import StepLog
@@ -47,7 +47,9 @@ class Driver:
         self.clock = clock
         self.log = log
         self.watchers = tuple(watchers)
+        self.last_step_at: float | None = None  # when its result was taken in
         self._tell = tell
+        scheduler.watch(self._note)
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
         """Take on *requests*. If that raises anything, withdraw() all of them."""
@@ -109,17 +111,21 @@ class Driver:
             self._run_logged(plan, start, self.log)
             return
         result = self.executor.execute(plan)
-        self._report(self.scheduler.apply(plan, result, self.clock()))
+        self.last_step_at = end = self.clock()
+        self._report(self.scheduler.apply(plan, result, end))
 
     def _run_logged(self, plan: StepPlan, start: float, log: StepLog) -> None:
         """As _run(); the clock is read twice more."""
         planned = self.clock()
         result = self.executor.execute(plan)
-        end = self.clock()
-        events = self.scheduler.apply(plan, result, end)
-        self._report(events)
+        self.last_step_at = end = self.clock()
+        self._report(self.scheduler.apply(plan, result, end))
         host_s = planned - start + self.clock() - end
         log.add(plan, self.scheduler, start, end, result=result, host_s=host_s)
+
+    def _note(self, change: SlotChange, request_id: int, now: float) -> None:
+        for watcher in self.watchers:
+            watcher.changed(change, request_id, now)
 
     def _report(self, events: list[Event]) -> None:
         """Close who has ended, then tell."""

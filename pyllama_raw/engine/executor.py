@@ -38,6 +38,7 @@ from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
+from pyllama_raw.engine.native_log import pass_on_lines
 from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.rows import Rows
@@ -288,6 +289,7 @@ class NativeExecutor:
 
     def _refused(self, error: NativeError) -> StepResult:
         self._n_failed += 1
+        pass_on_lines()
         log.warning("a batch was refused (failed step %d): %s", self._n_failed, error)
         return StepResult(DecodeStatus.INVALID, error=error)
 
@@ -295,6 +297,7 @@ class NativeExecutor:
         """The context cannot be used any more."""
         self._n_failed += 1
         self._n_rebuilt += 1
+        pass_on_lines()
         log.warning(
             "a decode failed (failed step %d); the context is made anew (rebuild %d) and "
             "what ran is computed again: %s",

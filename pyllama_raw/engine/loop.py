@@ -42,6 +42,9 @@ from pyllama_raw.engine.mailbox import (
 )
 from pyllama_raw.engine.parts import FileWriter
 from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.telling import Teller
+from pyllama_raw.engine.waits import Waits
+from pyllama_raw.engine.watcher import EngineChange, Watcher
 from pyllama_raw.errors import ClosedError, EngineFault, EngineStopped, PyllamaError
 
 if TYPE_CHECKING:
@@ -79,16 +82,19 @@ class EngineThread:
                 no step can follow.
         """
         logs = logs or Logs()
+        self.waits = Waits()
+        self._has_begun = False
         self._driver = Driver(
             scheduler,
             executor,
             clock,
             self._deliver,
             log=logs.steps,
-            watchers=logs.watchers,
+            watchers=(self.waits, *logs.watchers),
         )
         self.stats: SchedulerStats = scheduler.stats()  # exact when a request has ended
         self._told = 0.0  # when stats was taken
+        self._teller = Teller()
         self._release = release
         self._files = files
         if files is not None:
@@ -152,11 +158,17 @@ class EngineThread:
             ClosedError, EngineStopped.
         """
         self.check()
-        self._mailbox.enter(requests)
+        try:
+            self._mailbox.enter(requests)
+        except PyllamaError as error:
+            _log.info("requests were refused: %s", error)
+            raise
         try:
             if self._media is not None:
                 self._media.enter(requests)
-            self._post(Submit(requests, stream, self.clock()))
+            now = self.clock()
+            self.waits.post(requests, now)
+            self._post(Submit(requests, stream, now))
         except BaseException:
             for request in requests:
                 self._leave(request.request_id)
@@ -179,6 +191,25 @@ class EngineThread:
         answer: Future[T] = Future()
         self._post(Call(function, answer))
         return answer
+
+    def watch(self, watcher: Watcher) -> Future[None]:
+        """Tell *watcher* what happens from the next command on; of the end in any case."""
+        return self.call(partial(self._watch, watcher))
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell it nothing any more, soon; can be repeated."""
+        if self._is_running:
+            self._mailbox.post(Call(partial(self._unwatch, watcher), Future()))
+
+    @property
+    def last_step_at(self) -> float | None:
+        """When the result of the last step was taken in; None: there was no step."""
+        return self._driver.last_step_at
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the thread takes commands, or did."""
+        return self._has_begun
 
     def close(self, *, drains: bool = False) -> None:
         """
@@ -213,6 +244,7 @@ class EngineThread:
     def _leave(self, request_id: int) -> None:
         """Nothing counts a request any more."""
         self._mailbox.leave(request_id)
+        self.waits.leave(request_id)
         if self._media is not None:
             self._media.encoder.leave(request_id)
 
@@ -249,6 +281,7 @@ class EngineThread:
             self._cause = error
         self._ended = True
         self._delivery.refuse_all(self._why_ended)
+        self._tell_watchers("closed" if self._cause is None else "failed")
         self._refuse_rest()
         try:
             self._release()
@@ -257,6 +290,7 @@ class EngineThread:
 
     def _loop(self) -> None:
         timeout_s: float | None = 0.0
+        self._has_begun = True
         while not self._is_done:
             commands = self._mailbox.take(timeout_s)
             while commands:
@@ -290,6 +324,7 @@ class EngineThread:
                     self._driver.scheduler.take_report(command)
                 case Close():
                     self._close = command
+                    self._tell_watchers("closing")
         except BaseException:  # noqa: BLE001 - it is told in the log
             _log.exception("%s failed; the engine goes on", type(command).__name__)
 
@@ -339,7 +374,22 @@ class EngineThread:
         now = self.clock()
         if ended or now - self._told >= STATS_S:
             self.stats, self._told = self._driver.scheduler.stats(), now
+            self._teller.tell(self._driver.scheduler)
         self._delivery.deliver(events)
+
+    def _watch(self, watcher: Watcher) -> None:
+        self._driver.watchers += (watcher,)
+        change: EngineChange = "closing" if self._refuses else "running"
+        watcher.engine(change, self.clock())
+
+    def _unwatch(self, watcher: Watcher) -> None:
+        others = (each for each in self._driver.watchers if each is not watcher)
+        self._driver.watchers = tuple(others)
+
+    def _tell_watchers(self, change: EngineChange) -> None:
+        now = self.clock()
+        for watcher in self._driver.watchers:
+            watcher.engine(change, now)
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from logging import getLogger
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_raw.engine.capabilities import Operation, capabilities_of, probe
 from pyllama_raw.engine.logs import open_logs
 from pyllama_raw.engine.model_info import model_info
+from pyllama_raw.engine.native_log import pass_on_lines
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
 from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf_header import NO_OVERRIDES
@@ -25,6 +27,8 @@ from pyllama_raw.native.gguf_header import NO_OVERRIDES
 if TYPE_CHECKING:
     from pyllama_raw.config import EngineConfig
     from pyllama_raw.engine.parts import EngineParts
+
+_log = getLogger(__name__)
 
 NEXT = (
     "pyllama_raw.engine.build",
@@ -80,11 +84,21 @@ def build_on(
     except BaseException:
         use.close()
         raise
+    finally:
+        pass_on_lines()
     try:
-        return replace(parts, logs=open_logs(config.log))
+        opened = replace(parts, logs=open_logs(config.log))
     except BaseException:
         parts.release()
         raise
+    limits = parts.scheduler.limits
+    _log.info(
+        "opened %s: %d slots, %d cells",
+        use.model.path,
+        limits.n_slots,
+        limits.n_cells,
+    )
+    return opened
 
 
 def _wanted(needs: str | None) -> Iterable[Operation]:

@@ -1,15 +1,19 @@
-"""Who wants to know what becomes of requests."""
+"""Who wants to know what becomes of requests and of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+from pyllama_raw.core.planner import SlotChange
 from pyllama_raw.core.request import Finished, Request
+
+EngineChange = Literal["running", "closing", "closed", "failed"]
 
 
 class Watcher:
     """
-    Is told by a driver, in the thread that runs steps: it must return soon.
+    Is told in the thread that runs steps: it must return soon and raise nothing.
 
     A subclass says what it wants to know; times are on the engine clock.
     """
@@ -17,5 +21,11 @@ class Watcher:
     def came(self, requests: Sequence[Request], submitted: float) -> None:
         """*requests* wait now."""
 
+    def changed(self, change: SlotChange, request_id: int, now: float) -> None:
+        """A request got a slot, or gave it up and waits again."""
+
     def ended(self, end: Finished) -> None:
         """A request has ended, also one that came before anybody watched."""
+
+    def engine(self, change: EngineChange, now: float) -> None:
+        """What is told first, with the present state, and last of all at the end."""

@@ -37,9 +37,8 @@ class Progress:
         return self.request.text(index)[0 if n_ahead else self.start :]
 
     def begin(self, now: float) -> None:
-        """It is in a step."""
-        if self._admitted is None:
-            self._admitted = now
+        """It is in a step, for the first time."""
+        self._admitted = now
 
     def advance(self, n_tokens: int) -> None:
         """A part of the next text is computed."""

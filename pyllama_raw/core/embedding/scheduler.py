@@ -19,6 +19,7 @@ from pyllama_raw.core.embedding.request import EmbedRequest
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats, Ledger
 from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.planner import Note
 from pyllama_raw.core.request import Embedded, Event, FinishReason, Request
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Counters, Occupancy, SchedulerStats
@@ -63,7 +64,12 @@ class EmbedScheduler:
         self._counters = Counters()
         self._events: list[Event] = []
         self._planned = 0.0
+        self._note: Note = lambda *_: None
         self._n_alone = 0  # steps to come with a single text, after one that failed
+
+    def watch(self, note: Note) -> None:
+        """Call *note*, and nobody else, when a request is in a step for the first time."""
+        self._note = note
 
     @property
     def has_work(self) -> bool:
@@ -116,7 +122,10 @@ class EmbedScheduler:
         n_texts = 1 if self._n_alone else self.limits.n_slots
         plan = self._packer.pack(self._budget.limit(streams=True), n_texts)
         for work in plan.works:
-            self._requests[work.request_id].begin(now)
+            progress = self._requests[work.request_id]
+            if not progress.has_begun:
+                self._note("running", work.request_id, now)
+                progress.begin(now)
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
@@ -221,6 +230,9 @@ class EmbedScheduler:
             n_cells_used=0,
             swapped=0,
             swapped_bytes=0,
+            kv_bytes_used=0,
+            cache_bytes=0,
+            disk_bytes=0,
             policy_faults=0,
             **asdict(counters),
         )

@@ -60,6 +60,7 @@ class Memory:
             interval: tokens between regular snapshots of memory that cannot be cut.
         """
         self._keeps = cache is not None
+        self.cell_bytes = cost.token_bytes  # as measured of states; 0: not by the token
         self.cache = cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0)
         self.slots = slots = Slots(limits)
         host = Tier(CacheTier.HOST, self.cache, cost.bound)

@@ -1,0 +1,165 @@
+"""The stream of what becomes of an engine and its requests."""
+
+import anyio
+import pytest
+
+from pyllama_raw import ClosedError, Engine, InvalidRequest, SamplingParams
+from pyllama_raw.core.step import DecodeStatus
+from pyllama_raw.events import EngineEvent, EventsLost, RequestEvent, RequestState
+from pyllama_raw.results import EngineState
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+
+pytestmark = pytest.mark.anyio
+HANG_S = 30.0
+WAITING, RUNNING, PREEMPTED, ENDED = RequestState
+SHORT = SamplingParams(max_tokens=4)
+
+
+def told(events):
+    """What it says, without times."""
+    return [
+        (event.request_id, event.state, event.why)
+        if isinstance(event, RequestEvent)
+        else event.state
+        if isinstance(event, EngineEvent)
+        else event
+        for event in events
+    ]
+
+
+async def test_a_stream_tells_all_from_its_beginning_to_the_end_of_the_engine():
+    """
+    Each request comes, runs and ends; the engine's state is first and last.
+    """
+    with anyio.fail_after(HANG_S):
+        async with fake_engine() as engine:
+            await engine.complete("before", SHORT)
+            async with engine.events() as events:
+                await engine.complete("hello", SHORT, client="me")
+                await engine.aclose()
+                found = [event async for event in events]
+
+    assert told(found) == [
+        EngineState.RUNNING,
+        (2, WAITING, None),
+        (2, RUNNING, None),
+        (2, ENDED, "length"),
+        EngineState.CLOSING,
+        EngineState.CLOSED,
+    ]
+    assert found[1].client == "me"
+    times = [event.at_s for event in found[1:]]
+    assert times == sorted(times)
+
+
+async def test_who_loses_its_slot_is_told():
+    """
+    A request that makes room is preempted, and runs again later.
+    """
+    executor = FakeExecutor(fake_limits(), failures={3: DecodeStatus.NO_SPACE})
+    with anyio.fail_after(HANG_S):
+        async with fake_engine(executor) as engine, engine.events() as events:
+            await engine.complete_many(["one", "two"], SHORT)
+            await engine.aclose()
+            found = told([event async for event in events])
+
+    assert [event for event in found if event[0] == 2] == [
+        (2, WAITING, None),
+        (2, RUNNING, None),
+        (2, PREEMPTED, None),
+        (2, RUNNING, None),
+        (2, ENDED, "length"),
+    ]
+
+
+async def test_a_slow_reader_loses_the_oldest_and_is_told():
+    """
+    The stream holds so many events; the number of those before them comes first.
+    """
+    with anyio.fail_after(HANG_S):
+        async with fake_engine() as engine, engine.events(max_events=3) as events:
+            await engine.complete("hello", SHORT)
+            await engine.complete("hello", SHORT)
+            await engine.aclose()
+            found = [event async for event in events]
+
+    assert told(found) == [
+        EventsLost(6),
+        (2, ENDED, "length"),
+        EngineState.CLOSING,
+        EngineState.CLOSED,
+    ]
+
+
+async def test_a_reader_is_woken():
+    """
+    A task that waits for an event gets it when it comes.
+    """
+    states = []
+
+    async def read(events, has_begun):
+        async for event in events:
+            states.append(event.state)
+            has_begun.set()
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            async with fake_engine() as engine, engine.events() as events:
+                has_begun = anyio.Event()
+                tasks.start_soon(read, events, has_begun)
+                await has_begun.wait()
+                await engine.complete("hello", SHORT)
+                await engine.aclose()
+
+    assert states == [
+        EngineState.RUNNING,
+        *(WAITING, RUNNING, ENDED),
+        EngineState.CLOSING,
+        EngineState.CLOSED,
+    ]
+
+
+async def test_an_engine_that_fails_says_so():
+    """
+    The last event is its state.
+    """
+
+    def fail(*_):
+        raise RuntimeError("as told")
+
+    executor = FakeExecutor(fake_limits(), on_step=fail)
+    with anyio.fail_after(HANG_S):
+        async with fake_engine(executor) as engine, engine.events() as events:
+            async with engine.generate("hello"):
+                *_, last = [event async for event in events]
+
+    assert last.state is EngineState.FAILED
+
+
+async def test_a_closed_engine_has_no_events():
+    """
+    The error comes when the block is entered; a wrong size at once.
+    """
+    async with fake_engine() as engine:
+        pass
+
+    with pytest.raises(ClosedError):
+        async with engine.events():
+            pass
+    with pytest.raises(InvalidRequest, match="max_events"):
+        engine.events(max_events=0)
+
+
+def test_a_program_without_an_event_loop_reads_them():
+    """
+    The stream of a blocking engine is a `with` block and an iterator.
+    """
+
+    async def make():
+        return fake_engine()
+
+    with Engine(make) as engine, engine.events() as events:
+        engine.complete("hello", SHORT)
+        states = [next(events).state for _ in range(4)]
+
+    assert states == [EngineState.RUNNING, WAITING, RUNNING, ENDED]
