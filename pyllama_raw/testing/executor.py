@@ -141,7 +141,8 @@ class FakeExecutor:
         self._check(plan)
         if self._on_step is not None:
             self._on_step(step, plan)
-        status = self._failures.get(step, DecodeStatus.OK)
+        failing = self._failures if plan.works else {}  # else there is no decode
+        status = failing.get(step, DecodeStatus.OK)
         for work in plan.works:
             status = self._poison.get(work.request_id, status)
         if plan.works and self.flag.is_set:
