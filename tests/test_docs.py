@@ -14,6 +14,7 @@ import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors
 from pyllama_raw.cli.command import _parser
+from tests.tiny import tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -35,6 +36,7 @@ from pathlib import Path
 from pyllama_raw import models
 
 models.resolve_model = lambda spec: Path(sys.argv[2])
+models.resolve_projector = lambda *_: Path(sys.argv[3])
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
@@ -51,6 +53,7 @@ SHOWN = {
         "seconds;",
         " Paris",
     ],
+    "image": ["4 rows of the image", "1 encode"],
     "profile": ["Paris"],
     "search": ["  Paris is the capital of France.", "0."],
     "score": ["  The cat sat on the mat.", "7042 -0."],
@@ -201,7 +204,9 @@ def test_examples_run(path: Path, model_path: Path):
     """
     Every example ends well, without a warning, and prints what it should.
     """
-    command = [sys.executable, "-W", "error", "-c", ON_MODEL, path, model_path]
+    projector, model = tiny_projector("llava")
+    files = [model if path.stem == "image" else model_path, projector]
+    command = [sys.executable, "-W", "error", "-c", ON_MODEL, path, *files]
     done = subprocess.run(
         command,
         cwd=ROOT,
