@@ -15,7 +15,7 @@ async def main() -> None:
     params = SamplingParams(max_tokens=8, temperature=0)
     async with AsyncEngine.open(MODEL, config) as engine:
         for question in ("What colour is this?", "Is this red?"):
-            prompt = ["User: ", Image(red), f" {question}\nAssistant:"]
+            prompt: list[str | Image] = ["User: ", Image(red), f" {question}\nAnswer:"]
             result = await engine.complete(prompt, params)
             print(f"{question} {result.text!r}")
             print(f"{result.usage.media_tokens} rows of the image")
