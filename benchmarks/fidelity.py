@@ -20,7 +20,7 @@ from statistics import median
 
 import anyio
 from load.client import fixed_length
-from load.measure import Report, arguments, parse, percentile
+from load.measure import Report, arguments, parse, percentile, say
 from load.workloads import generator, token_prompts
 
 from pyllama_raw import (
@@ -136,6 +136,8 @@ async def measure(options: Namespace, report: Report) -> None:
             errors = {key: abs(said[key] / was[key] - 1) for key in was}
             row = errors | {"order": same_order(live, log)}
             rows.setdefault(name, []).append(row)
+            shown = ", ".join(f"{key} {value:.3g}" for key, value in row.items())
+            say(f"{name}: {shown}")
             report.add(
                 load=name,
                 round=round_,
