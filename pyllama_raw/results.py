@@ -72,6 +72,10 @@ class Timings:
     """Submitted to finished."""
     itl_s: tuple[float, ...] = field(default=(), repr=False)
     """Every gap, in order."""
+    prefill_s: float | None = None
+    """Admitted to first output token."""
+    decode_s: float | None = None
+    """First to last output token; None with fewer than two."""
     encode_s: float | None = None
     """Encodes of its images and sounds, which others may share; None: it has none."""
 
@@ -104,6 +108,17 @@ class Result:
     """Where the tokens were chosen; None if there are none."""
     finish_detail: FinishDetail | None = None
     """Which stop or limit ended the output; None for any other reason."""
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens that were computed, by the time until the first output token."""
+        n_computed = self.usage.prompt_tokens - self.usage.cached_tokens
+        return _rate(n_computed, self.timings.prefill_s)
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Output tokens after the first one, by the time that they took."""
+        return _rate(len(self.timings.itl_s), self.timings.decode_s)
 
     def __repr__(self) -> str:
         detail = "" if self.finish_detail is None else f" ({self.finish_detail})"
@@ -165,8 +180,18 @@ def timings_of(finished: core.Finished) -> Timings:
         tpot_s=sum(gaps) / len(gaps) if gaps else None,
         e2e_s=moments.finished - start,
         itl_s=moments.itl,
+        prefill_s=_between(moments.admitted, moments.first_token),
+        decode_s=fsum(gaps) if gaps else None,
         encode_s=finished.encode_s,
     )
+
+
+def _rate(n: int, seconds: float | None) -> float | None:
+    return n / seconds if seconds else None
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
 
 
 def percentile(values: Iterable[float], percent: float) -> float:

@@ -48,6 +48,7 @@ RULE: dict[str, set[str]] = {
     "generation": CONNECTION | {"choice", "results"},
     "events": {"core", "engine", "results"},
     "health": {"engine", "results"},
+    "metrics": {"core", "engine", "facts", "health", "results"},
     "facts": {"engine", "errors", "health", "replacing", "results"},
     "loading": set(),
     "model": CONNECTION | {"arguments", "loading", "models"},

@@ -168,6 +168,8 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
                 "itl_p99_s": None,
                 "tpot_s": None,
                 "e2e_s": 1.0,
+                "prefill_s": None,
+                "decode_s": None,
                 "encode_s": None,
             },
             "sampler": {"placement": "host", "why": "of a test"},
