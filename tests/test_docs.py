@@ -14,7 +14,7 @@ import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors
 from pyllama_raw.cli.command import _parser
-from tests.tiny import tiny_projector
+from tests.tiny import tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -56,6 +56,7 @@ SHOWN = {
     "image": ["4 rows of the image", "1 encode"],
     "profile": ["Paris"],
     "search": ["  Paris is the capital of France.", "0."],
+    "rerank": ["  The giant panda is a bear", "  Paris is the capital of France."],
     "score": ["  The cat sat on the mat.", "7042 -0."],
     "two_engines": [
         "streams (4096 tokens a slot): ' Paris",
@@ -205,7 +206,8 @@ def test_examples_run(path: Path, model_path: Path):
     Every example ends well, without a warning, and prints what it should.
     """
     projector, model = tiny_projector("llava")
-    files = [model if path.stem == "image" else model_path, projector]
+    models = {"image": model, "rerank": tiny_model("bert-rank")}
+    files = [models.get(path.stem, model_path), projector]
     command = [sys.executable, "-W", "error", "-c", ON_MODEL, path, *files]
     done = subprocess.run(
         command,

@@ -127,6 +127,20 @@ EMBEDDING = (
         BERT | experts() | {"moe_every_n_layers": 2, "pooling_type": MEAN},
         memory="none",
     ),
+    Recipe("nomic-bert", "nomic-bert", BERT | {"pooling_type": MEAN}, memory="none"),
+    Recipe(
+        "jina-bert-v2", "jina-bert-v2", BERT | {"pooling_type": MEAN}, memory="none"
+    ),
+    Recipe("modern-bert", "modern-bert", BERT | {"pooling_type": CLS}, memory="none"),
+    Recipe("neo-bert", "neo-bert", BERT | {"pooling_type": CLS}, memory="none"),
+    Recipe("eurobert", "eurobert", BERT | {"pooling_type": MEAN}, memory="none"),
+    Recipe(
+        "gemma-embedding",
+        "gemma-embedding",
+        sizes(2, 1, pooling_type=MEAN, attention__causal=False) | WINDOW,
+        memory="none",
+        n_swa=N_SWA,
+    ),
     Recipe("qwen3-embedding", "qwen3", sizes(2, 1, pooling_type=LAST)),
     Recipe("qwen3-rank", "qwen3", sizes(2, 1, pooling_type=RANK) | LABELS),
 )
@@ -140,6 +154,12 @@ OTHER = (
             attention__relative_buckets_count=8,
             decoder_start_token_id=vocab.PAD,
         ),
+        encoder=True,
+    ),
+    Recipe(
+        "t5encoder",
+        "t5encoder",
+        sizes(2, 2, attention__relative_buckets_count=8, pooling_type=MEAN),
         encoder=True,
     ),
     Recipe("llada", "llada", LLAMA, memory="none", diffusion=True),

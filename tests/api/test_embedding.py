@@ -382,6 +382,17 @@ def with_nan(path: Path, token: int) -> bytes:
     return file.encode()
 
 
+OTHER_ENCODERS = [
+    "nomic-bert",
+    "jina-bert-v2",
+    "modern-bert",
+    "neo-bert",
+    "eurobert",
+    "gemma-embedding",
+    "t5encoder",
+]
+ANY = ["ok", "TextTooLong", "TextTooLong"]
+ENDS = {"gemma-embedding": ["DecodeFailed"] * 3}  # with two layers, both with a window
 CODE = """
 import anyio, sys
 from pyllama_raw import AsyncEngine, ContextConfig, EmbeddingConfig, EngineConfig
@@ -414,6 +425,10 @@ async def main():
     await try_one("qwen3-embedding", embed("Z" * 65, pooling="mean"), embedding=small)
     await try_one("qwen3-embedding", embed("Z" * 65), embedding=small)
     await try_one("llama", embed("a", pooling="cls"))
+    for name in sys.argv[1:]:
+        await try_one(name, embed("a", "hello world", "b " * 90))
+        await try_one(name, embed(long))
+        await try_one(name, embed("Z" * 65), embedding=small)
     await try_one("t5", embed("a"))
     await try_one("llada", embed("a"))
     await try_one("mamba", embed("a", pooling="mean"))
@@ -430,7 +445,7 @@ def test_nothing_that_can_be_asked_ends_the_process():
     """
     What libllama would abort on is an error of this package, and the process goes on.
     """
-    done = run_python(CODE)
+    done = run_python(CODE, *OTHER_ENCODERS)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -445,6 +460,7 @@ def test_nothing_that_can_be_asked_ends_the_process():
         "qwen3-embedding TextTooLong",
         "qwen3-embedding ok",
         "llama ok",
+        *(f"{name} {end}" for name in OTHER_ENCODERS for end in ENDS.get(name, ANY)),
         "t5 Unsupported",
         "llada Unsupported",
         "mamba Unsupported",

@@ -1,6 +1,8 @@
 """Documents are ranked by tiny models with heads."""
 
+import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,3 +162,26 @@ async def test_a_model_without_head_ranks_nothing(name):
             await engine.rank(QUERY, DOCUMENTS)
 
     assert caught.value.operation == "rank"
+
+
+SCORES = (
+    Path(__file__).parents[1] / "snapshots" / "rerank.json"
+)  # by benchmarks/rerank.py
+
+
+@native
+@pytest.mark.parametrize("name", ["bert-rank", "bert-labels", "qwen3-rank"])
+async def test_scores_are_near_those_of_llama_server(name):
+    """
+    Within 0.005 of what llama-server has said once of these documents, in the same order.
+    """
+    kept = json.loads(SCORES.read_text())
+    found: list[list[float]] = []
+    async with open_engine(name) as engine:
+        for query, documents in kept["pairs"].items():
+            ranked = await engine.rank(query, documents)
+            found.append([one.score for one in sorted(ranked, key=lambda r: r.index)])
+
+    for scores, expected in zip(found, kept["scores"][name], strict=True):
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=5e-3)
+        assert list(np.argsort(scores)) == list(np.argsort(expected))

@@ -110,7 +110,7 @@ class Attention {
         attention::Rows rows;
         for (int row = 0; row < n_tokens * n_heads; ++row) {
             const char * data = at(q, first + row / n_heads, key * n_heads + row % n_heads, stream);
-            unit()->begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key);
+            unit()->begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key, n_value);
         }
         const int64_t stride = k->ne[1] + attention::kCells;
         int32_t *     cells  = room(n_tokens * stride);

@@ -11,11 +11,11 @@
 constexpr int kParts = kCells / kVector;  // vectors for the cells of a tile
 
 PLR_TARGET PLR_CALLED inline void begin(Rows & rows, int row, const float * q, float scale,
-                                        int n_key) {
+                                        int n_key, int n_value) {
     for (int d = 0; d < n_key; d += kVector) {
         store(rows.q[row] + d, load_unaligned(q + d) * all(scale));
     }
-    for (int d = 0; d < kMaxHead; d += kVector) {
+    for (int d = 0; d < n_value; d += kVector) {
         store(rows.out[row] + d, all(0.0f));
     }
     for (int cell = 0; cell < kCells; cell += kVector) {

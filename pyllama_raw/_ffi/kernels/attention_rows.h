@@ -33,7 +33,7 @@ struct Unit {
     // Writes the cells that *mask* does not hide, in order, and returns how many these are.
     // n_cells is a multiple of 16; *to* has room for 16 more cells, which repeat the last.
     int (*visible)(int32_t * to, const uint16_t * mask, int n_cells);
-    void (*begin)(Rows & rows, int row, const float * q, float scale, int n_key);
+    void (*begin)(Rows & rows, int row, const float * q, float scale, int n_key, int n_value);
     // The n_heads rows of a token, from *first* on, look at the cells of *tile*.
     void (*attend)(Rows & rows, int first, int n_heads, const Tile & tile, int n_key,
                    int n_value);

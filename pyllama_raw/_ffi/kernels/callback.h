@@ -60,6 +60,8 @@ class Kernels {
             self.take(node, is_half ? kernels::F16 : kernels::F32, self.float_node_, 0);
         } else if (self.makes_vectors_ && Gelu::takes(node)) {
             self.take(node, kernels::GELU, self.gelu_node_, 0);
+        } else if (self.makes_vectors_ && Halves::takes(node)) {
+            self.take(node, kernels::HALVES, self.halves_node_, 0);
         }
         return false;  // the result of the node is not wanted
     }
@@ -72,7 +74,7 @@ class Kernels {
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
         for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &attention_node_, &float_node_,
-                                        &gelu_node_}) {
+                                        &gelu_node_, &halves_node_}) {
             if (ours->is_of(node)) {
                 NodeState::of(node).reset();
                 return;
@@ -127,6 +129,7 @@ class Kernels {
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode float_node_{FloatProduct::compute, nullptr};
     const CustomNode gelu_node_{Gelu::compute, nullptr};
+    const CustomNode halves_node_{Halves::compute, nullptr};
 };
 
 #else

@@ -16,7 +16,16 @@ def test_each_kind_has_a_row_and_names_its_cpu():
     rows = table()
 
     kinds = [row.computes for row in rows]
-    assert kinds == ["attention", "attention", "q4_1", "q8_0", "f32", "f16", "gelu"]
+    assert kinds == [
+        "attention",
+        "attention",
+        "q4_1",
+        "q8_0",
+        "f32",
+        "f16",
+        "gelu",
+        "halves",
+    ]
     assert all(row.needs for row in rows)
     assert rows[1].is_usable or not any(row.is_usable for row in rows)
 
