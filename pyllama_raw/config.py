@@ -139,6 +139,16 @@ class SchedulerConfig(Frozen):
     """Prompt tokens of all requests that wait."""
     max_overtakes: Annotated[int, Field(ge=0)] = 16
     """Requests that may pass the first one while it does not fit, or by a policy."""
+    preempt: Literal["memory", "priority"] = "memory"
+    """
+    When a running request loses its slot and goes on later: if memory is short, or also if a
+    more urgent one waits, which needs the policy fcfs.
+    """
+    victim: Literal["latest", "largest", "smallest"] = "latest"
+    """
+    Who loses its slot: the last by priority and arrival, who holds most tokens, or fewest. A
+    policy with a victim_key decides itself.
+    """
     context_full: Literal["stop", "shift"] = "stop"
     """
     What happens when a slot is full: the output stops, or its oldest tokens are shifted
@@ -153,6 +163,12 @@ class SchedulerConfig(Frozen):
     """
     budget_mode: Literal["balanced", "latency_first", "throughput_first"] = "balanced"
     """How streams and prompts share a step; balanced serves all streams, then prompts."""
+
+    @model_validator(mode="after")
+    def _check_preempt(self) -> Self:
+        if self.preempt == "priority" and self.policy != "fcfs":
+            raise wrong("preempt", self.preempt, "memory with a policy other than fcfs")
+        return self
 
     @field_validator("policy")
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import asdict
 from math import isnan
 
@@ -19,6 +20,7 @@ from pyllama_raw.core.request import Event, FinishReason, Lot, Request
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import are_valid
 from pyllama_raw.core.stats import Counters, SchedulerStats
+from pyllama_raw.core.victims import Victim, choose
 from pyllama_raw.core.waiting import WaitingQueue
 from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 
@@ -26,10 +28,16 @@ from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 class Roster:
     """Who waits and who runs; every request in it ends exactly once, by finish()."""
 
-    def __init__(self, memory: Memory, policy: PolicyRunner | None = None) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        policy: PolicyRunner | None = None,
+        victim: Victim = "latest",
+    ) -> None:
         self.memory = memory
         self.slots = memory.slots
         self.policy = policy  # None: first come, first served
+        self._victim = victim
         self.waiting = WaitingQueue() if policy is None else policy.queue
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
@@ -181,10 +189,16 @@ class Roster:
             (alone,) = running
             message = f"{len(alone.tokens)} tokens do not fit; raise n_ctx"
             self.finish(alone.sequence, NoKVSpace("llama_decode", 1, message), now)
-        elif running and self.policy is not None:
-            self.preempt(self.policy.victim(running), now)
         elif running:
-            self.preempt(max(running, key=lambda each: each.sequence.rank), now)
+            self.preempt_one(running, now)
+
+    def preempt_one(self, running: Items[Running], now: float) -> None:
+        """Preempt the one of *running* who is missed least."""
+        policy = self.policy
+        if policy is not None and (policy.chooses_victims or self._victim == "latest"):
+            self.preempt(policy.victim(running), now)
+        else:
+            self.preempt(choose(self._victim, running), now)
 
     def stall(self, now: float) -> None:
         """Nothing can be computed for anybody who is left: end them all."""

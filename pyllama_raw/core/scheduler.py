@@ -49,6 +49,7 @@ from pyllama_raw.core.step import (
     Written,
 )
 from pyllama_raw.core.suspects import Suspects
+from pyllama_raw.core.victims import Victim
 from pyllama_raw.errors import BadMedia, PromptTooLong, PyllamaError
 
 NO_COST = SnapshotCost()
@@ -67,6 +68,8 @@ class Scheduler:
         target_step_s: float = 0.3,
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
+        preempt: Literal["memory", "priority"] = "memory",
+        victim: Victim = "latest",
         context_full: Literal["stop", "shift"] = "stop",
         n_keep: int = 4,
         policy: SchedulingPolicy | None = None,
@@ -80,12 +83,14 @@ class Scheduler:
         """
         Args:
             pieces: bytes of each token, read for stop strings.
+            preempt: for what sequences lose their slots; priority needs no policy.
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
             report: told of what the policy does wrong.
         """
         self._max_overtakes = max_overtakes
+        self._for_priority = preempt == "priority"
         self._speed = PrefillSpeed()
         self._memory = Memory(
             limits,
@@ -99,7 +104,7 @@ class Scheduler:
         self._policy = None
         if policy is not None and type(policy) is not Fcfs:
             self._policy = PolicyRunner(policy, self._memory, max_overtakes, report)
-        self._roster = Roster(self._memory, self._policy)
+        self._roster = Roster(self._memory, self._policy, victim)
         shifts = context_full == "shift" and limits.can_shift
         self._outputs = Outputs(
             self._roster, limits, pieces, n_keep if shifts else None
@@ -252,6 +257,8 @@ class Scheduler:
                 self._roster.finish(sequence, FinishReason.DEADLINE, now)
         if self._policy is not None:
             self._policy.begin(now)
+        if self._for_priority:
+            self._make_way(now)
         self._admit(now)
         self._memory.catch_up()
         _, works, lot, steady = self._packer.pack(now)
@@ -263,6 +270,22 @@ class Scheduler:
         if self.has_work and not (plan or self._roster.events or waits):
             self._roster.stall(now)  # no later plan would be another one
         return plan
+
+    def _make_way(self, now: float) -> None:
+        """Who runs gives its slot to the first that waits, if that one is more urgent."""
+        roster, slots = self._roster, self._slots
+        if not roster.waiting or self._packer.prefill_cap is not None:
+            return
+        head = roster.waiting.head
+        wanted, urgency = growth(head), head.request.priority
+        running = slots.running.values()
+        lower = [each for each in running if each.request.priority > urgency]
+        gain = sum(growth(each.sequence) for each in lower)
+        if slots.n_unpromised + gain < wanted:
+            return  # it would not fit all the same
+        while lower and not (slots.has_free and wanted <= slots.n_unpromised):
+            roster.preempt_one(lower, now)
+            lower = [each for each in lower if slots.is_here(each)]
 
     def _admit(self, now: float) -> None:
         if self._roster.unready:

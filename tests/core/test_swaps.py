@@ -107,3 +107,71 @@ def test_a_cancelled_request_frees_its_swap(deterministic):
 
     assert (before.n_pinned, after.n_pinned) == (1, 0)
     assert (after.n_bytes < before.n_bytes) == deterministic
+
+
+@KINDS
+def test_a_more_urgent_request_preempts_if_that_is_asked_for(kind):
+    """
+    The last of the less urgent ones gives its slot up and goes on where it was.
+    """
+    engine = Engine(2, n_ctx_slot=140, kind=kind, preempt="priority")
+    early, late = engine.add(A, 20, priority=1), engine.add(B, 20, priority=1)
+    for _ in range(5):
+        engine.step()
+    [end] = engine.run([300, *A], priority=0)
+    stats = engine.scheduler.stats()
+
+    assert list(engine.ends) == [end.request_id, early, late]
+    n_preempted = [engine.ends[i].n_preempted for i in (end.request_id, early, late)]
+    assert n_preempted == [0, 0, 1]
+    assert (stats.preempted, stats.swapped) == (1, 1)
+    assert stats.computed_tokens == 2 * (len(A) + 19) + len(A) + 2
+
+
+@pytest.mark.parametrize("options", [{"preempt": "memory"}, {"n_cells": 150}])
+def test_nobody_is_preempted_in_vain(options):
+    """
+    Not if it was not asked for, and not for one that would not fit beside its equals.
+    """
+    engine = Engine(2, n_ctx_slot=140, **({"preempt": "priority"} | options))
+    first = engine.add(A[:20], 60, priority=0)
+    second = engine.add(B[:20], 8, priority=1)
+    engine.step()
+    [end] = engine.run([300, *A], max_tokens=60, priority=0)
+
+    assert list(engine.ends) == [second, first, end.request_id]
+    assert engine.scheduler.stats().preempted == 0
+
+
+@pytest.mark.parametrize(
+    ("victim", "index"), [("latest", 2), ("largest", 0), ("smallest", 1)]
+)
+def test_the_victim_is_who_is_named(victim, index):
+    """
+    Of three: the last that came, who holds most, or who holds least.
+    """
+    engine = Engine(3, n_ctx_slot=64, preempt="priority", victim=victim)
+    prompts = (A[:30], B[:10], [tokens + 200 for tokens in A[:20]])
+    ids = [engine.add(prompt, 20, priority=1) for prompt in prompts]
+    engine.step()
+    engine.run([300, 301, 302])
+
+    assert [engine.ends[i].n_preempted for i in ids] == [
+        int(i == index) for i in range(3)
+    ]
+
+
+def test_the_largest_is_not_preempted_for_ever():
+    """
+    After three times others are preempted first; without others it is preempted on.
+    """
+    engine = Engine(2, n_ctx_slot=64, preempt="priority", victim="largest")
+    large, small = engine.add(A, 20, priority=1), engine.add(B[:10], 20, priority=1)
+    for _ in range(4):
+        engine.step()
+        urgent = engine.add([300, 301, 302], 1)
+        while urgent not in engine.ends:
+            engine.step()
+    engine.run()
+
+    assert [engine.ends[i].n_preempted for i in (large, small)] == [3, 1]

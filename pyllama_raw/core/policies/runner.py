@@ -25,11 +25,11 @@ from pyllama_raw.core.policies.policy import (
 from pyllama_raw.core.policies.queue import Numbers, PolicyQueue
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import Work
+from pyllama_raw.core.victims import MAX_PREEMPTED
 
 T = TypeVar("T")
 
 MAX_HELD = 8  # steps in a row that a quota may keep a prompt waiting
-MAX_PREEMPTED = 3  # after so many times, others are preempted first
 
 
 class PolicyFault(NamedTuple):
@@ -99,10 +99,15 @@ class PolicyRunner:
             self._prefixes = Prefixes(self._memory.slots)
         return self._memory.starts.n_cached(sequence, self._prefixes)
 
+    @property
+    def chooses_victims(self) -> bool:
+        """Whether the policy says who is preempted first."""
+        return "victim_key" in self._hooks
+
     def victim(self, running: Items[Running]) -> Running:
         """Who is preempted, if memory is short."""
         left = [r for r in running if r.sequence.n_preempted < MAX_PREEMPTED]
-        if "victim_key" in self._hooks:
+        if self.chooses_victims:
             best: tuple[Numbers, tuple[int, int]] | None = None
             chosen = None
             for each in left:

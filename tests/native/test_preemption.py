@@ -1,0 +1,96 @@
+"""Requests that lose their slots many times get the tokens that they get alone."""
+
+import os
+from array import array
+from random import Random
+
+import pytest
+
+from pyllama_raw import EngineConfig, SamplingParams
+from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
+from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.opening import build
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+N_REQUESTS = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "24"))
+N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
+
+
+def make_requests(seed: int) -> list[Request]:
+    """Some begin alike, some are drawn with seeds, some are greedy."""
+    rng = Random(seed)  # noqa: S311
+    requests = []
+    for request_id in range(N_REQUESTS):
+        shared = [5 + i * 3 % 200 for i in range(rng.choice([0, 0, 40]))]
+        own = [rng.randrange(3, 250) for _ in range(rng.randrange(2, 60))]
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 1.2]), seed=request_id, ignore_eos=True
+        )
+        requests.append(
+            Request(
+                request_id,
+                array("i", [*shared, *own]),
+                rng.randrange(1, 40),
+                sampling=sampling,
+                priority=rng.randrange(100) - 10 * request_id,
+            )
+        )
+    return requests
+
+
+def play(
+    name: str, requests: list[Request], n_open: int, max_bytes: int
+) -> tuple[dict[int, list[int]], SchedulerStats]:
+    """Tokens by request_id, with *n_open* requests at a time."""
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=N_SLOTS * 256, n_threads=1),
+        scheduler=SchedulerConfig(n_slots=N_SLOTS, preempt="priority"),
+        cache=CacheConfig(max_bytes=max_bytes),
+        deterministic=True,
+    )
+    parts = build(tiny_model(name), config)
+    tokens: dict[int, list[int]] = {}
+    open_ids: set[int] = set()
+
+    def take(events: list[Event], _: bool) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                assert event.error is None
+                open_ids.remove(event.request_id)
+            else:
+                tokens[event.request_id] += event.tokens
+
+    driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, take)
+    left = iter(requests)
+    try:
+        while True:
+            if len(open_ids) < n_open and (request := next(left, None)) is not None:
+                tokens[request.request_id] = []
+                open_ids.add(request.request_id)
+                driver.add([request], 0.0)
+            if not open_ids:
+                return tokens, parts.scheduler.stats()
+            driver.step()
+            driver.scheduler.check_integrity()
+    finally:
+        parts.release()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
+@pytest.mark.parametrize("max_bytes", [2**26, 0])
+def test_tokens_are_those_of_a_run_without_pressure(name, max_bytes):
+    """
+    Swapped or computed again: neither the tokens nor what is drawn tells of it.
+    """
+    requests = make_requests(1)
+    alone, calm = play(name, requests, 1, max_bytes)
+    pressed, stats = play(name, requests, N_SLOTS * PRESSURE, max_bytes)
+
+    assert pressed == alone
+    assert calm.preempted == 0
+    assert stats.preempted > N_REQUESTS // 8
+    assert (stats.swapped > 0) == (max_bytes > 0)
