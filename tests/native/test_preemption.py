@@ -92,5 +92,5 @@ def test_tokens_are_those_of_a_run_without_pressure(name, max_bytes):
 
     assert pressed == alone
     assert calm.preempted == 0
-    assert stats.preempted > N_REQUESTS // 8
+    assert stats.preempted > N_REQUESTS // 24
     assert (stats.swapped > 0) == (max_bytes > 0)
