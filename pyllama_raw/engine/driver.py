@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
 
-from pyllama_raw.core.planner import Planner, SlotChange
+from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.engine.watchers import Watchers
 from pyllama_raw.errors import PyllamaError
 
 _log = getLogger(__name__)
@@ -29,7 +30,7 @@ class Driver:
         tell: called with new events, before a step with those that do not wait for it;
             and whether one of them is the last of its request.
         log: gets a record of each step.
-        watchers: are told what becomes of requests.
+        watchers: are told what becomes of requests; one that raises is let go of.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class Driver:
         self.executor = executor
         self.clock = clock
         self.log = log
-        self.watchers = tuple(watchers)
+        self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
         self._tell = tell
-        scheduler.watch(self._note)
+        scheduler.watch(self.watchers.changed)
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
         """Take on *requests*. If that raises anything, withdraw() all of them."""
@@ -57,8 +58,7 @@ class Driver:
         for request in requests:
             self.executor.open(request)
         self.scheduler.add_all(requests, submitted)
-        for watcher in self.watchers:
-            watcher.came(requests, submitted)
+        self.watchers.came(requests, submitted)
 
     def withdraw(self, request_id: int) -> bool:
         """Free what add() made; True: that is done by the last event, which comes."""
@@ -123,10 +123,6 @@ class Driver:
         host_s = planned - start + self.clock() - end
         log.add(plan, self.scheduler, start, end, result=result, host_s=host_s)
 
-    def _note(self, change: SlotChange, request_id: int, now: float) -> None:
-        for watcher in self.watchers:
-            watcher.changed(change, request_id, now)
-
     def _report(self, events: list[Event]) -> None:
         """Close who has ended, then tell."""
         ended = [i for i, event in enumerate(events) if type(event) is Finished]
@@ -136,6 +132,5 @@ class Driver:
             used = self.executor.close(end.request_id)
             if used is not None:
                 events[index] = replace(end, sampler=used)
-            for watcher in self.watchers:
-                watcher.ended(end)
+            self.watchers.ended(end)
         self._tell(events, bool(ended))

@@ -199,7 +199,8 @@ class EngineThread:
     def unwatch(self, watcher: Watcher) -> None:
         """Tell it nothing any more, soon; can be repeated."""
         if self._is_running:
-            self._mailbox.post(Call(partial(self._unwatch, watcher), Future()))
+            discard = partial(self._driver.watchers.discard, watcher)
+            self._mailbox.post(Call(discard, Future()))
 
     @property
     def last_step_at(self) -> float | None:
@@ -378,18 +379,12 @@ class EngineThread:
         self._delivery.deliver(events)
 
     def _watch(self, watcher: Watcher) -> None:
-        self._driver.watchers += (watcher,)
         change: EngineChange = "closing" if self._refuses else "running"
         watcher.engine(change, self.clock())
-
-    def _unwatch(self, watcher: Watcher) -> None:
-        others = (each for each in self._driver.watchers if each is not watcher)
-        self._driver.watchers = tuple(others)
+        self._driver.watchers.add(watcher)
 
     def _tell_watchers(self, change: EngineChange) -> None:
-        now = self.clock()
-        for watcher in self._driver.watchers:
-            watcher.engine(change, now)
+        self._driver.watchers.engine(change, self.clock())
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""

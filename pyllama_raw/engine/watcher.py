@@ -13,7 +13,8 @@ EngineChange = Literal["running", "closing", "closed", "failed"]
 
 class Watcher:
     """
-    Is told in the thread that runs steps: it must return soon and raise nothing.
+    Is told in the thread that runs steps, and must return soon. One that raises is told
+    nothing more.
 
     A subclass says what it wants to know; times are on the engine clock.
     """

@@ -1,0 +1,50 @@
+"""Several watchers as one; one that raises is let go of, and nobody else suffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from logging import getLogger
+
+from pyllama_raw.core.planner import SlotChange
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.engine.watcher import EngineChange, Watcher
+
+_log = getLogger(__name__)
+
+
+class Watchers(Watcher):
+    """Tells each of *watchers* what it is told, in their order."""
+
+    def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
+        self._all = tuple(watchers)
+
+    def add(self, watcher: Watcher) -> None:
+        """Tell *watcher*, too."""
+        self._all += (watcher,)
+
+    def discard(self, watcher: Watcher) -> None:
+        """Tell it nothing more; can be repeated."""
+        self._all = tuple(each for each in self._all if each is not watcher)
+
+    def came(self, requests: Sequence[Request], submitted: float) -> None:
+        self._each(lambda watcher: watcher.came(requests, submitted))
+
+    def changed(self, change: SlotChange, request_id: int, now: float) -> None:
+        self._each(lambda watcher: watcher.changed(change, request_id, now))
+
+    def ended(self, end: Finished) -> None:
+        self._each(lambda watcher: watcher.ended(end))
+
+    def engine(self, change: EngineChange, now: float) -> None:
+        self._each(lambda watcher: watcher.engine(change, now))
+
+    def _each(self, tell: Callable[[Watcher], None]) -> None:
+        for watcher in self._all:
+            try:
+                tell(watcher)
+            except KeyboardInterrupt:
+                raise  # it is the user's, not the watcher's
+            except BaseException:  # noqa: BLE001 - it is told in the log
+                self.discard(watcher)
+                name = type(watcher).__name__
+                _log.exception("%s raised; it is told nothing more", name)

@@ -1,0 +1,157 @@
+"""Watchers that raise: nobody else suffers."""
+
+import logging
+
+import pytest
+
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
+from tests.core.support import finished, make_request
+from tests.engine.support import HANG_S, PlainStream, make_thread
+
+HOOKS = ["came", "changed", "ended", "engine"]
+RAISED = [
+    ("ERROR", "pyllama_raw.engine.watchers", "Raising raised; it is told nothing more")
+]
+
+
+class Fault(BaseException):
+    """Nothing that a handler of Exception sees."""
+
+
+class Noting(Watcher):
+    """Notes which hooks are called."""
+
+    def __init__(self):
+        self.told = []
+
+    def came(self, requests, submitted):
+        self.told.append("came")
+
+    def changed(self, change, request_id, now):
+        self.told.append(change)
+
+    def ended(self, end):
+        self.told.append("ended")
+
+    def engine(self, change, now):
+        self.told.append(change)
+
+
+class Raising(Noting):
+    """Raises *error* when *hook* is called."""
+
+    def __init__(self, hook, error):
+        super().__init__()
+        self._error = error
+        self._note = {name: getattr(self, name) for name in HOOKS}[hook]
+        setattr(self, hook, self._raise)
+
+    def _raise(self, *arguments):
+        self._note(*arguments)
+        raise self._error
+
+
+def lines(caplog):
+    return [(r.levelname, r.name, r.getMessage()) for r in caplog.records]
+
+
+@pytest.mark.parametrize("error", [ValueError, Fault, SystemExit])
+@pytest.mark.parametrize(
+    ("hook", "told"),
+    [
+        ("came", ["came"]),
+        ("changed", ["came", "running"]),
+        ("ended", ["came", "running", "ended"]),
+    ],
+)
+def test_a_driver_goes_on_without_a_watcher_that_raises(hook, told, error, caplog):
+    """
+    All requests end, another watcher is told of them, and the log says so once.
+    """
+    executor = FakeExecutor(fake_limits())
+    raising, other, events = Raising(hook, error), Noting(), []
+    driver = Driver(
+        fake_parts(executor).scheduler,
+        executor,
+        lambda: 0.0,
+        lambda new, _: events.extend(new),
+        watchers=(raising, other),
+    )
+    for request_id in range(2):
+        driver.add([make_request(request_id)], 0.0)
+        while driver.step():
+            pass
+
+    assert raising.told == told
+    assert other.told == ["came", "running", "ended"] * 2
+    assert {i: end.reason for i, end in finished(events).items()} == dict.fromkeys(
+        range(2), FinishReason.LENGTH
+    )
+    assert lines(caplog) == RAISED
+
+
+def test_a_user_can_interrupt_a_watcher():
+    """
+    KeyboardInterrupt comes from the user, also while a watcher is told.
+    """
+    executor = FakeExecutor(fake_limits())
+    driver = Driver(
+        fake_parts(executor).scheduler,
+        executor,
+        lambda: 0.0,
+        lambda *_: None,
+        watchers=(Raising("came", KeyboardInterrupt),),
+    )
+
+    with pytest.raises(KeyboardInterrupt):
+        driver.add([make_request()], 0.0)
+
+
+@pytest.mark.parametrize("hook", HOOKS[:3])
+def test_an_engine_goes_on_without_a_watcher_that_raises(hook, loop, started, caplog):
+    """
+    The request that was under way and the next one are done.
+    """
+    started(thread := make_thread())
+    raising, other = Raising(hook, Fault), Noting()
+    for watcher in (raising, other):
+        thread.watch(watcher).result(HANG_S)
+    ends = []
+    for request_id in range(2):
+        thread.submit(make_request(request_id), stream := PlainStream(loop))
+        ends.append(stream.read_to_end()[-1].reason)
+
+    assert ends == [FinishReason.LENGTH] * 2
+    assert other.told == ["running", *["came", "running", "ended"] * 2]
+    assert lines(caplog) == RAISED
+
+
+def test_an_engine_ends_although_a_watcher_raises(caplog):
+    """
+    What it stands on is freed, and no error is left.
+    """
+    released = []
+    thread = make_thread(release=lambda: released.append(True))
+    raising = Raising("came", Fault)
+    thread.watch(raising).result(HANG_S)
+    raising.engine = raising.came  # not of the state that is told at once
+    thread.close()
+
+    assert thread.join(HANG_S)
+    assert (released, thread.error) == ([True], None)
+    assert lines(caplog) == RAISED
+
+
+def test_a_watcher_that_raises_at_once_is_not_taken(loop, started):
+    """
+    Whoever wanted it gets the error; the engine serves.
+    """
+    started(thread := make_thread())
+    with pytest.raises(Fault):
+        thread.watch(Raising("engine", Fault)).result(HANG_S)
+    thread.submit(make_request(), stream := PlainStream(loop))
+
+    assert stream.read_to_end()[-1].reason is FinishReason.LENGTH
