@@ -9,11 +9,12 @@ its context is what libllama says that its buffers take.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from statistics import median
 from time import perf_counter
 
@@ -31,7 +32,6 @@ from pyllama_raw import (
     Model,
     SchedulerConfig,
 )
-from pyllama_raw.native import log
 
 N_SLOTS, N_CTX, N_PROMPT, N_OUTPUT = 4, 2048, 64, 64
 CASES = ("alone", "beside an idle one", "both")
@@ -61,11 +61,33 @@ async def run(engines: Sequence[AsyncEngine], calls: Sequence[Call]) -> float:
     return n_tokens / (perf_counter() - began)
 
 
-def context_bytes() -> int:
-    """What libllama has said that the buffers of the context take, made since drain()."""
-    lines = "\n".join(line.text for line in log.drain())
-    sizes = re.findall(r"buffer size = +([\d.]+) MiB", lines)
-    return int(sum(map(float, sizes)) * 2**20)
+class Heard(logging.Handler):
+    """The lines of libllama's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    @property
+    def context_bytes(self) -> int:
+        """What libllama has said that the buffers of contexts take."""
+        sizes = re.findall(r"buffer size = +([\d.]+) MiB", "\n".join(self.lines))
+        return int(sum(map(float, sizes)) * 2**20)
+
+
+@contextmanager
+def heard() -> Iterator[Heard]:
+    """What libllama says in the block."""
+    log, handler = logging.getLogger("pyllama_raw.libllama"), Heard()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)
 
 
 async def measure(options: Namespace, report: Report) -> None:
@@ -110,15 +132,14 @@ async def _round(
         found["alone"] = await run([first], calls)
     async with AsyncExitStack() as stack:
         before = settled_rss_bytes()
-        log.drain()
         opening = AsyncEngine.open(model, config(options))
-        second = await stack.enter_async_context(opening)
-        wanted = context_bytes()
+        with heard() as lines:
+            second = await stack.enter_async_context(opening)
         await run([second], calls[:N_SLOTS])
         for case in cases:
             engines = [first, second] if case == "both" else [first]
             found[case] = await run(engines, calls)
-        share = (settled_rss_bytes() - before) / wanted
+        share = (settled_rss_bytes() - before) / lines.context_bytes
     if not index % 2:
         found["alone"] = await run([first], calls)
     return found, share
