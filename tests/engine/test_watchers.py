@@ -1,7 +1,5 @@
 """Watchers that raise: nobody else suffers."""
 
-import logging
-
 import pytest
 
 from pyllama_raw.core.request import FinishReason
