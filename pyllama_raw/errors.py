@@ -367,7 +367,7 @@ class EngineFault(PyllamaError):
 
 
 class EngineStalled(PyllamaError):
-    """Nothing could be computed for the requests that were left; all of them ended."""
+    """Nothing could be computed for the requests that were left; an engine has ended them."""
 
     code = "engine_stalled"
     http_status = 503
