@@ -71,11 +71,13 @@ def n_kept(sequence: Sequence) -> int:
 def divided(groups: Groups) -> Groups:
     """Streams apart from prompts, which are computed one at a time."""
     found = {}
-    for (name, _, is_whole), (streams, prompts) in groups.items():
+    for (name, _, is_whole, adapters), (streams, prompts) in groups.items():
         if streams:
-            found[Lot(f"{name}: streams")] = Group(streams, [])
+            lot = Lot(f"{name}: streams", adapters=adapters)
+            found[lot] = Group(streams, [])
         if prompts:
-            found[Lot(f"{name}: one prompt", True, is_whole)] = Group([], prompts)
+            lot = Lot(f"{name}: one prompt", True, is_whole, adapters)
+            found[lot] = Group([], prompts)
     return found
 
 

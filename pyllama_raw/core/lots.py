@@ -1,21 +1,30 @@
 """
-Whose turn it is: lots take turns, a step each.
+Whose turn it is: lots take turns.
 
-It is deficit round-robin whose quantum is n_batch, the most tokens that a step can hold: no
-lot ever owes any, so a turn is one step. Lots that have just come are before the one that was
-served last, so of k lots with work each gets every k-th step: none waits for more than
-(k - 1) * n_batch tokens.
+Lots that are computed with the same adapters take turns of a step. It is deficit round-robin
+whose quantum is n_batch, the most tokens that a step can hold: no lot ever owes any, so a turn
+is one step. Lots that have just come are before the one that was served last, so of k lots with
+work each gets every k-th step: none waits for more than (k - 1) * n_batch tokens.
+
+Sets of adapters take turns in the same order. To go from one set to another costs time, so a
+turn lasts until that is a SHARE of it at most, or until the set has nothing to compute. Who
+left early is made up for by the next turn, which is no longer than two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from pyllama_raw.core.request import Lot
+from pyllama_raw.core.request import AdapterSet, Lot
 from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.spans import Span, span_at
+
+SHARE = 0.04  # of the time, for switches
+SWITCH_S = 0.01  # what one costs, until it is known
+
+T = TypeVar("T")
 
 
 class Group(NamedTuple):
@@ -38,37 +47,83 @@ def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
     return groups
 
 
-class LotTurns:
-    """Remembers whose turn it is between steps."""
+class Turns(Generic[T]):
+    """Round-robin over those who are ready, whoever comes and goes."""
 
     def __init__(self) -> None:
-        self._waiting: list[Lot] = []  # in the order of their turns
-        self._served: Lot | None = None  # the last one
+        self._waiting: list[T] = []  # in the order of their turns
+        self._served: T | None = None  # the last one
 
-    def pick(self, ready: Collection[Lot]) -> Lot:
-        """The next of *ready*, which is not empty; who is not in it loses its turn."""
+    def pick(self, ready: Collection[T], *, stays: bool = False) -> T:
+        """
+        The next of *ready*, which is not empty; who is not in it loses its turn.
+
+        Args:
+            stays: the one that was served last goes on, if it is ready.
+        """
         if len(ready) == 1:
             (self._served,) = ready
             self._waiting.clear()
             return self._served
-        served = [lot for lot in ready if lot == self._served]
-        waiting = [lot for lot in self._waiting if lot in ready]
-        new = [lot for lot in ready if lot not in (*waiting, *served)]
-        waiting += [*new, *served]
+        served = [each for each in ready if each == self._served]
+        waiting = [each for each in self._waiting if each in ready]
+        waiting += [each for each in ready if each not in (*waiting, *served)]
+        waiting = [*served, *waiting] if stays else [*waiting, *served]
         self._served, *self._waiting = waiting
         return self._served
 
-    def repeat(self) -> Lot:
-        """The last step was not computed: its lot, which is returned, goes first again."""
-        lot, self._served = self._served, None
-        assert lot is not None
-        self._waiting.insert(0, lot)
+    def repeat(self) -> T:
+        """The last step was not computed: its turn, which is returned, goes first again."""
+        served, self._served = self._served, None
+        assert served is not None
+        self._waiting.insert(0, served)
+        return served
+
+
+class LotTurns:
+    """Remembers whose turn it is between steps."""
+
+    def __init__(self) -> None:
+        self.switch_s = (
+            SWITCH_S  # what it costs to go from one set of adapters to another
+        )
+        self._sets = Turns[AdapterSet]()
+        self._lots: dict[AdapterSet, Turns[Lot]] = {}
+        self._on: AdapterSet = ()  # of the last step
+        self._then = 0.0  # when that was planned
+        self._owed_s = 0.0  # how long this set goes on before another one's turn
+        self._alone: Lot | None = None  # the last one, if no other was ready
+
+    def pick(self, ready: Collection[Lot], now: float) -> Lot:
+        """The next of *ready*, which is not empty; who is not in it loses its turn."""
+        alone = self._alone
+        if len(ready) == 1 and alone is not None and alone in ready:
+            return alone  # most often
+        self._owed_s = max(self._owed_s - (now - self._then), 0.0)
+        self._then = now
+        sets = dict.fromkeys([lot.adapters for lot in ready])
+        chosen = self._sets.pick(sets, stays=self._owed_s > 0)
+        if chosen != self._on:
+            turn_s = self.switch_s / SHARE
+            self._owed_s = min(self._owed_s + turn_s, 2 * turn_s)
+            self._on = chosen
+        if chosen not in self._lots:
+            kept = {each: lots for each, lots in self._lots.items() if each in sets}
+            self._lots = kept | {chosen: Turns[Lot]()}
+        lot = self._lots[chosen].pick([lot for lot in ready if lot.adapters == chosen])
+        self._alone = lot if len(ready) == 1 else None
         return lot
 
+    def repeat(self) -> Lot:
+        """The last step was not computed: its lot, which is returned, goes first again."""
+        self._alone = None
+        return self._lots[self._sets.repeat()].repeat()
+
     def restart(self) -> None:
-        """As if there had been no step."""
-        self._waiting.clear()
-        self._served = None
+        """As if there had been no step: the context is new."""
+        self._sets = Turns()
+        self._lots.clear()
+        self._on, self._owed_s, self._alone = (), 0.0, None
 
 
 def _lot_of(running: Running) -> Lot:
@@ -78,7 +133,8 @@ def _lot_of(running: Running) -> Lot:
     if span is None:
         return lot
     is_whole = not span.is_causal
-    return Lot(f"{lot.name}: rows", lot.is_single or is_whole, is_whole)
+    is_single = lot.is_single or is_whole
+    return Lot(f"{lot.name}: rows", is_single, is_whole, lot.adapters)
 
 
 def next_span(running: Running) -> Span | None:

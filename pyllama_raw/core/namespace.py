@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class Private:
     """The namespace of a single request. No caller can name it, so no caller shares it."""
@@ -9,4 +11,19 @@ class Private:
     __slots__ = ()  # equal to itself only
 
 
-Namespace = str | Private | None  # a salt; of one request; of all without a salt
+class Adapted(NamedTuple):
+    """Of requests that are computed with the same adapters at the same scales."""
+
+    digest: str  # of these
+    salt: str | None
+
+
+# A salt; of one request; of all without a salt.
+Namespace = str | Private | Adapted | None
+
+
+def is_of(namespace: Namespace, salt: str | None) -> bool:
+    """Whether the callers that give *salt* use *namespace*; None: any callers."""
+    if isinstance(namespace, Adapted):
+        namespace = namespace.salt
+    return salt is None or namespace == salt

@@ -1,7 +1,8 @@
 """
 What the next step computes.
 
-1. A step has works of one lot; lots take turns. Rows of spans are a lot of their own.
+1. A step has works of one lot; lots take turns. Rows of spans are a lot of their own, and so
+   are sequences with other adapters.
 2. Every sequence of the lot that can decode goes on by a token; prompts share what is left of
    the token budget, and always some.
 3. When cells are short, the sequence of the worst rank gives up its own.
@@ -49,7 +50,7 @@ class Packer:
         self._n_without = 0  # steps in a row in which streams left prompts nothing
         self._next_stream = 0  # slot of the stream that has waited longest for its turn
         self._turns: dict[Lot, PrefillTurns] = {}
-        self._lots = LotTurns()
+        self.lots = LotTurns()
 
     def pack(self, now: float) -> StepPlan:
         """A plan without moves; makes moves where it needs cells."""
@@ -59,7 +60,7 @@ class Packer:
         if not (streams or prompts):
             return StepPlan()
         groups = self._groups(streams, prompts)
-        lot = self._lots.pick(groups)
+        lot = self.lots.pick(groups, now)
         decodes, prompts = groups[lot]
         n_prefill = 0
         if prompts:
@@ -88,9 +89,9 @@ class Packer:
         """Take the failed step, or all, again: equal steps give equal last digits."""
         if from_start:
             self._turns.clear()
-            self._lots.restart()
+            self.lots.restart()
         else:
-            lot = self._lots.repeat()
+            lot = self.lots.repeat()
             if lot in self._turns:
                 self._turns[lot].repeat()
 

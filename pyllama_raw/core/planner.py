@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
-from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.stats import Occupancy, SchedulerStats
 from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
@@ -74,5 +73,5 @@ class Planner(Protocol):
     def cache_stats(self) -> CacheStats:
         """What is kept of past requests."""
 
-    def clear_cache(self, namespace: Namespace = None) -> int:
-        """Forget what is kept of *namespace*, or all; returns bytes freed."""
+    def clear_cache(self, salt: str | None = None) -> int:
+        """Forget what is kept of *salt*, or all; returns bytes freed."""

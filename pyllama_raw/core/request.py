@@ -69,12 +69,17 @@ class CacheTier(StrEnum):
     """A snapshot in a file."""
 
 
+# The adapters that products are computed with, by their numbers, and the scale of each.
+AdapterSet = tuple[tuple[int, float], ...]
+
+
 class Lot(NamedTuple):
     """Who may share a decode: sequences of equal lots."""
 
     name: str = "tokens"
     is_single: bool = False  # at most one sequence a decode
     is_whole: bool = False  # of rows that see each other: a decode has one whole span
+    adapters: AdapterSet = ()  # of all of them
 
 
 TOKENS = Lot()

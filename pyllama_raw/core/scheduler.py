@@ -29,7 +29,6 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import growth
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
-from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.outputs import Outputs
 from pyllama_raw.core.packer import Packer
 from pyllama_raw.core.planner import Note
@@ -219,9 +218,9 @@ class Scheduler:
         """What was reused and what is stored."""
         return self._memory.stats()
 
-    def clear_cache(self, namespace: Namespace = None) -> int:
+    def clear_cache(self, salt: str | None = None) -> int:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
-        return self._memory.clear(namespace)
+        return self._memory.clear(salt)
 
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
@@ -331,6 +330,8 @@ class Scheduler:
         self._roster.counters.steps += 1
         self._roster.in_flight = False
         self._memory.settle(result)
+        if result.switch_s is not None:
+            self._packer.lots.switch_s = result.switch_s
         if result.status is not DecodeStatus.OK:
             self._failures.take(plan, result, now)
             return self.take_events()

@@ -110,6 +110,10 @@ class StepTimes:
     """Steps that were begun ahead and not wanted; `steps` does not count them."""
     lane_fallbacks: int = 0
     """Requests that were sampled on the host although lanes were wanted."""
+    adapter_switches: int = 0
+    """How often the context went from one set of adapters to another."""
+    adapter_switch_s: float = 0.0
+    """Total seconds that this took, by what one costs as measured."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.core.request import (
     TOKENS,
     CacheTier,
@@ -67,7 +68,7 @@ class Snapshot(NamedTuple):
 class FileKey(NamedTuple):
     """What a file says of the state in it."""
 
-    namespace: str | None
+    namespace: str | Adapted | None
     tokens: bytes  # one C int each
     spans: Spans = ()  # of these, whole; their numbers are of this engine only
 
@@ -300,6 +301,9 @@ class StepResult(NamedTuple):
     not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took
+    switch_s: float | None = (
+        None  # what it costs to compute with other adapters; None: as before
+    )
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
 

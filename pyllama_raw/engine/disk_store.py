@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pyllama_raw.core.memory.tier import KnownState
+from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.engine.directory_lock import WAIT_S, DirectoryLock
 from pyllama_raw.engine.own_files import (
     PART,
@@ -107,7 +108,11 @@ class DiskStore:
         return [known for known in looked_at if known is not None]
 
     def write(
-        self, namespace: str | None, tokens: bytes, state: State, rest: Rest = no_rest
+        self,
+        namespace: str | Adapted | None,
+        tokens: bytes,
+        state: State,
+        rest: Rest = no_rest,
     ) -> StoredFile | None:
         """
         Store *state*; None if it is larger than the limit, or the disk says no.

@@ -19,6 +19,7 @@ from functools import partial
 from queue import Queue
 from threading import Thread
 
+from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.core.step import Fetched, Saved, Written
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.state_file import State, StoredFile
@@ -101,7 +102,7 @@ class DiskWriter:
         return self._writes.error or self._reads.error
 
     def write(
-        self, save_id: int, namespace: str | None, tokens: bytes, state: State
+        self, save_id: int, namespace: str | Adapted | None, tokens: bytes, state: State
     ) -> None:
         """Write *state*, which must not change any more, and report the file or None."""
         self._writes.put(partial(self._write, save_id, namespace, tokens, [state]))
@@ -127,7 +128,11 @@ class DiskWriter:
         self._reads.close()
 
     def _write(
-        self, save_id: int, namespace: str | None, tokens: bytes, states: list[State]
+        self,
+        save_id: int,
+        namespace: str | Adapted | None,
+        tokens: bytes,
+        states: list[State],
     ) -> None:
         """*states* holds one; it is taken out, so that it can be freed here."""
         saved, state = None, states.pop()

@@ -34,6 +34,7 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.abort import AbortFlag, AbortGate
+from pyllama_raw.engine.adapter_sets import AdapterSets
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
@@ -95,8 +96,10 @@ class NativeExecutor:
         self._disk = disk
         self._copied = CopyTimes()
         self.lanes = lanes
+        self.adapters = AdapterSets()
         self._use(make_context(lanes.fresh()))
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
+        self._lost = frozenset[int]()  # slots that were emptied between two steps
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
@@ -114,7 +117,15 @@ class NativeExecutor:
             copied.restore_ns / 1e9,
             self._n_dropped,
             self.lanes.n_fallbacks,
+            self.adapters.n_switches,
+            self.adapters.spent_s,
         )
+
+    def remove_adapter(self, number: int) -> None:
+        """Free an adapter of `adapters`, which nobody uses any more."""
+        if self.adapters.is_on(number):
+            self._lost |= self._drop()
+        self.adapters.remove(number, self.context)
 
     def open(self, request: Request) -> None:
         """Build the sampler of *request*; its payloads are SpanRows."""
@@ -156,6 +167,7 @@ class NativeExecutor:
         """Free the context and all samplers; no call may follow."""
         self.context.drop()
         self.context.close()
+        self.adapters.close()
         for request_id in self._open.request_ids:
             self.close(request_id)
 
@@ -174,20 +186,22 @@ class NativeExecutor:
         self._gate.stop(request_id)
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        moves, works, _, steady = plan
-        if self._continues(works) and _are_beside(moves, works):
-            result = self._decode(works, steady=steady and not moves)
+        moves, works, lot, steady = plan
+        is_on = lot.adapters == self.adapters.on
+        if is_on and self._continues(works) and _are_beside(moves, works):
+            result = self._decode(works, plan._replace(steady=steady and not moves))
             return self._filled(moves, result) if moves else result
-        lost = self._drop()
+        lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
-            return self._decode(works, steady=steady)
+            return self._decode(works, plan)
         saved, lost, restore_s = self._operations.run(moves, lost)
         if not lost:
-            result = self._decode(works, steady=steady)
+            result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s)
         if self._operations.refuses_cuts:
             self._note_refusal()
-        result = self._decode(tuple(work for work in works if work.slot not in lost))
+        works_left = tuple(work for work in works if work.slot not in lost)
+        result = self._decode(works_left, plan._replace(steady=False))
         known = iter(result.outputs)
         if result.status in (DecodeStatus.OK, DecodeStatus.ABORTED):
             known = (Lost() if work.slot in lost else next(known) for work in works)
@@ -215,17 +229,21 @@ class NativeExecutor:
         request_ids = [work.request_id for work in works]
         return request_ids == [work.request_id for work in self._advanced]
 
-    def _decode(self, works: tuple[Work, ...], *, steady: bool = False) -> StepResult:
+    def _decode(self, works: tuple[Work, ...], plan: StepPlan) -> StepResult:
+        """Compute *works* as *plan* says."""
         if not works:
             return StepResult()
+        adapters, wanted = self.adapters, plan.lot.adapters
         try:
+            if wanted != adapters.on:
+                adapters.switch(self.context, wanted)
             if type(works[0]) is PrefillSpan:
                 outcome = self._rows.compute_spans(works, self.context)
             else:
-                outcome = self._compute(works, ahead=steady and self._can_drop)
+                outcome = self._compute(works, ahead=plan.steady and self._can_drop)
         except InvalidBatch as error:
             return self._refused(error)
-        except NativeError as error:  # lanes could not be switched
+        except NativeError as error:  # lanes or adapters could not be switched
             return self._rebuilt(error)
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
@@ -234,7 +252,12 @@ class NativeExecutor:
             failed = self._failed(works, outcome.code)
             return failed._replace(decode_s=decode_s, sample_s=sample_s)
         outputs = self._rows.outputs(works, outcome, self.context)
-        return StepResult(outputs=outputs, decode_s=decode_s, sample_s=sample_s)
+        switch_s = None
+        if adapters.is_learning:
+            switch_s = adapters.learned(plan.n_tokens, outcome.decode_ns)
+        return StepResult(
+            outputs=outputs, decode_s=decode_s, sample_s=sample_s, switch_s=switch_s
+        )
 
     def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
@@ -334,6 +357,7 @@ class NativeExecutor:
 
     def _use(self, context: Context) -> None:
         self.context = context
+        self.adapters.renew()
         self._operations = SlotOperations(
             context, self._kind, self._scratch, self._copied, self._disk
         )

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_raw.core.namespace import Private
+from pyllama_raw.core.namespace import Adapted, Private
 from pyllama_raw.core.policies.policy import Value
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.engine.records import read_records
@@ -65,6 +65,8 @@ class BlockIds:
         hashed = blake2b(key=self._key, digest_size=ID_BYTES)
         if isinstance(namespace, Private):
             hashed.update(b"request %d\0" % request.request_id)
+        elif isinstance(namespace, Adapted):
+            hashed.update(b"adapters " + repr(namespace).encode() + b"\0")
         elif namespace is not None:
             hashed.update(b"salt " + namespace.encode("utf-8", "surrogatepass") + b"\0")
         data, n_bytes = request.tokens.tobytes(), request.tokens.itemsize * BLOCK

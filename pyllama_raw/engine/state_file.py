@@ -22,6 +22,7 @@ from hashlib import sha256
 from io import BufferedReader
 from pathlib import Path
 
+from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.native.arrays import new_bytes
 
 HEADER_BYTES = 4096
@@ -62,7 +63,7 @@ class Header:
     """What the block says."""
 
     fingerprint: str  # of the model file and the context
-    namespace: str | None
+    namespace: str | Adapted | None
     n_tokens: int
     state_bytes: int
     tokens_digest: str
@@ -83,7 +84,7 @@ class Header:
 # What JSON may hold for each field; a boolean is no int here.
 _TYPES: dict[str, tuple[type, ...]] = {
     "fingerprint": (str,),
-    "namespace": (str, type(None)),
+    "namespace": (str, list, type(None)),
     "n_tokens": (int,),
     "state_bytes": (int,),
     "tokens_digest": (str,),
@@ -101,7 +102,11 @@ class StoredFile:
 
 
 def make_header(
-    fingerprint: str, namespace: str | None, tokens: bytes, state: State, rest: Rest
+    fingerprint: str,
+    namespace: str | Adapted | None,
+    tokens: bytes,
+    state: State,
+    rest: Rest,
 ) -> Header:
     """Computes the digest of *state*, about a second for 1.5 GB without *rest*."""
     digest = sha256()
@@ -151,10 +156,20 @@ def _parsed(body: bytes) -> Header:
         raise BadFile("a header of other fields")
     if not all(type(facts[name]) in types for name, types in _TYPES.items()):
         raise BadFile("a header of other types")
-    header = Header(**facts)
+    header = Header(**facts | {"namespace": _namespace(facts["namespace"])})
     if not 1 <= header.n_tokens <= MAX_TOKENS or header.state_bytes < 0:
         raise BadFile("a header of other numbers")
     return header
+
+
+def _namespace(value: str | list[object] | None) -> str | Adapted | None:
+    """JSON has no tuples."""
+    match value:
+        case [str(digest), None | str() as salt]:
+            return Adapted(digest, salt)
+        case list():
+            raise BadFile("a header of other types")
+    return value
 
 
 def read_tokens(stream: BufferedReader, header: Header) -> array[int]:

@@ -242,6 +242,7 @@ class FakeExecutor:
             assert work.pos == row_position(request, n_held), "without a gap"
             assert_one_kind(request, n_held, work)
             assert len(work.tokens) == 1 or type(work) is not Decode
+            assert request.lot.adapters == plan.lot.adapters
 
 
 def _count_rows(work: Work) -> int:

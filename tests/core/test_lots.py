@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.core.lots import LotTurns
+from pyllama_raw.core.lots import SHARE, LotTurns, Turns
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Finished, Lot, StopToken
 from pyllama_raw.core.scheduler import Scheduler
@@ -41,7 +41,7 @@ def test_a_lot_waits_for_one_turn_of_each_other(steps):
     """
     However lots come and go: of k lots that are ready, none waits for more than k - 1.
     """
-    turns, bounds = LotTurns(), {}
+    turns, bounds = Turns(), {}
     for step in steps:
         ready = [Lot(str(number)) for number in step]
         bounds = {lot: bounds.get(lot, len(ready) - 1) for lot in ready}
@@ -58,10 +58,54 @@ def test_a_step_that_failed_is_of_the_same_lot_again():
     It takes no turn of others.
     """
     turns = LotTurns()
-    picked = [turns.pick(LOTS), turns.repeat(), *(turns.pick(LOTS) for _ in range(3))]
+    picked = [turns.pick(LOTS, 0.0), turns.repeat()]
+    picked += [turns.pick(LOTS, 0.0) for _ in range(3)]
 
     a, b = LOTS
     assert picked == [a, a, a, b, a]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sets_of_adapters_take_turns_and_switches_are_a_small_share(seed):
+    """
+    Whoever comes and goes: of k sets none waits longer than k - 1 turns and their last steps,
+    and no set ends its turn early for another one's sake.
+    """
+    rng, turns, now = Random(seed), LotTurns(), 0.0  # noqa: S311
+    turns.switch_s = 0.007
+    turn_s, step_s = turns.switch_s / SHARE, 0.02
+    lots = [Lot(f"{n}", adapters=((n // 2, 1.0),)) for n in range(8)]  # two lots a set
+    since, gone_since, on, n_early = {}, 0.0, None, 0
+    for _ in range(2000):
+        ready = [lot for lot in lots if rng.random() < 0.9]
+        picked = turns.pick(ready, now).adapters if ready else None
+        if picked is None:
+            since.clear()
+        else:
+            sets = {lot.adapters for lot in ready}
+            since = {each: since.get(each, now) for each in sets if each != picked}
+            assert all(
+                now - then <= 3 * (2 * turn_s + step_s) for then in since.values()
+            )
+            if picked != on:
+                n_early += on in sets and now - gone_since < turn_s - 1e-9
+                on, gone_since = picked, now
+        now += rng.uniform(0, step_s)
+
+    assert n_early == 0
+
+
+def test_lots_of_a_set_take_turns_of_a_step_within_the_turn_of_the_set():
+    """
+    Each of them has its step, also when a turn has one only.
+    """
+    x, y = (Lot(name) for name in "xy")
+    a, b = (Lot(name, adapters=((1, 0.5),)) for name in "ab")
+    turns = LotTurns()
+
+    picked = [turns.pick((x, y, a, b), now) for now in (0, 0.1, 0.2, 10, 20, 30)]
+
+    assert picked == [x, a, b, y, a, x]
 
 
 def test_lots_take_turns():

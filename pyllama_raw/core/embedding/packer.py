@@ -15,7 +15,8 @@ from array import array
 from collections.abc import Collection
 
 from pyllama_raw.core.embedding.progress import Progress
-from pyllama_raw.core.lots import LotTurns
+from pyllama_raw.core.lots import Turns
+from pyllama_raw.core.request import Lot
 from pyllama_raw.core.step import Encode, StepPlan
 
 
@@ -24,7 +25,7 @@ class TextPacker:
 
     def __init__(self) -> None:
         self._queue: list[Progress] = []  # whose turn comes first
-        self._lots = LotTurns()
+        self._lots = Turns[Lot]()
         self._cut: Progress | None = None  # who has a part of a text computed
 
     def add(self, progress: Progress) -> None:

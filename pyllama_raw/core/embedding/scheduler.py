@@ -18,7 +18,6 @@ from pyllama_raw.core.embedding.progress import Progress
 from pyllama_raw.core.embedding.request import EmbedRequest
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats, Ledger
-from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.planner import Note
 from pyllama_raw.core.request import Embedded, Event, FinishReason, Request
 from pyllama_raw.core.speed import PrefillSpeed
@@ -206,7 +205,7 @@ class EmbedScheduler:
         """Nothing is kept."""
         return Ledger(0, 0).stats()
 
-    def clear_cache(self, namespace: Namespace = None) -> int:  # noqa: ARG002
+    def clear_cache(self, salt: str | None = None) -> int:  # noqa: ARG002
         """Nothing is kept."""
         return 0
 

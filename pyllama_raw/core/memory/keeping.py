@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pyllama_raw.core.memory.slots import Idle, Slots
 from pyllama_raw.core.memory.tiers import Tiers
-from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.namespace import is_of
 from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.step import Move
 
@@ -53,10 +53,10 @@ class Keeping:
             if writes := self._writes(idle):
                 yield tuple(writes)
 
-    def clear(self, namespace: Namespace) -> None:
-        """Empty idle slots of *namespace*, None: all."""
+    def clear(self, salt: str | None) -> None:
+        """Empty idle slots of *salt*, None: all."""
         for idle in self._slots.idle:
-            if idle.n_left and namespace in (None, idle.namespace):
+            if idle.n_left and is_of(idle.namespace, salt):
                 self._slots.cut(idle, 0)
 
     def _writes(self, idle: Idle) -> list[Move]:

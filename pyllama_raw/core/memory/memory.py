@@ -23,7 +23,6 @@ from pyllama_raw.core.memory.starts import Starts
 from pyllama_raw.core.memory.swaps import Swaps
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.memory.tiers import Tiers
-from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.speed import PrefillSpeed
@@ -173,14 +172,14 @@ class Memory:
             each.deficit = 0
         self.restores.emptied = sorted(running, key=lambda each: each.sequence.rank)
 
-    def clear(self, namespace: Namespace = None) -> int:
+    def clear(self, salt: str | None = None) -> int:
         """
-        Forget snapshots, files and idle slots of *namespace*, None: all.
+        Forget snapshots, files and idle slots of *salt*, None: all.
 
         Returns the host bytes freed.
         """
-        self._keeping.clear(namespace)
-        return self._tiers.clear(namespace)
+        self._keeping.clear(salt)
+        return self._tiers.clear(salt)
 
     def stats(self) -> CacheStats:
         """What was reused and what is stored."""

@@ -9,7 +9,7 @@ A capture is plan_store(), reserve() (which evicts first), the copy, commit() or
 Payloads of entries that left wait in take_released(): the executor frees them before it
 captures anything new, so the limits hold at every moment.
 
-Namespaces, one for each salt of a caller, share limits but never hits.
+Namespaces, one for each salt of a caller and set of adapters, share limits but never hits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Hit, Reserva
 from pyllama_raw.core.memory.cache_stats import CacheStats, Eviction, Ledger, Refusal
 from pyllama_raw.core.memory.cache_store import EntryStore
 from pyllama_raw.core.memory.snapshot_kind import LAYOUTS, SnapshotKind
-from pyllama_raw.core.namespace import Namespace
+from pyllama_raw.core.namespace import Namespace, is_of
 
 
 class PrefixCache:
@@ -162,21 +162,21 @@ class PrefixCache:
         """The memory is free again."""
         self._ledger.n_lent_bytes -= n_bytes
 
-    def clear(self, namespace: Namespace = None) -> int:
+    def clear(self, salt: str | None = None) -> int:
         """
-        Forget the entries of *namespace*, or of all; returns the bytes freed at once.
+        Forget the entries of *salt*, or of all; returns the bytes freed at once.
 
         Pinned entries can no longer be found and are freed when they are unpinned. What
         is being captured will not be stored.
         """
         n_before = self._ledger.n_bytes
         for reservation in self._reservations:
-            if namespace in (None, reservation.plan.namespace):
+            if is_of(reservation.plan.namespace, salt):
                 reservation.is_lost = True
-        names = self._store.namespaces() if namespace is None else [namespace]
-        for name in names:
-            for entry in self._store.entries_of(name):
-                self._store.forget(entry, Eviction.CLEARED)
+        for name in self._store.namespaces():
+            if is_of(name, salt):
+                for entry in self._store.entries_of(name):
+                    self._store.forget(entry, Eviction.CLEARED)
         return n_before - self._ledger.n_bytes
 
     def take_released(self) -> list[object]:

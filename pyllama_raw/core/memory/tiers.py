@@ -182,10 +182,10 @@ class Tiers:
         """What deletes the files that are of no use; host memory is free at once."""
         return [*self.host.deletions(), *self.disk.deletions()]
 
-    def clear(self, namespace: Namespace = None) -> int:
-        """Forget what is kept of *namespace*, None: all; the host bytes freed."""
-        self.disk.cache.clear(namespace)
-        return self.host.cache.clear(namespace)
+    def clear(self, salt: str | None = None) -> int:
+        """Forget what is kept of *salt*, None: all; the host bytes freed."""
+        self.disk.cache.clear(salt)
+        return self.host.cache.clear(salt)
 
     def check_integrity(self) -> None:
         """The conservation laws of both."""
