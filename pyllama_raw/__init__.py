@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api import AsyncEngine
 from pyllama_raw.errors import (
+    AdapterLimit,
+    AdapterLoadFailed,
+    AdapterNotFound,
     BadGrammar,
     BadMedia,
     BadSchema,
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
         StopToken,
         TokenLogprobs,
     )
+    from pyllama_raw.engine.adapters import AdapterInfo
     from pyllama_raw.engine.capabilities import Capabilities, Operation
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
@@ -96,6 +100,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"  # pyproject.toml reads it here
 
 __all__ = [
+    "AdapterInfo",
+    "AdapterLimit",
+    "AdapterLoadFailed",
+    "AdapterNotFound",
     "AsyncEngine",
     "Audio",
     "BadGrammar",
@@ -192,6 +200,7 @@ _LATER = (
         "media",
     ),
     *("events", "health", "engine.step_log", "engine.request_log"),
+    "engine.adapters",
 )
 
 

@@ -14,7 +14,9 @@ from anyio import to_thread
 
 from pyllama_raw.arguments import (
     check_opening,
+    checked_adapter,
     checked_chat,
+    checked_file,
     checked_number,
     checked_options,
     checked_params,
@@ -53,6 +55,7 @@ class AsyncEngine(Facts):
     ) -> None:
         """Use open(); this is for tests and for own executors."""
         from pyllama_raw.embedding import Embedders
+        from pyllama_raw.engine.adapters import Adapters
         from pyllama_raw.engine.capabilities import Operation
         from pyllama_raw.engine.loop import EngineThread
         from pyllama_raw.preparation import Preparation
@@ -66,9 +69,12 @@ class AsyncEngine(Facts):
             files=parts.files,
             logs=parts.logs,
             media=parts.media,
+            adapters=Adapters(parts.adapter_host, parts.max_adapter_bytes),
             release=partial(_release, encoder, parts),
         )
-        self._preparation = Preparation(parts, encoder, self._thread.clock)
+        self._preparation = Preparation(
+            parts, encoder, self._thread.clock, self._thread.adapters
+        )
         close_at_exit(self._thread)
         self._check_generates = partial(parts.capabilities.check, Operation.GENERATE)
         self._check_ranks = partial(parts.capabilities.check, Operation.RANK)
@@ -167,6 +173,36 @@ class AsyncEngine(Facts):
 
         most = checked_number("max_events", max_events, 1, 2**20)
         return Events(self._thread, most)
+
+    # -- adapters ---------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """
+        Load the LoRA or control vector at *path*: `generate(..., adapters={name: 1.0})`.
+
+        Requests that run go on. An earlier adapter of that name is as if unloaded. Adapters
+        that no request uses give way, the longest unused first, to keep max_adapter_bytes.
+
+        Raises:
+            InvalidRequest: *name* or *path* is none.
+            AdapterLoadFailed: there is no such file, it is damaged, or of another model.
+            AdapterLimit: the adapters that requests use leave no room.
+            Unsupported: the model generates no text, or the file is an aLoRA.
+            ClosedError, EngineStopped: as generate().
+        """
+        self._thread.check()
+        file = checked_file("path", path)
+        load = partial(self._thread.adapters.load, checked_adapter(name), file)
+        await in_worker("adapters", load)
+
+    async def unload_adapter(self, name: str) -> None:
+        """
+        Let no further request have the adapter; it is freed when those that use it have ended.
+
+        Raises:
+            AdapterNotFound: there is none of that name.
+        """
+        self._thread.adapters.unload(checked_adapter(name))
 
     # -- requests ---------------------------------------------------------------
 

@@ -41,6 +41,8 @@ MAX_SALT = 1024  # characters
 MAX_CACHE_POINTS = 1024
 MAX_POLICY_DATA = 32
 MAX_POSITION = 2**31 - 1
+MAX_ADAPTERS = 16  # of a request
+MAX_SCALE = 100  # products with it stay finite
 MAX_TOP = 20  # likely tokens listed at each place
 SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
 
@@ -136,6 +138,50 @@ def _name(option: str, value: object) -> str | None:
     raise InvalidRequest(option, value, allowed)
 
 
+def checked_adapter(value: object) -> str:
+    """The name of an adapter."""
+    name = _name("name", value)
+    if name is None:
+        raise InvalidRequest("name", value, f"text of 1 to {MAX_SALT} characters")
+    return name
+
+
+def checked_file(name: str, value: object) -> str:
+    """A path as text."""
+    allowed = "the path of a file"
+    with _reading(name, value, allowed):
+        if isinstance(value, str | os.PathLike):
+            path = os.fspath(value)
+            if isinstance(path, str) and path and os.fsencode(path):
+                return str.__str__(path)
+    raise InvalidRequest(name, value, allowed)
+
+
+def _adapters(value: Any) -> Mapping[str, float] | None:
+    """A copy that nobody can change."""
+    allowed = (
+        f"a mapping of at most {MAX_ADAPTERS} names to scales of -{MAX_SCALE} to "
+        f"{MAX_SCALE}, or None"
+    )
+    if value is None:
+        return None
+    with _reading("adapters", value, allowed):
+        if isinstance(value, Mapping):
+            items = tuple(islice(value.items(), MAX_ADAPTERS + 1))
+            scales = {checked_adapter(name): _scale(scale) for name, scale in items}
+            if len(items) <= MAX_ADAPTERS:
+                return MappingProxyType(scales)
+    raise InvalidRequest("adapters", value, allowed)
+
+
+def _scale(value: Any) -> float:
+    if type(value) is not bool and isinstance(value, Real):
+        scale = float(value)
+        if abs(scale) <= MAX_SCALE:
+            return scale
+    raise InvalidRequest("adapters", value, f"scales of -{MAX_SCALE} to {MAX_SCALE}")
+
+
 def _policy_data(value: Any) -> PolicyData | None:
     """A copy that nobody can change."""
     allowed = (
@@ -218,6 +264,7 @@ _OPTIONS: dict[str, Callable[[object], object]] = {
     "cache_points": _cache_points,
     "client": partial(_name, "client"),
     "policy_data": _policy_data,
+    "adapters": _adapters,
     "tools": partial(_kind, "tools", Sequence, "a list of mappings, or None"),
     "template_kwargs": partial(_kind, "template_kwargs", Mapping, "a mapping, or None"),
     "chat_template": partial(

@@ -150,6 +150,8 @@ class Engine(_Blocking[AsyncEngine], Facts):
     detokenize = _waiting(AsyncEngine.detokenize)
     count = _waiting(AsyncEngine.count)
     render = _waiting(AsyncEngine.render)
+    load_adapter = _waiting(AsyncEngine.load_adapter)
+    unload_adapter = _waiting(AsyncEngine.unload_adapter)
     cache_stats = _waiting(AsyncEngine.cache_stats)
     clear_cache = _waiting(AsyncEngine.clear_cache)
 

@@ -308,6 +308,8 @@ class EngineConfig(Frozen):
     Where tokens are chosen: backend is in the graph where that can be; auto is backend where
     a device other than the CPU computes the logits, and host elsewhere.
     """
+    max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""
     deterministic: bool = False
     """Outputs are independent of the requests that run beside them."""
 

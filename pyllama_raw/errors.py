@@ -218,6 +218,32 @@ class BadMedia(RequestError):
         super().__init__(f"media{where}: {self.reason}")
 
 
+class AdapterNotFound(RequestError):
+    """There is no adapter of that name: it was not loaded, was unloaded, or gave way."""
+
+    code = "adapter_not_found"
+    http_status = 404
+
+    def __init__(self, name: str) -> None:
+        self.name = cut(name, MAX_SHOWN)
+        super().__init__(f"no adapter {self.name!r} is loaded: load it first")
+
+
+class AdapterLimit(RequestError):
+    """The adapters that requests use leave no room for another one; nothing was loaded."""
+
+    code = "adapter_limit"
+    http_status = 503
+    is_retryable = True
+
+    def __init__(self, n_bytes: int, limit: int) -> None:
+        self.n_bytes, self.limit = n_bytes, limit
+        super().__init__(
+            f"the adapters would take {n_bytes} bytes, max_adapter_bytes allows {limit}: try "
+            "again when requests have ended, or raise it"
+        )
+
+
 class Unsupported(RequestError):
     """The model or context cannot do *operation*; *reason* says why and what to do."""
 

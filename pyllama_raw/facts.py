@@ -11,6 +11,7 @@ from pyllama_raw.errors import shown
 from pyllama_raw.replacing import replacing
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.engine.adapters import AdapterInfo
     from pyllama_raw.engine.capabilities import Capabilities
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.loop import EngineThread
@@ -57,6 +58,10 @@ class Facts:
     def capabilities(self) -> Capabilities:
         """What the model can be used for; for the rest, why not."""
         return self._parts.capabilities
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests can name."""
+        return self._thread.adapters.all()
 
     @property
     def n_ctx_slot(self) -> int:

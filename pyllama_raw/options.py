@@ -31,8 +31,10 @@ class TextOptions(TypedDict, total=False):
 
 
 class RequestOptions(TextOptions, ChatOptions, total=False):
-    """How a request is served; but for those of chats nothing here changes its output."""
+    """How a request is served; but for adapters and those of chats nothing here changes its output."""
 
+    adapters: Mapping[str, float] | None
+    """Loaded adapters by name, each with the scale of its effect; 0 is as if left out."""
     cache_salt: str | None
     """Only requests with an equal salt share cached prefixes."""
     cache_points: Iterable[int]

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pyllama_raw.arguments import reading_prompt
 from pyllama_raw.chat import ChatSettings
 from pyllama_raw.core.namespace import Namespace, Private
-from pyllama_raw.core.request import Request
+from pyllama_raw.core.request import TOKENS, Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import InvalidRequest, InvalidSampling
 from pyllama_raw.generation import Prepared
@@ -34,6 +34,7 @@ from pyllama_raw.sampling.params import SamplingParams
 from pyllama_raw.workers import in_worker
 
 if TYPE_CHECKING:
+    from pyllama_raw.engine.adapters import Adapters
     from pyllama_raw.engine.parts import EngineParts
 
 MAX_SEED = 2**32 - 2
@@ -45,12 +46,18 @@ class Preparation:
     """Makes the requests of one engine."""
 
     def __init__(
-        self, parts: EngineParts, encoder: PromptEncoder, clock: Callable[[], float]
+        self,
+        parts: EngineParts,
+        encoder: PromptEncoder,
+        clock: Callable[[], float],
+        adapters: Adapters,
     ) -> None:
         """
         Args:
             clock: of the engine; deadlines are moments on it.
+            adapters: of the engine.
         """
+        self._adapters = adapters
         self._parts = parts
         self._encoder = encoder
         self._clock = clock
@@ -85,6 +92,10 @@ class Preparation:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = _random_seed() if params.seed is None else params.seed
         request_ids = [next(self._request_ids) for _ in range(params.n)]
+        namespace = self._namespace(options.get("cache_salt"))
+        lot, adapters = TOKENS, options.get("adapters")
+        if adapters:
+            lot, namespace = self._adapters.lot(adapters, namespace)
         request = Request(
             request_id=request_ids[0],
             tokens=read.tokens,
@@ -94,7 +105,8 @@ class Preparation:
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
-            namespace=self._namespace(options.get("cache_salt")),
+            namespace=namespace,
+            lot=lot,
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
             client=options.get("client"),
             policy_data=options.get("policy_data"),

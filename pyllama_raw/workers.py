@@ -17,7 +17,7 @@ from anyio.lowlevel import RunVar
 
 T = TypeVar("T")
 
-Kind = Literal["chat", "template", "text", "media", "rules", "call"]
+Kind = Literal["chat", "template", "text", "media", "rules", "call", "adapters"]
 N_THREADS: dict[Kind, int] = {
     "chat": 4,  # two wait for a template's process, two make tokens of what it wrote
     "template": 2,  # chats with a template of their own, which is a stranger's program
@@ -25,6 +25,7 @@ N_THREADS: dict[Kind, int] = {
     "media": 2,  # lists with images and sounds: how many rows these take
     "rules": 2,  # grammars, schemas, stop strings, many tokens
     "call": 8,  # answers of the engine thread: these only wait
+    "adapters": 1,  # files that are read, checked and loaded
 }
 
 _limiters: RunVar[dict[Kind, CapacityLimiter]] = RunVar("pyllama_raw_workers")

@@ -10,6 +10,7 @@ from pyllama_raw.core.memory.cache_stats import CacheStats, Eviction, Ledger, Re
 from pyllama_raw.core.request import CacheTier, FinishReason, SamplerUse, TokenLogprobs
 from pyllama_raw.errors import (
     MAX_REASON,
+    AdapterLimit,
     BadGrammar,
     BadSchema,
     ClosedError,
@@ -103,6 +104,8 @@ def test_each_class_has_a_code_of_its_own():
         "BadGrammar": "bad_grammar",
         "BadSchema": "bad_schema",
         "BadMedia": "bad_media",
+        "AdapterNotFound": "adapter_not_found",
+        "AdapterLimit": "adapter_limit",
         "Unsupported": "unsupported",
         "NativeError": "native_failure",
         "ModelLoadFailed": "model_load_failed",
@@ -149,6 +152,7 @@ def test_what_may_succeed_later_is_retryable():
     assert retryable == [
         "QueueFull",
         "DeadlineExceeded",
+        "AdapterLimit",
         "DecodeAborted",
         "DecodeFailed",
         "SnapshotFailed",
@@ -179,6 +183,8 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
         "BadGrammar": 400,
         "BadSchema": 400,
         "BadMedia": 400,
+        "AdapterNotFound": 404,
+        "AdapterLimit": 503,
         "Unsupported": 400,
         "ClosedError": 503,
         "EngineStalled": 503,
@@ -187,7 +193,8 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
     assert [k for k in tree() if k.http_status < 500] == [
         kind
         for kind in tree()
-        if issubclass(kind, RequestError) and kind not in (QueueFull, DeadlineExceeded)
+        if issubclass(kind, RequestError)
+        and kind not in (QueueFull, DeadlineExceeded, AdapterLimit)
     ]
 
 

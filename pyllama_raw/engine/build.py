@@ -130,6 +130,8 @@ def assemble(
         make_embedder=make_embedder,
         span_keys=keys,
         media=media,
+        adapter_host=executor,
+        max_adapter_bytes=config.max_adapter_bytes,
     )
 
 

@@ -49,6 +49,7 @@ from pyllama_raw.errors import (
     InvalidBatch,
     NativeError,
 )
+from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
@@ -120,6 +121,14 @@ class NativeExecutor:
             self.adapters.n_switches,
             self.adapters.spent_s,
         )
+
+    def load_adapter(self, path: str) -> Adapter:
+        """Load an adapter of the model. Thread: any."""
+        return load_adapter(self.context.model, path)
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        """Take over *adapter*, which plans name by *number*."""
+        self.adapters.add(number, adapter)
 
     def remove_adapter(self, number: int) -> None:
         """Free an adapter of `adapters`, which nobody uses any more."""

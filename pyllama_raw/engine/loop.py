@@ -28,6 +28,7 @@ from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.core.step import Executor, Fetched, Written
+from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import Logs
@@ -69,6 +70,7 @@ class EngineThread:
         files: FileWriter | None = None,
         logs: Logs | None = None,
         media: MediaDesk | None = None,
+        adapters: Adapters | None = None,
         release: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +80,7 @@ class EngineThread:
             files: what the executor hands files to; None: it writes none.
             logs: what is written down of steps and requests; None: nothing.
             media: encodes images and sounds; None: prompts are text.
+            adapters: what requests may name; None: none.
             release: frees what the executor stands on; called once, by the thread, when
                 no step can follow.
         """
@@ -103,7 +106,11 @@ class EngineThread:
         if media is not None:
             media.encoder.report = lambda request_id: self._post(Encoded(request_id))
         n_slots = scheduler.limits.n_slots
-        self._mailbox = Mailbox(n_slots, admission or Admission(n_slots), clock)
+        self.adapters = adapters or Adapters()
+        self.adapters.post = self._post_call
+        self._mailbox = Mailbox(
+            n_slots, admission or Admission(n_slots), clock, self.adapters
+        )
         self._refuses = False  # new requests, because close() was called
         self._close: Close | None = None  # the last one that was obeyed
         self._ended = False
@@ -188,9 +195,7 @@ class EngineThread:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run *function* between two steps, in the engine thread."""
         self.check()
-        answer: Future[T] = Future()
-        self._post(Call(function, answer))
-        return answer
+        return self._post_call(function)
 
     def watch(self, watcher: Watcher) -> Future[None]:
         """Tell *watcher* what happens from the next command on; of the end in any case."""
@@ -252,6 +257,11 @@ class EngineThread:
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""
         self._mailbox.post(Call(partial(self._abandon, loop), Future()))
+
+    def _post_call(self, function: Callable[[], T]) -> Future[T]:
+        answer: Future[T] = Future()
+        self._post(Call(function, answer))
+        return answer
 
     def _post(self, command: Command) -> None:
         self._mailbox.post(command)

@@ -15,7 +15,9 @@ from typing import Any
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.step import Fetched, Written
+from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.stream import Stream
+from pyllama_raw.errors import AdapterNotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,17 @@ class Mailbox:
         n_enough: a burst of that many commands is not waited for any longer.
         admission: not touched by anybody else.
         clock: says when a burst has been waited for long enough.
+        adapters: pinned by requests just as long.
     """
 
     def __init__(
-        self, n_enough: int, admission: Admission, clock: Callable[[], float]
+        self,
+        n_enough: int,
+        admission: Admission,
+        clock: Callable[[], float],
+        adapters: Adapters,
     ) -> None:
+        self._adapters = adapters
         self._n_enough = n_enough
         self._admission = admission
         self._clock = clock
@@ -91,14 +99,25 @@ class Mailbox:
         self._queue.put(command)
 
     def enter(self, requests: tuple[Request, ...]) -> None:
-        """Count *requests*. Raises QueueFull, InvalidRequest, and counts none then."""
+        """
+        Count *requests*, or none of them.
+
+        Raises QueueFull, InvalidRequest, AdapterNotFound.
+        """
         with self._entering:
             self._admission.enter(requests)
+            try:
+                self._adapters.enter(requests)
+            except AdapterNotFound:
+                for request in requests:
+                    self._admission.leave(request.request_id)
+                raise
 
     def leave(self, request_id: int) -> None:
         """A request has ended, or was refused; unknown ids are ignored."""
         with self._entering:
             self._admission.leave(request_id)
+            self._adapters.leave(request_id)
 
     @contextmanager
     def coming(self) -> Iterator[None]:

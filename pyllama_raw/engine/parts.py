@@ -11,6 +11,7 @@ from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
+from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
@@ -133,3 +134,5 @@ class EngineParts:
     make_embedder: Callable[[], EngineParts] | None = None  # on the same weights
     span_keys: SpanKeys = field(default_factory=SpanKeys)  # of prompts and of files
     media: MediaDesk | None = None  # None: prompts are text
+    adapter_host: AdapterHost | None = None  # None: the engine takes no adapters
+    max_adapter_bytes: int = 0

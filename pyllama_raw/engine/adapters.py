@@ -1,0 +1,248 @@
+"""
+The adapters that an engine knows by name: loaded, used and freed while requests run.
+
+Rules:
+1. A request pins its adapters from the moment it is posted until it has ended. An adapter is
+   freed after all who have pinned it, between two steps.
+2. All together are within the limit at every moment. What nobody has pinned gives way, the
+   longest unused first.
+3. A name that is unloaded, or loaded anew, is of no use to those who have not entered yet.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from threading import RLock
+from typing import Any, Protocol
+
+from pyllama_raw.core.namespace import Adapted, Namespace, Private
+from pyllama_raw.core.request import TOKENS, Lot, Request
+from pyllama_raw.errors import (
+    AdapterLimit,
+    AdapterLoadFailed,
+    AdapterNotFound,
+    Unsupported,
+)
+
+
+class LoadedAdapter(Protocol):
+    """What a file has become."""
+
+    digest: str  # of the file
+    n_bytes: int  # of its tensors
+    invocation: tuple[
+        int, ...
+    ]  # it is at work from these tokens on; empty: it always is
+
+    def close(self) -> None:
+        """Free it, if no executor has it."""
+
+
+class AdapterHost(Protocol):
+    """The part of an executor that has adapters."""
+
+    def load_adapter(self, path: str) -> Any:
+        """A LoadedAdapter. Thread: any."""
+
+    def add_adapter(self, number: int, adapter: Any) -> None:
+        """Take it over: plans name it by *number*."""
+
+    def remove_adapter(self, number: int) -> None:
+        """Free it: no plan names it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """An adapter that requests can name."""
+
+    name: str
+    path: str
+    n_bytes: int
+    """Of its file."""
+    n_requests: int
+    """Requests that use it and have not ended."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    name: str
+    path: str
+    n_bytes: int
+    number: int
+    digest: str
+    n_users: int = 0
+    used: int = 0  # when, in the order of all uses
+    is_named: bool = True  # new requests can have it
+
+
+class Adapters:
+    """Belongs to one engine. Thread: any."""
+
+    def __init__(self, host: AdapterHost | None = None, max_bytes: int = 0) -> None:
+        """
+        Args:
+            host: None: the engine takes no adapters.
+        """
+        self.post: Callable[
+            [Callable[[], None]], Future[None]
+        ]  # runs it between two steps
+        self._host = host
+        self._max_bytes = max_bytes
+        self._lock = RLock()
+        self._numbers, self._moments = count(1), count(1)
+        self._named: dict[str, _Entry] = {}
+        self._all: dict[int, _Entry] = {}  # by number, until they are freed
+        self._pinned: dict[int, list[_Entry]] = {}  # by request_id
+        self._n_bytes = 0  # of all, and of what is being loaded
+
+    def all(self) -> tuple[AdapterInfo, ...]:
+        """What requests can name, as loaded."""
+        with self._lock:
+            named = list(self._named.values())
+        return tuple(AdapterInfo(e.name, e.path, e.n_bytes, e.n_users) for e in named)
+
+    def load(self, name: str, path: str) -> None:
+        """
+        Have requests find the file at *path* by *name*; blocks meanwhile.
+
+        Raises:
+            Unsupported: the engine takes no adapters, or none of this kind.
+            AdapterLoadFailed: there is no such file, it is damaged, or of another model.
+            AdapterLimit: those in use leave no room for it.
+        """
+        host = self._host
+        if host is None:
+            raise Unsupported("adapters", "this engine generates no text")
+        n_bytes = _size(path)
+        self._reserve(n_bytes)
+        try:
+            entry = self._loaded(host, name, path, n_bytes)
+        except BaseException:
+            with self._lock:
+                self._n_bytes -= n_bytes
+            raise
+        with self._lock:
+            if name in self._named:
+                self._retire(self._named[name])
+            self._named[name] = self._all[entry.number] = entry
+
+    def unload(self, name: str) -> None:
+        """No further request gets it; freed once its requests have ended."""
+        with self._lock:
+            if name not in self._named:
+                raise AdapterNotFound(name)
+            self._retire(self._named[name])
+
+    def lot(
+        self, scales: Mapping[str, float], namespace: Namespace
+    ) -> tuple[Lot, Namespace]:
+        """
+        Where requests with these adapters are computed, and with whom they share prefixes.
+
+        Raises:
+            AdapterNotFound: there is none of that name.
+        """
+        with self._lock:
+            chosen = []
+            for name in sorted(scales):
+                if name not in self._named:
+                    raise AdapterNotFound(name)
+                (scale,) = struct.unpack(
+                    "f", struct.pack("f", scales[name])
+                )  # as C has it
+                if scale:
+                    chosen.append((self._named[name], scale))
+        if not chosen:
+            return TOKENS, namespace
+        names = ", ".join(f"{entry.name}={scale:g}" for entry, scale in chosen)
+        adapters = tuple(sorted((entry.number, scale) for entry, scale in chosen))
+        lot = Lot(f"tokens with {names}", adapters=adapters)
+        if isinstance(namespace, Private):
+            return lot, namespace
+        assert not isinstance(namespace, Adapted)
+        facts = sorted((entry.digest, scale) for entry, scale in chosen)
+        return lot, Adapted(sha256(json.dumps(facts).encode()).hexdigest(), namespace)
+
+    def enter(self, requests: Iterable[Request]) -> None:
+        """Pin what *requests* use. Raises AdapterNotFound, and pins nothing then."""
+        with self._lock:
+            for request in requests:
+                entries = [self._all.get(number) for number, _ in request.lot.adapters]
+                found = [entry for entry in entries if entry and entry.is_named]
+                if len(found) < len(entries):
+                    for other in requests:
+                        self.leave(other.request_id)
+                    raise AdapterNotFound(request.lot.name)
+                if found:
+                    self._pinned[request.request_id] = found
+                for entry in found:
+                    entry.n_users += 1
+                    entry.used = next(self._moments)
+
+    def leave(self, request_id: int) -> None:
+        """A request has ended; ids without adapters are ignored."""
+        if request_id not in self._pinned:
+            return
+        with self._lock:
+            for entry in self._pinned.pop(request_id):
+                entry.n_users -= 1
+                if not (entry.is_named or entry.n_users):
+                    self._free(entry)
+
+    def _loaded(self, host: AdapterHost, name: str, path: str, n_bytes: int) -> _Entry:
+        adapter: LoadedAdapter = host.load_adapter(path)
+        number = next(self._numbers)
+        if adapter.invocation:
+            adapter.close()
+            raise Unsupported("adapters", "an aLoRA changes a part of a prompt only")
+        try:
+            self.post(partial(host.add_adapter, number, adapter)).result()
+        except BaseException:
+            adapter.close()
+            raise
+        moment = next(self._moments)
+        return _Entry(name, path, n_bytes, number, adapter.digest, used=moment)
+
+    def _reserve(self, n_bytes: int) -> None:
+        """Count *n_bytes*, and wait until what gives way for them is freed."""
+        with self._lock:
+            idle = sorted(
+                (entry for entry in self._named.values() if not entry.n_users),
+                key=lambda entry: entry.used,
+            )
+            wanted = self._n_bytes + n_bytes
+            if wanted - sum(entry.n_bytes for entry in idle) > self._max_bytes:
+                raise AdapterLimit(wanted, self._max_bytes)
+            freed = []
+            for entry in idle:
+                if self._n_bytes + n_bytes > self._max_bytes:
+                    freed += self._retire(entry)
+            self._n_bytes += n_bytes
+        for each in freed:
+            each.result()
+
+    def _retire(self, entry: _Entry) -> list[Future[None]]:
+        entry.is_named = False
+        del self._named[entry.name]
+        return [] if entry.n_users else [self._free(entry)]
+
+    def _free(self, entry: _Entry) -> Future[None]:
+        assert self._host is not None
+        del self._all[entry.number]
+        self._n_bytes -= entry.n_bytes
+        return self.post(partial(self._host.remove_adapter, entry.number))
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError) as error:
+        raise AdapterLoadFailed(path, str(error)) from None
