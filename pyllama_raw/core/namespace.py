@@ -22,7 +22,7 @@ class Adapted(NamedTuple):
 Namespace = str | Private | Adapted | None
 
 
-def is_of(namespace: Namespace, salt: str | None) -> bool:
+def is_of(namespace: Namespace, salt: str | Private | None) -> bool:
     """Whether the callers that give *salt* use *namespace*; None: any callers."""
     if isinstance(namespace, Adapted):
         namespace = namespace.salt

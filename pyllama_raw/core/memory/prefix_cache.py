@@ -20,7 +20,7 @@ from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Hit, Reserva
 from pyllama_raw.core.memory.cache_stats import CacheStats, Eviction, Ledger, Refusal
 from pyllama_raw.core.memory.cache_store import EntryStore
 from pyllama_raw.core.memory.snapshot_kind import LAYOUTS, SnapshotKind
-from pyllama_raw.core.namespace import Namespace, is_of
+from pyllama_raw.core.namespace import Namespace, Private, is_of
 
 
 class PrefixCache:
@@ -162,7 +162,7 @@ class PrefixCache:
         """The memory is free again."""
         self._ledger.n_lent_bytes -= n_bytes
 
-    def clear(self, salt: str | None = None) -> int:
+    def clear(self, salt: str | Private | None = None) -> int:
         """
         Forget the entries of *salt*, or of all; returns the bytes freed at once.
 
