@@ -6,6 +6,7 @@ import pytest
 
 from pyllama_raw.core.memory.cache_stats import Eviction
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.namespace import Adapted
 from tests.core.cache_support import find, make_cache, store, toks
 
 RANGE, STATE, EXACT = SnapshotKind
@@ -92,6 +93,22 @@ def test_clear_all(kind):
     store(cache, "hello", namespace="b")
 
     assert [cache.clear("c"), cache.clear(), cache.clear()] == [0, 240, 0]
+
+
+def test_clear_a_salt_whatever_the_adapters():
+    """
+    A caller's entries go with any adapters, and nobody else's.
+    """
+    cache, names = make_cache(RANGE), ["a", Adapted("x", "a"), Adapted("x", "b")]
+    for namespace in names:
+        store(cache, "hello", namespace=namespace)
+    cache.clear("a")
+
+    assert [find(cache, "hello!", namespace=each).n_tokens for each in names] == [
+        0,
+        0,
+        5,
+    ]
 
 
 @ALL

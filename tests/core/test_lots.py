@@ -26,6 +26,7 @@ from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import (
     STOP_TOKEN,
     Pieces,
+    answer,
     finished,
     make_request,
     make_scheduler,
@@ -120,6 +121,23 @@ def test_lots_take_turns():
 
     assert [plan.lot for plan in plans] == [*LOTS] * 3
     assert not any(plan.steady for plan in plans[:-1])
+
+
+def test_a_set_goes_on_for_longer_if_switches_are_found_to_cost_more():
+    """
+    A step takes half a second; by the first result a switch costs a whole one.
+    """
+    scheduler = make_scheduler()
+    lots = [Lot(name, adapters=((number, 1.0),)) for number, name in enumerate("ab")]
+    for number, lot in enumerate(lots):
+        scheduler.add(make_request(number, n_prompt=2, max_tokens=3, lot=lot), 0.0)
+
+    plans, _ = run_until_idle(
+        scheduler, lambda plan: answer(plan)._replace(switch_s=1.0)
+    )
+
+    a, b = lots
+    assert [plan.lot for plan in plans] == [a, b, b, b, a, a]
 
 
 def test_a_prompt_takes_no_cells_of_streams_in_another_lot():
