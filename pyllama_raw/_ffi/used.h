@@ -48,6 +48,15 @@ enum ggml_op {
     GGML_OP_CROSS_ENTROPY_LOSS, GGML_OP_CROSS_ENTROPY_LOSS_BACK, GGML_OP_OPT_STEP_ADAMW,
     GGML_OP_OPT_STEP_SGD, GGML_OP_GLU, GGML_OP_COUNT, ...
 };
+enum ggml_unary_op {
+    GGML_UNARY_OP_ABS, GGML_UNARY_OP_SGN, GGML_UNARY_OP_NEG, GGML_UNARY_OP_STEP,
+    GGML_UNARY_OP_TANH, GGML_UNARY_OP_ELU, GGML_UNARY_OP_RELU, GGML_UNARY_OP_SIGMOID,
+    GGML_UNARY_OP_GELU, GGML_UNARY_OP_GELU_QUICK, GGML_UNARY_OP_SILU,
+    GGML_UNARY_OP_HARDSWISH, GGML_UNARY_OP_HARDSIGMOID, GGML_UNARY_OP_EXP,
+    GGML_UNARY_OP_EXPM1, GGML_UNARY_OP_SOFTPLUS, GGML_UNARY_OP_GELU_ERF,
+    GGML_UNARY_OP_XIELU, GGML_UNARY_OP_FLOOR, GGML_UNARY_OP_CEIL, GGML_UNARY_OP_ROUND,
+    GGML_UNARY_OP_TRUNC, GGML_UNARY_OP_COUNT, ...
+};
 enum ggml_log_level {
     GGML_LOG_LEVEL_NONE, GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_INFO, GGML_LOG_LEVEL_WARN,
     GGML_LOG_LEVEL_ERROR, GGML_LOG_LEVEL_CONT, ...
@@ -435,17 +444,22 @@ struct mtmd_helper_bitmap_wrapper {
     ...;
 };
 ggml_abort_callback_t ggml_set_abort_callback(ggml_abort_callback_t callback);
+int64_t ggml_nelements(const struct ggml_tensor * tensor);
+int64_t ggml_nrows(const struct ggml_tensor * tensor);
 size_t ggml_nbytes(const struct ggml_tensor * tensor);
 int64_t ggml_blck_size(enum ggml_type type);
 size_t ggml_type_size(enum ggml_type type);
 const char * ggml_type_name(enum ggml_type type);
 bool ggml_is_quantized(enum ggml_type type);
 int ggml_n_dims(const struct ggml_tensor * tensor);
+bool ggml_is_contiguous(const struct ggml_tensor * tensor);
+bool ggml_are_same_shape(const struct ggml_tensor * t0, const struct ggml_tensor * t1);
 size_t ggml_tensor_overhead(void);
 bool ggml_validate_row_data(enum ggml_type type, const void * data, size_t nbytes);
 struct ggml_context * ggml_init(struct ggml_init_params params);
 void ggml_free(struct ggml_context * ctx);
 struct ggml_tensor * ggml_new_tensor_1d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0);
+enum ggml_unary_op ggml_get_unary_op(const struct ggml_tensor * tensor);
 const char * ggml_get_name(const struct ggml_tensor * tensor);
 struct ggml_tensor * ggml_custom_4d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct ggml_tensor * * args, int n_args, ggml_custom_op_t fun, int n_tasks, void * userdata);
 void ggml_build_forward_expand(struct ggml_cgraph * cgraph, struct ggml_tensor * tensor);

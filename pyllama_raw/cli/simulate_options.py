@@ -44,7 +44,9 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--cost", Path, "FILE", "cost model, as --fit writes it")
     add(group, "--replicas", count, "N", "machines, behind a router", default=1)
     text = "who gets a request"
-    group.add_argument("--router", choices=ROUTERS, default="round_robin", help=text)
+    group.add_argument(
+        "--router", choices=tuple(ROUTERS), default="round_robin", help=text
+    )
     group = parser.add_argument_group("files")
     add(group, "--steps", Path, "FILE", "write the steps of the last policy, as JSONL")
     text = "write the requests of each policy to POLICY.jsonl there"
