@@ -10,6 +10,7 @@ from pyllama_raw.core.memory.tier import KnownState, Tier
 from pyllama_raw.core.namespace import Private
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,
     Delete,
@@ -63,6 +64,17 @@ def written(tier: Tier, tokens, payload="file", namespace=None) -> None:
 
 def known_of(tokens, payload) -> KnownState:
     return KnownState(None, array("i", tokens), payload, 10 * len(tokens))
+
+
+def test_rows_of_an_image_are_found_whole_or_not_at_all():
+    """
+    A file that ends within an image is used up to where the image begins.
+    """
+    tier = make_tier()
+    written(tier, range(80))
+    request = Request(0, array("i", range(N)), 1, spans=(Span(70, 90, 20),))
+
+    assert found(tier, Sequence(request, 0, 0.0)) == 70
 
 
 def test_a_file_is_found_when_it_is_complete():

@@ -87,6 +87,20 @@ def ends_of(events: list) -> dict[int, object]:
     return {end.request_id: end.error or end.reason for end in ends}
 
 
+def test_a_watcher_is_told_when_a_request_is_first_computed():
+    """
+    Once a request, however many steps its texts take.
+    """
+    scheduler, notes = make_scheduler(make_request(3, [8, 8])), []
+    scheduler.watch(lambda *note: notes.append(note))
+
+    for now in (1.0, 2.0):
+        plan = scheduler.schedule(now)
+        scheduler.apply(plan, compute(plan), now)
+
+    assert notes == [("running", 3, 1.0)]
+
+
 def test_texts_share_steps_in_their_order():
     """
     A step takes texts until one does not fit, and vectors come in the order of texts.

@@ -77,6 +77,21 @@ def test_a_request_goes_on_with_its_first_rows_only():
     assert told == [[(1, 1), (2, 0)], [(2, 2)]]
 
 
+def test_rows_go_until_the_others_are_within_the_limit():
+    """
+    Also several at once, when a request with several ends.
+    """
+    encodes = make(max_kept_bytes=N_BYTES)
+    encodes.add(1, wanted("a", "b", "c"))
+    for _ in range(3):
+        encodes.begin()
+        encodes.done(rows())
+
+    encodes.leave(1)
+
+    assert encodes.n_kept_bytes == N_BYTES
+
+
 def test_rows_of_open_requests_stay_and_others_go_by_last_use():
     """
     The limit of what is kept is for rows that nobody has any more.

@@ -4,6 +4,7 @@ from pyllama_raw.core.request import Delta
 from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
+    Lost,
     Release,
     RowFailed,
     Sampled,
@@ -77,6 +78,20 @@ def test_an_aborted_step_goes_on_from_what_memory_holds():
 
     assert plan.moves == (Release(2), Trim(0, 2), Trim(1, 2))
     assert [(w.slot, w.pos) for w in plan.works] == [(0, 2), (1, 2)]
+
+
+def test_an_aborted_step_that_lost_a_slot_begins_anew():
+    """
+    What was lost with the step is computed from its first token.
+    """
+    scheduler = make_scheduler(n_slots=1)
+    scheduler.add(make_request(0, n_prompt=4), 0.0)
+    plan = scheduler.schedule(0.0)
+
+    scheduler.apply(plan, StepResult(DecodeStatus.ABORTED, (Lost(),)), 1.0)
+    plan = scheduler.schedule(2.0)
+
+    assert [(w.slot, w.pos, len(w.tokens)) for w in plan.works] == [(0, 0, 4)]
 
 
 def test_a_failed_step_rewinds_all():
