@@ -14,7 +14,7 @@ import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import errors
 from pyllama_raw.cli.command import _parser
-from tests.tiny import tiny_model, tiny_projector
+from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -41,6 +41,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 SHOWN = {
+    "adapters": ["{}: ", "{'legal': 1.0}: ", "{'legal': 1.0, 'brief': 0.5}: "],
     "quickstart": ["Paris", "Usage(prompt_tokens=5"],
     "stream": ["stream 0 ended with", "stream 1 ended with", "stream 2 ended with"],
     "chat": ["> Name one colour.\n", "> And another one?\n"],
@@ -211,17 +212,20 @@ def test_dependencies_have_a_reason():
 @pytest.mark.parametrize(
     "path", [path for path in EXAMPLES if path != SERVICE], ids=lambda path: path.stem
 )
-def test_examples_run(path: Path, model_path: Path):
+def test_examples_run(path: Path, model_path: Path, tmp_path: Path):
     """
     Every example ends well, without a warning, and prints what it should.
     """
     projector, model = tiny_projector("llava")
     models = {"image": model, "rerank": tiny_model("bert-rank")}
+    models["adapters"] = tiny_model("llama")
+    for name, adapter in (("legal", "lora-a"), ("brief", "lora-b")):
+        (tmp_path / f"{name}.gguf").symlink_to(tiny_adapter(adapter))
     files = [models.get(path.stem, model_path), projector]
     command = [sys.executable, "-W", "error", "-c", ON_MODEL, path, *files]
     done = subprocess.run(
         command,
-        cwd=ROOT,
+        cwd=tmp_path,
         env={**os.environ, "OMP_WAIT_POLICY": "passive"},  # share busy machines
         capture_output=True,
         text=True,

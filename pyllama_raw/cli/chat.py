@@ -14,10 +14,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from pyllama_raw.api import AsyncEngine
+from pyllama_raw.cli.adapters import load_adapters
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.sampling_options import SAMPLING
@@ -45,9 +47,11 @@ def chat(options: Namespace) -> int:
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(opening) as engine,
         ):
+            adapters = portal.call(load_adapters, engine, options.adapters)
+            generate = partial(engine.generate, adapters=adapters)
             terminal.close()
             talk = Conversation(options.system)
-            talker = Chat(portal, engine, params, terminal, talk)
+            talker = Chat(portal, generate, params, terminal, talk)
             with _handling(signal.SIGINT, talker.on_interrupt), _waking():
                 return talker.run()
     finally:
@@ -60,13 +64,13 @@ class Chat:
     def __init__(
         self,
         portal: BlockingPortal,
-        engine: AsyncEngine,
+        generate: Callable[..., Generation],
         params: SamplingParams,
         terminal: Terminal,
         conversation: Conversation,
     ) -> None:
         self._portal = portal
-        self._engine = engine
+        self._generate = generate
         self._params = params
         self._terminal = terminal
         self._conversation = conversation
@@ -135,7 +139,7 @@ class Chat:
     def _turn(self, text: str) -> bool:
         messages = self._conversation.with_message(text)
         try:
-            result = self._answered(self._engine.generate(messages, self._params))
+            result = self._answered(self._generate(messages, self._params))
         except RequestError as error:
             advice = "; /reset begins anew" if isinstance(error, PromptTooLong) else ""
             self._terminal.say(f"error: {error}{advice}")

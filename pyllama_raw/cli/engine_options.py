@@ -65,7 +65,9 @@ def engine_config(options: Namespace) -> EngineConfig:
         cache=given(options, CacheConfig.model_fields),
         media=given(options, ("mmproj",)),
         log=given(options, LogConfig.model_fields),
-        engine=given(options, ("sampler_placement", "deterministic")),
+        # The adapters are named one by one: there is nothing to give way.
+        engine={"max_adapter_bytes": 2**60}
+        | given(options, ("sampler_placement", "deterministic")),
     )
 
 

@@ -14,6 +14,7 @@ from typing import IO, Any
 import anyio
 
 from pyllama_raw.api import AsyncEngine, with_projector
+from pyllama_raw.cli.adapters import AdapterFlag, load_adapters
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.groups import first
@@ -46,13 +47,16 @@ class Run:
     view: View
     terminal: Terminal
     summary: IO[str] | None
+    adapters: list[AdapterFlag]
     outcomes: list[Outcome] = field(default_factory=list)
+    scales: dict[str, float] = field(default_factory=dict)  # of adapters, by name
 
     async def main(self) -> int:
         """Return the exit status."""
         started = perf_counter()
         self.terminal.status("loading the model")
         async with self.opening as engine:
+            self.scales = await load_adapters(engine, self.adapters)
             loaded = perf_counter()
             try:
                 await self._serve_all(engine)
@@ -92,6 +96,7 @@ class Run:
                 deadline_s=item.deadline_s,
                 client=item.client,
                 policy_data=item.policy_data,
+                adapters=self.scales if item.adapters is None else item.adapters,
             ) as generation:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
@@ -151,7 +156,7 @@ def generate(options: Namespace) -> int:
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     try:
         with output(options.summary) as summary:
-            run = Run(opening, inputs, view, terminal, summary)
+            run = Run(opening, inputs, view, terminal, summary, options.adapters)
             return anyio.run(run.main)
     except BaseExceptionGroup as group:
         raise first(group) from None

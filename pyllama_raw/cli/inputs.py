@@ -43,6 +43,7 @@ class InputRequest:
     deadline_s: float | None = None
     client: str | None = None
     policy_data: PolicyData | None = None
+    adapters: Mapping[str, float] | None = None  # None: those of the flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def parse_line(
         parsed.deadline_s or deadline_s,
         parsed.client,
         parsed.policy_data,
+        parsed.adapters,
     )
 
 
@@ -139,6 +141,7 @@ class _LineBase(BaseModel):
     deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     client: str | None = None
     policy_data: dict[str, str | int | float | bool | None] | None = None
+    adapters: dict[str, float] | None = None
 
     @field_validator("stop", mode="before", check_fields=False)
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
+from pyllama_raw.cli.adapters import add_adapters
 from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count, positive
@@ -12,7 +13,7 @@ from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_samplin
 from pyllama_raw.config import MediaConfig, SchedulerConfig
 from pyllama_raw.native.quantize import FILE_TYPES
 
-OF_REQUEST = ("priority", "deadline_s", "client", "policy_data")
+OF_REQUEST = ("priority", "deadline_s", "client", "policy_data", "adapters")
 CHAT_CTX = 8192  # cells; a model that knows less uses less
 CHAT_TOKENS = 1024  # of an answer
 MODEL_HELP = (
@@ -57,6 +58,7 @@ def add_generate(parser: ArgumentParser) -> None:
     )
     add(parser, "--summary", Path, "FILE", "write totals and latencies as JSON")
     add(parser, "--model", str, "MODEL", MODEL_HELP)
+    add_adapters(parser)
     add_requests(parser)
     add_sampling(parser)
     add_engine(parser)
@@ -108,6 +110,7 @@ def add_chat(parser: ArgumentParser) -> None:
     """Flags of `chat`."""
     add(parser, "--system", str, "TEXT", "how the model should behave")
     add(parser, "--model", str, "MODEL", MODEL_HELP)
+    add_adapters(parser)
     add_sampling(parser, max_tokens=CHAT_TOKENS)
     add_engine(parser, n_slots=1, n_ctx=CHAT_CTX)
 

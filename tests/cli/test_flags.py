@@ -43,6 +43,11 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
             (*GENERATE, "--grammar-file", "none"),
             "--grammar-file none: cannot be read: No such file or directory",
         ),
+        (
+            (*GENERATE, "--adapter", "a.gguf"),
+            "--adapter a.gguf: give NAME=FILE or NAME=FILE:SCALE",
+        ),
+        ((*GENERATE, "--adapter", "a=b:101"), "--adapter 101: give at most 100"),
         ((*RUN, "--rounds", "0"), "--rounds 0: give at least 1"),
         ((*RUN, "--clients", "2", "0"), "--clients 0: give at least 1"),
         ((*RUN, "--rate", "-1"), "--rate -1: give more than 0"),

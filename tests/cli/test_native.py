@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.media.files import image_file, wav_file
-from tests.tiny import tiny_model, tiny_projector
+from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
 
@@ -138,6 +138,38 @@ def test_model_without_vocabulary_takes_ids():
     assert (done.returncode, done.stderr) == (1, "")
     assert (lines[0]["text"], len(lines[0]["token_ids"])) == ("", 3)
     assert lines[1]["error"]["type"] == "Unsupported"
+
+
+def test_adapters_are_for_every_request_that_names_none(tmp_path: Path):
+    """
+    Of a line its own are used, by name and scale; `chat` answers with those of the flags, and
+    a file that is none is told.
+    """
+    model = ("--model", str(tiny_model("llama")), "--n-ctx", "1024")
+    options = ("--temperature", "0", "--max-tokens", "8", "--ignore-eos")
+    flags = ("--adapter", f"a={tiny_adapter('lora-a')}:0.5")
+    flags += ("--adapter", f"b={tiny_adapter('control')}")
+    lines = [{"prompt": "one"}, {"prompt": "one", "adapters": {}}]
+    lines += [
+        {"prompt": "one", "adapters": each} for each in ({"a": 0.5, "b": 1}, {"c": 1})
+    ]
+    done = run(
+        *("generate", *model, *options, *flags, "--input", "-", "--jsonl"),
+        stdin="\n".join(map(json.dumps, lines)),
+    )
+    talks = [
+        run("chat", *model, *options, *given, stdin="one\n").stdout
+        for given in ((), flags)
+    ]
+    wrong = run("chat", *model, "--adapter", f"a={tmp_path}", stdin="one\n")
+
+    found = sorted(map(json.loads, done.stdout.splitlines()), key=lambda x: x["index"])
+    with_it, without, same, unknown = found
+    assert with_it["token_ids"] == same["token_ids"] != without["token_ids"]
+    assert unknown["error"]["type"] == "AdapterNotFound"
+    assert talks[0] != talks[1]
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr.startswith("error: ")
 
 
 def test_generate_shows_an_image_and_a_sound(tmp_path: Path):
