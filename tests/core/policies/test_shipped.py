@@ -8,13 +8,23 @@ from random import Random
 
 import pytest
 
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.policies.policy import RequestView, SchedulerView
 from pyllama_raw.core.policies.runner import view_of
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc
+from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import Sequence
 from tests.core.policies.support import order_of, with_policy
-from tests.core.support import answer, finished, make_request, run_until_idle, step
+from tests.core.support import (
+    STOP_TOKEN,
+    answer,
+    finished,
+    make_request,
+    run_until_idle,
+    step,
+)
 
 every = pytest.mark.parametrize("name", SHIPPED)
 CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "30"))  # a policy
@@ -133,9 +143,6 @@ def test_lpm_takes_what_is_cached():
     """
     A prompt whose beginning a slot still holds goes before those that came earlier.
     """
-    from pyllama_raw.core.memory.prefix_cache import PrefixCache
-    from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-
     cache = PrefixCache(SnapshotKind.RANGE, max_bytes=0, max_entries=0)
     scheduler, _ = with_policy(SHIPPED["lpm"](), n_slots=1, cache=cache)
     scheduler.add(make_request(0, n_prompt=20, max_tokens=2), 0.0)
@@ -215,12 +222,15 @@ def test_vtc_forgets_clients_that_are_gone():
 
 
 def drawn(rng: Random, request_id: int):
-    return make_request(
+    """Of one of five prompts the beginning; some have too little time."""
+    start = 100 * rng.randint(1, 5)
+    return Request(
         request_id,
-        n_prompt=rng.randint(1, 40),
+        array("i", range(start, start + rng.randint(1, 40))),
         max_tokens=rng.randint(1, 12),
+        stop_token_ids=frozenset({STOP_TOKEN}),
         priority=rng.choice([0, 0, 0, 1]),
-        deadline=rng.choice([None, 1e9 * rng.random() + 1e6]),
+        deadline=rng.choice([None, 1e9, rng.uniform(50, 500)]),
         client=rng.choice(["a", "b", "c", None]),
     )
 
@@ -230,9 +240,10 @@ class Watched:
 
     def __init__(self, scheduler, max_overtakes):
         self.scheduler, self.roster = scheduler, scheduler._roster
-        self.max_overtakes = max_overtakes
-        self.n_waited, self.allowed = Counter(), {}
+        self.most_each = max_overtakes + 1
+        self.n_waited, self.allowed = Counter(), {}  # of those that wait
         self.n_admitted = self.n_passed = 0
+        self.worst = 0.0  # wait, as a share of what was allowed
         self._start, self.roster.start = self.roster.start, self.start
 
     def start(self, sequence, now):
@@ -241,39 +252,49 @@ class Watched:
         self.n_passed += any(other.rank < sequence.rank for other in others)
         for request_id in (other.request.request_id for other in others):
             self.n_waited[request_id] += 1
-            assert self.n_waited[request_id] <= self.allowed[request_id]
+            share = self.n_waited[request_id] / self.allowed[request_id]
+            self.worst = max(self.worst, share)
+            assert share <= 1
+        for known in (self.n_waited, self.allowed):
+            known.pop(sequence.request.request_id, None)
         self._start(sequence, now)
 
     def allow(self):
-        """Who comes before somebody now may have come later."""
+        """Who has come before somebody since the last look allows that one to wait longer."""
+        n_new = 0
         for n_before, sequence in enumerate(self.roster.waiting):
             request_id = sequence.request.request_id
-            limit = (n_before + 1) * (self.max_overtakes + 1)
-            self.allowed[request_id] = self.n_waited[request_id] + limit
+            if request_id in self.allowed:
+                self.allowed[request_id] += n_new * self.most_each
+            else:
+                self.allowed[request_id] = (n_before + 1) * self.most_each
+                n_new += 1
 
 
 def play(name: str, seed: int, n_requests: int = 40) -> Watched:
-    """A drawn workload under pressure."""
+    """A drawn workload under pressure; steps are long or short."""
     rng = Random(f"{name} {seed}")  # noqa: S311
     scheduler, faults = with_policy(
         SHIPPED[name](),
         n_slots=rng.choice([1, 3]),
         max_overtakes=3,
         token_budget=rng.choice([16, 64]),
+        cache=PrefixCache(SnapshotKind.RANGE, max_bytes=0, max_entries=0),
     )
     watched, events = Watched(scheduler, 3), []
-    coming = iter(range(n_requests))
-    for now in count():
+    coming, step_s = iter(range(n_requests)), rng.choice([1.0, 10.0])
+    for n_steps in count():
         if len(finished(events)) == n_requests:
             break
-        assert now < 2000
+        assert n_steps < 2000
+        now = n_steps * step_s
         for request_id in islice(coming, rng.choice([0, 0, 1, 5])):
-            scheduler.add(drawn(rng, request_id), float(now))
+            scheduler.add(drawn(rng, request_id), now)
         watched.allow()
-        events += step(scheduler, float(now))[1]
+        events += step(scheduler, now)[1]
         if len(scheduler._slots.running) > 1 and rng.random() < 0.1:
-            watched.roster.make_room(float(now))
-        if now % 8 == 0:
+            watched.roster.make_room(now)
+        if n_steps % 8 == 0:
             scheduler.check_integrity()
     assert not faults
     return watched
@@ -288,5 +309,5 @@ def test_nobody_waits_longer_than_the_bound(name):
     """
     played = [play(name, seed) for seed in range(CASES)]
 
-    assert sum(watched.n_admitted for watched in played) >= 40 * CASES
+    assert sum(watched.n_admitted for watched in played) >= 30 * CASES
     assert any(watched.n_passed for watched in played) is (name != "fcfs")
