@@ -79,7 +79,13 @@ class Facts:
 
         counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
         media = {} if self._parts.media is None else asdict(self._parts.media.stats)
-        return EngineStats(**counts, **times, **media, state=self._state)
+        return EngineStats(
+            **counts,
+            **times,
+            **media,
+            state=self._state,
+            watcher_faults=self._thread.n_watcher_faults,
+        )
 
     def health(self, stall_s: float = STALL_S) -> Health:
         """

@@ -166,6 +166,8 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
 
     state: EngineState = EngineState.RUNNING
     """Whether the engine takes requests, and if not, how it ended."""
+    watcher_faults: int = 0
+    """Watchers that raised, such as logs and metrics; they are told nothing more."""
 
 
 def timings_of(finished: core.Finished) -> Timings:

@@ -49,6 +49,7 @@ RULE: dict[str, set[str]] = {
     "events": {"core", "engine", "results"},
     "health": {"engine", "results"},
     "metrics": {"core", "engine", "facts", "health", "results"},
+    "otel": {"core", "engine", "facts", "results"},
     "facts": {"engine", "errors", "health", "replacing", "results"},
     "loading": set(),
     "model": CONNECTION | {"arguments", "loading", "models"},

@@ -120,7 +120,9 @@ print('pydantic' in sys.modules)
     assert run_without_extension(code) == "False\n"
 
 
-@pytest.mark.parametrize("name", ["numpy", "jinja2", "pyllama_raw.sampling.grammar"])
+@pytest.mark.parametrize(
+    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.sampling.grammar"]
+)
 def test_no_engine_waits_for_what_few_requests_need(name):
     """
     Nothing that is imported while a model loads brings it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
 
 from pyllama_raw.core.planner import Planner
@@ -30,7 +31,9 @@ class Driver:
         tell: called with new events, before a step with those that do not wait for it;
             and whether one of them is the last of its request.
         log: gets a record of each step.
-        watchers: are told what becomes of requests; one that raises is let go of.
+        watchers: are told what becomes of requests.
+
+    A log or a watcher that raises is let go of.
     """
 
     def __init__(
@@ -121,7 +124,10 @@ class Driver:
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
         host_s = planned - start + self.clock() - end
-        log.add(plan, self.scheduler, start, end, result=result, host_s=host_s)
+        add = partial(log.add, plan, self.scheduler, start, end)
+        add = partial(add, result=result, host_s=host_s)
+        if not self.watchers.works(type(log).__name__, add):
+            self.log = None
 
     def _report(self, events: list[Event]) -> None:
         """Close who has ended, then tell."""

@@ -213,6 +213,11 @@ class EngineThread:
         return self._driver.last_step_at
 
     @property
+    def n_watcher_faults(self) -> int:
+        """Watchers that raised, and the step log; they are told nothing more."""
+        return self._driver.watchers.n_faults
+
+    @property
     def has_begun(self) -> bool:
         """Whether the thread takes commands, or did."""
         return self._has_begun
@@ -343,7 +348,7 @@ class EngineThread:
         requests, stream = command.requests, command.stream
         try:
             self._delivery.open(requests, stream)
-            self._driver.add(requests, command.submitted)
+            command.context.run(self._driver.add, requests, command.submitted)
             for request in requests:  # encodes begin before
                 self._note_encoded(request.request_id)
         except BaseException as error:  # noqa: BLE001 - the reader is told

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -27,6 +28,7 @@ class Submit:
     requests: tuple[Request, ...]
     stream: Stream
     submitted: float  # on the engine clock
+    context: Context = field(default_factory=copy_context)  # of whoever asks
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from fcntl import LOCK_EX, LOCK_NB, flock
 from logging import getLogger
 from pathlib import Path
+from stat import S_ISREG
 from threading import Event, Thread
 from typing import IO, Any, Generic, NamedTuple, TypeVar
 
@@ -61,7 +64,7 @@ class RecordFile(Generic[Entry]):
     JSON lines that a thread writes while an engine runs.
 
     Nobody waits for the disk. A file that cannot be written any more is told in the log, and
-    the engine goes on.
+    the engine goes on. A lock keeps others from writing to the same file.
     """
 
     def __init__(self, path: Path, record_of: Callable[[Entry], NamedTuple]) -> None:
@@ -70,7 +73,7 @@ class RecordFile(Generic[Entry]):
             record_of: makes a record of what put() takes; called by the thread.
 
         Raises:
-            ConfigError: *path* cannot be written.
+            ConfigError: *path* cannot be written, or another log writes to it.
         """
         self.n_lost = 0
         self._path = path
@@ -78,7 +81,11 @@ class RecordFile(Generic[Entry]):
         self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
         self._closes = Event()
         try:
-            file = path.open("w")
+            file = _open_alone(path)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{path} belongs to another log that is open: name another file"
+            ) from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         self._thread = Thread(
@@ -102,7 +109,7 @@ class RecordFile(Generic[Entry]):
                 while not self._closes.wait(WRITE_S):
                     self._write(file)
                 self._write(file)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - it is told in the log
             _log.error("%s is not written any more: %s", self._path, error)
         if self.n_lost:
             _log.error("%s lacks %d records", self._path, self.n_lost)
@@ -112,3 +119,21 @@ class RecordFile(Generic[Entry]):
         while self._waiting:
             file.write(line_of(self._record_of(self._waiting.popleft())))
         file.flush()
+
+
+def _open_alone(path: Path) -> IO[str]:
+    """
+    An empty file at *path*, locked as long as it is open.
+
+    Raises:
+        BlockingIOError: another one is open.
+    """
+    file = path.open("a")
+    try:
+        if S_ISREG(os.fstat(file.fileno()).st_mode):  # a device is for all
+            flock(file, LOCK_EX | LOCK_NB)
+            file.truncate(0)
+    except BaseException:
+        file.close()
+        raise
+    return file

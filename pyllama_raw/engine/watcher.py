@@ -20,7 +20,7 @@ class Watcher:
     """
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
-        """*requests* wait now."""
+        """*requests* wait now. Context variables are those of the caller of the requests."""
 
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         """A request got a slot, or gave it up and waits again."""

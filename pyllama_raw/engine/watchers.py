@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from logging import getLogger
 
 from pyllama_raw.core.planner import SlotChange
@@ -17,6 +18,7 @@ class Watchers(Watcher):
 
     def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
         self._all = tuple(watchers)
+        self.n_faults = 0  # watchers that raised, and the step log
 
     def add(self, watcher: Watcher) -> None:
         """Tell *watcher*, too."""
@@ -40,11 +42,17 @@ class Watchers(Watcher):
 
     def _each(self, tell: Callable[[Watcher], None]) -> None:
         for watcher in self._all:
-            try:
-                tell(watcher)
-            except KeyboardInterrupt:
-                raise  # it is the user's, not the watcher's
-            except BaseException:  # noqa: BLE001 - it is told in the log
+            if not self.works(type(watcher).__name__, partial(tell, watcher)):
                 self.discard(watcher)
-                name = type(watcher).__name__
-                _log.exception("%s raised; it is told nothing more", name)
+
+    def works(self, name: str, tell: Callable[[], None]) -> bool:
+        """Whether *tell* raises nothing; the log says that *name* is told nothing more."""
+        try:
+            tell()
+        except KeyboardInterrupt:
+            raise  # it is the user's, not the watcher's
+        except BaseException:  # noqa: BLE001 - it is told in the log
+            self.n_faults += 1
+            _log.exception("%s raised; it is told nothing more", name)
+            return False
+        return True

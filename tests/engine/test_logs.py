@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import LogConfig, SamplingParams
-from pyllama_raw.engine.logs import NO_LOGS, open_logs
+from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
 from pyllama_raw.engine.records import RecordFile
-from pyllama_raw.engine.request_log import read_requests
-from pyllama_raw.engine.step_log import StepRecord, read_steps
+from pyllama_raw.engine.request_log import RequestLog, read_requests
+from pyllama_raw.engine.step_log import StepLog, StepRecord, read_steps
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.testing import fake_engine
 
@@ -55,6 +55,60 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
 
     with pytest.raises(ConfigError, match="r cannot be written"):
         open_logs(config)
+
+
+def test_a_file_has_one_log(tmp_path):
+    """
+    A second log is refused while the first one is open, and takes nothing from it.
+    """
+    file = RecordFile(tmp_path / "steps", lambda record: record)
+    file.put(RECORD)
+    with pytest.raises(ConfigError, match="steps belongs to another log"):
+        RecordFile(tmp_path / "steps", lambda record: record)
+    file.close()
+
+    assert read_steps(tmp_path / "steps") == [RECORD]
+    RecordFile(tmp_path / "steps", lambda record: record).close()
+    assert read_steps(tmp_path / "steps") == []
+
+
+def test_a_record_that_cannot_be_written_ends_the_file(tmp_path, caplog):
+    """
+    The log says so, and nobody waits for the rest.
+    """
+    file = RecordFile(tmp_path / "steps", lambda record: record)
+    file.put(RECORD._replace(status=object()))
+    file.close()
+
+    (record,) = caplog.records
+    assert "steps is not written any more" in record.getMessage()
+
+
+class RaisingLog(StepLog):
+    """Raises in the second step."""
+
+    def add(self, *step, **times):
+        if list(self):
+            raise SystemExit("no more")
+        super().add(*step, **times)
+
+
+async def test_an_engine_goes_on_without_a_step_log_that_raises(caplog):
+    """
+    Requests get all their tokens; the log of Python tells it once, and it is counted.
+    """
+    logs = Logs(steps=RaisingLog(), requests=RequestLog())
+    async with fake_engine(logs=logs) as engine:
+        for _ in range(2):
+            await engine.complete("hello", SamplingParams(max_tokens=3))
+        stats = engine.stats()
+
+    assert [record.n_output for record in engine.request_log()] == [3, 3]
+    assert len(engine.step_log()) == 1
+    assert stats.watcher_faults == 1
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
+        "RaisingLog raised; it is told nothing more"
+    ]
 
 
 def test_a_full_disk_ends_the_file_and_nothing_else(caplog):
