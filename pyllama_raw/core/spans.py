@@ -9,6 +9,7 @@ which is nearly always, an index is a position.
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
 
@@ -38,6 +39,17 @@ def are_valid(spans: Spans, n_prompt: int) -> bool:
         and 1 <= span.n_pos <= span.stop - span.start
         for span in spans
     )
+
+
+def text_of(tokens: array[int], spans: Spans) -> array[int]:
+    """*tokens* without those that stand for rows: all that is text."""
+    if not spans:
+        return tokens
+    text, start = array("i"), 0
+    for span in spans:
+        text += tokens[start : span.start]
+        start = span.stop
+    return text + tokens[start:]
 
 
 def position(spans: Spans, index: int) -> int:

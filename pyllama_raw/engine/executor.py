@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
+from pyllama_raw.core.spans import text_of
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     DecodeStatus,
@@ -149,7 +150,7 @@ class NativeExecutor:
         sampler = open_sampler(
             params,
             self.context.model.vocab,
-            request.tokens,
+            text_of(request.tokens, request.spans),
             request.stop_token_ids | self._eog_tokens,
             started,
             named=named,

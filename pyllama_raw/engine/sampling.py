@@ -57,6 +57,7 @@ def open_sampler(
 
     Args:
         params: its seed is resolved.
+        prompt: its text; nobody repeats an image.
         ending: tokens that end the request.
         constraint: of this request alone; a grammar is closed with the sampler.
         named: of *params*; None: it is made here, where there are few tokens.

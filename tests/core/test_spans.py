@@ -17,7 +17,15 @@ from pyllama_raw.core.request import (
     Request,
 )
 from pyllama_raw.core.scheduler import Scheduler
-from pyllama_raw.core.spans import Span, are_valid, border, position, span_at, whole
+from pyllama_raw.core.spans import (
+    Span,
+    are_valid,
+    border,
+    position,
+    span_at,
+    text_of,
+    whole,
+)
 from pyllama_raw.core.step import (
     Copy,
     DecodeStatus,
@@ -83,6 +91,8 @@ def test_positions_are_those_of_counting(prompt):
         assert border(spans, index) == end
         number = spans.index(span) if span is not None else None
         assert span_at(spans, index) == number
+    tokens = array("i", [-1 if i in inside else i for i in range(n_rows)])
+    assert list(text_of(tokens, spans)) == [i for i in range(n_rows) if i not in inside]
 
 
 @pytest.mark.parametrize(

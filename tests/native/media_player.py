@@ -119,10 +119,9 @@ class MediaPlayer:
             number,
             prompt.tokens,
             max_tokens,
-            sampling=GREEDY,
             spans=prompt.spans,
             payloads=prompt.payloads,
-            **fields,
+            **{"sampling": GREEDY, **fields},
         )
         self.tokens[number] = []
         self.driver.add([request], 0.0)
