@@ -43,7 +43,7 @@ from pyllama_raw.sim import CostModel, Lengths, Machine, Workload, simulate
 MACHINE = Machine(n_slots=8, n_ctx_slot=512)
 LOAD = Workload(600, rate=6.0, seed=1)
 RATES = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-N_LIVE, N_CTX = 88, 2048
+N_LIVE, N_CTX = 88, 1024
 LIGHT = "client 1"
 GROUPS = (4, 16, 64, 256)
 

@@ -2,6 +2,7 @@
 
 import os
 from array import array
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,14 +18,15 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.native
 
 N_REQUESTS = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "24"))
+N_DEFAULT = min(N_REQUESTS, 12)
 N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
 
 
-def make_requests(seed: int) -> list[Request]:
+def make_requests(seed: int, n_requests: int) -> list[Request]:
     """Some begin alike, some are drawn with seeds, some are greedy."""
     rng = Random(seed)  # noqa: S311
     requests = []
-    for request_id in range(N_REQUESTS):
+    for request_id in range(n_requests):
         shared = [5 + i * 3 % 200 for i in range(rng.choice([0, 0, 40]))]
         own = [rng.randrange(3, 250) for _ in range(rng.randrange(2, 60))]
         sampling = SamplingParams(
@@ -43,7 +45,7 @@ def make_requests(seed: int) -> list[Request]:
 
 
 def play(
-    name: str, requests: list[Request], n_open: int, max_bytes: int
+    model: Path, requests: list[Request], n_open: int, max_bytes: int
 ) -> tuple[dict[int, list[int]], SchedulerStats]:
     """Tokens by request_id, with *n_open* requests at a time."""
     config = EngineConfig(
@@ -52,7 +54,7 @@ def play(
         cache=CacheConfig(max_bytes=max_bytes),
         deterministic=True,
     )
-    parts = build(tiny_model(name), config)
+    parts = build(model, config)
     tokens: dict[int, list[int]] = {}
     open_ids: set[int] = set()
 
@@ -86,11 +88,25 @@ def test_tokens_are_those_of_a_run_without_pressure(name, max_bytes):
     """
     Swapped or computed again: neither the tokens nor what is drawn tells of it.
     """
-    requests = make_requests(1)
-    alone, calm = play(name, requests, 1, max_bytes)
-    pressed, stats = play(name, requests, N_SLOTS * PRESSURE, max_bytes)
+    requests = make_requests(1, N_REQUESTS)
+    alone, calm = play(tiny_model(name), requests, 1, max_bytes)
+    pressed, stats = play(tiny_model(name), requests, N_SLOTS * PRESSURE, max_bytes)
 
     assert pressed == alone
     assert calm.preempted == 0
     assert stats.preempted > N_REQUESTS // 24
+    assert (stats.swapped > 0) == (max_bytes > 0)
+
+
+@pytest.mark.parametrize("max_bytes", [2**26, 0])
+def test_the_default_model_keeps_its_tokens(model_path, max_bytes):
+    """
+    The same of a model whose weights have 4 bits, as most do.
+    """
+    requests = make_requests(1, N_DEFAULT)
+    alone, _ = play(model_path, requests, 1, max_bytes)
+    pressed, stats = play(model_path, requests, N_SLOTS * PRESSURE, max_bytes)
+
+    assert pressed == alone
+    assert stats.preempted > N_DEFAULT // 24
     assert (stats.swapped > 0) == (max_bytes > 0)
