@@ -162,7 +162,6 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
         ("soak.py", ["--requests", "40"]),
         ("interference.py", ["--no-peers"]),
         ("fidelity.py", []),
-        ("preemption.py", []),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         ("over_http.py", ["--requests", "4"]),
         ("media.py", ["--layers", "2", "--embd", "64", "--size", "56"]),
