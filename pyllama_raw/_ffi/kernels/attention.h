@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "attention_avx2.h"
@@ -34,15 +35,45 @@ class Attention {
         }
         const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
         const ggml_tensor * mask     = node->src[3];
-        const float         max_bias = parameter(node, 1), softcap = parameter(node, 2);
-        return mask != nullptr && node->src[4] == nullptr && max_bias == 0 && softcap == 0 &&
+        const float         softcap  = parameter(node, 2);
+        return mask != nullptr && node->src[4] == nullptr && softcap == 0 &&
                q->type == GGML_TYPE_F32 && is_half(k) && is_half(v) && is_half(mask) &&
                mask->ne[2] == 1 && q->nb[0] == sizeof(float) && fits(k->ne[0]) &&
                fits(v->ne[0]) && heads_per_key(node) <= attention::kMaxRows && q->ne[2] % k->ne[2] == 0 &&
                v->ne[2] == k->ne[2];
     }
 
-    static float scale(const ggml_tensor * node) { return parameter(node, 0); }
+    // What the node says, kept before it becomes ours.
+    static NodeState state(const ggml_tensor * node) {
+        NodeState state{};
+        state.scale    = parameter(node, 0);
+        state.max_bias = parameter(node, 1);
+        return state;
+    }
+
+    // By what the mask counts for a head, as ggml has it.
+    // (Press, Smith, Lewis: Train Short, Test Long: Attention with Linear Biases, 2022)
+    static float slope(const ggml_tensor * node, int head) {
+        const float max_bias = NodeState::of(node).max_bias;
+        if (max_bias <= 0) {
+            return 1;
+        }
+        const int n_heads = int(node->src[0]->ne[2]), n_even = 1 << (31 - __builtin_clz(n_heads));
+        return head < n_even ? std::pow(2.0f, -max_bias / n_even * (head + 1))
+                             : std::pow(2.0f, -max_bias / 2 / n_even * (2 * (head - n_even) + 1));
+    }
+
+    static constexpr uint16_t kHidden = 0xfc00;  // -infinity
+
+    static char * at(const ggml_tensor * tensor, int64_t i1, int64_t i2, int64_t i3) {
+        return static_cast<char *>(tensor->data) + i1 * tensor->nb[1] + i2 * tensor->nb[2] +
+               i3 * tensor->nb[3];
+    }
+
+    static const uint16_t * masks_of(const ggml_tensor * node, int token, int stream) {
+        const ggml_tensor * mask = node->src[3];
+        return halves_at(mask, token, 0, stream % mask->ne[3]);
+    }
 
     // Every thread of libllama calls this for every operation, and takes one part at a time.
     static void compute(ggml_tensor * node, int, int n_threads, void * data) {
@@ -70,8 +101,7 @@ class Attention {
     }
 
   private:
-    static constexpr int      kSpan   = 2048;    // cells that stay in the cache of a core, in tiles
-    static constexpr uint16_t kHidden = 0xfc00;  // -infinity
+    static constexpr int kSpan = 2048;  // cells that stay in the cache of a core, in tiles
 
     static float parameter(const ggml_tensor * node, int index) {
         float value;
@@ -91,11 +121,6 @@ class Attention {
         return int(node->src[0]->ne[2] / node->src[1]->ne[2]);
     }
 
-    static char * at(const ggml_tensor * tensor, int64_t i1, int64_t i2, int64_t i3) {
-        return static_cast<char *>(tensor->data) + i1 * tensor->nb[1] + i2 * tensor->nb[2] +
-               i3 * tensor->nb[3];
-    }
-
     static const uint16_t * halves_at(const ggml_tensor * tensor, int64_t i1, int64_t i2,
                                       int64_t i3) {
         return reinterpret_cast<const uint16_t *>(at(tensor, i1, i2, i3));
@@ -109,7 +134,9 @@ class Attention {
         const int       n_key = int(k->ne[0]), n_value = int(node->src[2]->ne[0]);
         attention::Rows rows;
         for (int row = 0; row < n_tokens * n_heads; ++row) {
-            const char * data = at(q, first + row / n_heads, key * n_heads + row % n_heads, stream);
+            const int    head = key * n_heads + row % n_heads;
+            const char * data = at(q, first + row / n_heads, head, stream);
+            rows.slope[row]   = slope(node, head);
             unit()->begin(rows, row, reinterpret_cast<const float *>(data), scale, n_key, n_value);
         }
         const int64_t stride = k->ne[1] + attention::kCells;
@@ -141,11 +168,6 @@ class Attention {
                           (first + row / n_heads) * node->nb[2] + stream * node->nb[3];
             unit()->finish(rows, row, reinterpret_cast<float *>(data), n_value);
         }
-    }
-
-    static const uint16_t * masks_of(const ggml_tensor * node, int token, int stream) {
-        const ggml_tensor * mask = node->src[3];
-        return halves_at(mask, token, 0, stream % mask->ne[3]);
     }
 
     // As the tokens of a text do in an encoder.

@@ -46,7 +46,8 @@ PLR_TARGET inline Weights weigh(Rows & rows, int row, const Vector (&scores)[kPa
                                 const Tile & tile) {
     Vector score[kParts];
     for (int part = 0; part < kParts; ++part) {
-        score[part] = scores[part] + floats(tile.mask + part * kVector);
+        score[part] = plus_product(scores[part], floats(tile.mask + part * kVector),
+                                   all(rows.slope[row]));
     }
     Weights     weights{{}, all(1.0f)};
     const float best = largest(score, tile.used);

@@ -18,12 +18,13 @@ struct Rows {
     alignas(64) float out[kMaxRows][kMaxHead];
     alignas(64) float sum[kMaxRows][kCells];  // of weights, by cell of a tile
     float max[kMaxRows];
+    float slope[kMaxRows];  // by what a mask counts
 };
 
 // Keys and values of up to 16 cells as half floats, wherever they are.
 struct Tile {
     const uint16_t *k[kCells], *v[kCells];
-    uint16_t    mask[kCells];  // half floats, added to the scores
+    uint16_t    mask[kCells];  // half floats, added to the scores by the slope of a row
     uint32_t    used;          // a bit a cell; the others repeat a cell
 };
 

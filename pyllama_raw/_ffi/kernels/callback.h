@@ -37,44 +37,91 @@ class Kernels {
     void attach(llama_context_params * params, bool follows) {
         follows_                  = follows;
         makes_vectors_            = params->embeddings;
+        attends_texts_            = makes_vectors_ && FloatProduct::is_usable();
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
     }
 
   private:
     static bool on_node(ggml_tensor * node, bool, void * data) {
-        auto & self = *static_cast<Kernels *>(data);
-        if (node->op == GGML_OP_SET_ROWS && self.follows_) {
-            self.follow(node);
-        } else if (node->op == GGML_OP_CUSTOM) {
-            self.reset(node);
-        } else if (self.has_q4_1_ && self.q4_1_.takes(node)) {
-            self.take(node, kernels::Q4_1, self.q4_1_node_, 0);
-        } else if (self.has_q8_0_ && self.q8_0_.takes(node)) {
-            self.take(node, kernels::Q8_0, self.q8_0_node_, 0);
-        } else if (Attention::takes(node)) {
-            self.take(node, kernels::attention_row(), self.attention_node_,
-                      Attention::scale(node));
-        } else if (self.makes_vectors_ && FloatProduct::takes(node)) {
-            const bool is_half = node->src[0]->type == GGML_TYPE_F16;
-            self.take(node, is_half ? kernels::F16 : kernels::F32, self.float_node_, 0);
-        } else if (self.makes_vectors_ && Gelu::takes(node)) {
-            self.take(node, kernels::GELU, self.gelu_node_, 0);
-        } else if (self.makes_vectors_ && Halves::takes(node)) {
-            self.take(node, kernels::HALVES, self.halves_node_, 0);
-        }
+        static_cast<Kernels *>(data)->see(node);
         return false;  // the result of the node is not wanted
     }
 
-    void take(ggml_tensor * node, int row, const CustomNode & custom, float scale) {
-        custom.replace(node, scale);
+    void see(ggml_tensor * node) {
+        if (is_view(node) || joins(node)) {
+            return;
+        }
+        leader_ = nullptr;
+        if (node->op == GGML_OP_SET_ROWS && follows_) {
+            follow(node);
+        } else if (node->op == GGML_OP_CUSTOM) {
+            reset(node);
+        } else if (has_q4_1_ && q4_1_.takes(node)) {
+            take(node, kernels::Q4_1, q4_1_node_);
+        } else if (has_q8_0_ && q8_0_.takes(node)) {
+            take(node, kernels::Q8_0, q8_0_node_);
+        } else if (Attention::takes(node)) {
+            take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
+                 Attention::state(node));
+        } else if (makes_vectors_) {
+            see_for_vectors(node);
+        }
+    }
+
+    void see_for_vectors(ggml_tensor * node) {
+        if (FloatProduct::takes(node)) {
+            const bool is_half = node->src[0]->type == GGML_TYPE_F16;
+            take(node, is_half ? kernels::F16 : kernels::F32, float_node_);
+            tail_ = leader_ = node;
+        } else if (Gelu::takes(node)) {
+            take(node, kernels::GELU, gelu_node_);
+        } else if (Norm::takes(node)) {
+            take(node, kernels::NORM, norm_node_, Norm::state(node));
+            tail_ = leader_ = node;
+        } else if (Halves::takes(node)) {
+            take(node, kernels::HALVES, halves_node_);
+        }
+    }
+
+    void take(ggml_tensor * node, int row, const CustomNode & custom, NodeState state = {}) {
+        custom.replace(node, state);
         ++n_taken[row];
+    }
+
+    // Whether *node* only changes what the node before it computes, which is ours and does that
+    // at once. Nothing is left to do then.
+    bool joins(ggml_tensor * node) {
+        if (leader_ == nullptr) {
+            return false;
+        }
+        const bool is_product = float_node_.is_of(leader_);
+        if (!(is_product ? FloatProduct::joins : Norm::joins)(leader_, tail_, node)) {
+            return false;
+        }
+        n_taken[kernels::GELU] += node->op == GGML_OP_UNARY;
+        node->op = GGML_OP_NONE;
+        tail_    = node;
+        return true;
+    }
+
+    static bool is_view(const ggml_tensor * node) {
+        switch (node->op) {
+            case GGML_OP_NONE:
+            case GGML_OP_RESHAPE:
+            case GGML_OP_VIEW:
+            case GGML_OP_PERMUTE:
+            case GGML_OP_TRANSPOSE:
+                return true;
+            default:
+                return false;
+        }
     }
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &attention_node_, &float_node_,
-                                        &gelu_node_, &halves_node_}) {
+        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &attention_node_, &text_node_,
+                                        &float_node_, &gelu_node_, &norm_node_, &halves_node_}) {
             if (ours->is_of(node)) {
                 NodeState::of(node).reset();
                 return;
@@ -120,15 +167,20 @@ class Kernels {
     const bool             has_q8_0_ = kernels::is_usable(kernels::Q8_0);
     bool                   follows_  = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
+    bool                   attends_texts_ = false;
     const ggml_tensor *    stored_   = nullptr;
+    ggml_tensor *          leader_   = nullptr;  // the last node, if others can join it
+    const ggml_tensor *    tail_     = nullptr;  // the last one that has
     Attention::Orders      orders_;  // of the graph that is being computed
     Product<product::Q4_1> q4_1_;
     Product<product::Q8_0> q8_0_;
     const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
     const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
     const CustomNode attention_node_{Attention::compute, &orders_};
+    const CustomNode text_node_{TextAttention::compute, &orders_};
     const CustomNode float_node_{FloatProduct::compute, nullptr};
     const CustomNode gelu_node_{Gelu::compute, nullptr};
+    const CustomNode norm_node_{Norm::compute, nullptr};
     const CustomNode halves_node_{Halves::compute, nullptr};
 };
 

@@ -13,15 +13,21 @@
 // The state of an operation while threads compute it. It stands at the end of op_params, which
 // ggml does not use, so it lives as long as the node.
 struct NodeState {
-    float   scale;    // of attention, from the operation that was replaced
+    float   scale, max_bias;  // of attention, from the operation that was replaced
+    float   epsilon;          // of a norm
+    int32_t has_gelu;         // a product, because GELU has joined it
     int32_t n_ready;  // threads that have passed wait_for_all()
     int32_t n_taken;  // parts that threads have taken
 
-    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 3 * sizeof(int32_t);
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 6 * sizeof(int32_t);
 
     static NodeState & of(ggml_tensor * node) {
         return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +
                                               kOffset);
+    }
+
+    static const NodeState & of(const ggml_tensor * node) {
+        return of(const_cast<ggml_tensor *>(node));
     }
 
     // Before each time that a graph is computed.
@@ -59,10 +65,10 @@ class CustomNode {
         return std::memcmp(node->op_params, pattern_.op_params, NodeState::kOffset) == 0;
     }
 
-    void replace(ggml_tensor * node, float scale) const {
+    void replace(ggml_tensor * node, const NodeState & state) const {
         node->op = pattern_.op;
         std::memcpy(node->op_params, pattern_.op_params, sizeof(node->op_params));
-        NodeState::of(node) = {scale, 0, 0};
+        NodeState::of(node) = state;
     }
 
   private:

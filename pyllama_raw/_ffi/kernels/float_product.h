@@ -1,17 +1,21 @@
-// Products of columns of floats with weights of 16 or 32 bits, by AVX2.
+// Products of columns of floats with rows of 16 or 32 bits, by AVX2, and what is added to them.
 //
-// Sixteen rows of weights become a panel of floats, which stays in the nearest cache while six
-// columns at a time are multiplied with it. Each sum adds its products in their order, so a
-// column does not depend on others.
+// Sixteen rows become a panel of floats (float_tile.h), which stays in the nearest cache while
+// many columns are multiplied with it. Nodes behind a product, which add a bias, take a GELU or
+// add the input of a layer, join it: a part of the product does their work while its sums are
+// in the cache, and nobody else.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
+#include "attention.h"
 #include "custom_node.h"
+#include "float_tile.h"
 #include "ggml-backend.h"
 #include "ggml.h"
-#include "simd.h"
+#include "joined.h"
 
 class FloatProduct {
   public:
@@ -23,164 +27,147 @@ class FloatProduct {
             return false;
         }
         const ggml_tensor *rows = node->src[0], *columns = node->src[1];
-        const bool is_weight = rows->buffer != nullptr && ggml_backend_buffer_is_host(rows->buffer);
-        return is_weight && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
-               node->op_params[1] == GGML_HINT_NONE && ggml_n_dims(rows) <= 2 &&
-               ggml_n_dims(columns) <= 2 && columns->type == GGML_TYPE_F32 &&
+        const bool is_here = rows->buffer != nullptr && ggml_backend_buffer_is_host(rows->buffer);
+        return is_here && (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
+               node->op_params[1] == GGML_HINT_NONE && columns->type == GGML_TYPE_F32 &&
                rows->nb[0] == ggml_type_size(rows->type) &&
                columns->nb[0] == sizeof(float) && node->nb[0] == sizeof(float);
+    }
+
+    // Whether the product, with *tail* as the last node that has joined it, does the work of
+    // *node* from now on.
+    static bool joins(ggml_tensor * product, const ggml_tensor * tail, const ggml_tensor * node) {
+        if (!joined::is_in_place(node, tail) || ggml_n_dims(node) > 2 ||
+            product->src[kInput] != nullptr) {
+            return false;
+        }
+        NodeState & state = NodeState::of(product);
+        if (node->op == GGML_OP_UNARY && ggml_get_unary_op(node) == GGML_UNARY_OP_GELU) {
+            return !std::exchange(state.has_gelu, 1);
+        }
+        if (node->op != GGML_OP_ADD || node->src[1]->type != GGML_TYPE_F32 ||
+            node->src[1]->nb[0] != sizeof(float)) {
+            return false;
+        }
+        const bool is_row = joined::is_row(node->src[1], node->ne[0]);
+        if (is_row ? product->src[kBias] != nullptr || state.has_gelu
+                   : !ggml_are_same_shape(node->src[1], node)) {
+            return false;
+        }
+        product->src[is_row ? kBias : kInput] = node->src[1];
+        return true;
     }
 
     // Every thread of libllama calls this for every product, and takes one part at a time.
     static void compute(ggml_tensor * node, int, int, void *) {
         const int   n_rows = int(node->ne[0]), n_columns = int(node->ne[1]);
         const int   n_chunks = (n_rows + kChunk - 1) / kChunk;
-        const int   n_parts  = n_chunks * ((n_columns + kGroup - 1) / kGroup);
+        const int   n_groups = (n_columns + kGroup - 1) / kGroup;
+        const int   n_each   = n_chunks * n_groups;  // parts of a matrix
+        const int   n_parts  = n_each * int(node->ne[2] * node->ne[3]);
         NodeState & state    = NodeState::of(node);
         for (int part = state.take(); part < n_parts; part = state.take()) {
-            const int row = part % n_chunks * kChunk, column = part / n_chunks * kGroup;
-            multiply(node, row, std::min(row + kChunk, n_rows), column,
+            const int row = part % n_chunks * kChunk, column = part / n_chunks % n_groups * kGroup;
+            const Matrices of(node, part / n_each % node->ne[2], part / n_each / node->ne[2]);
+            multiply(of, row, std::min(row + kChunk, n_rows), column,
                      std::min(column + kGroup, n_columns));
         }
     }
 
   private:
-    static constexpr int kPanel = 16, kColumns = 6;  // of a tile, whose sums fill 12 registers
+    static constexpr int kBias = 2, kInput = 3;  // sources of a product that others have joined
+    static constexpr int kPanel = float_tile::kPanel, kColumns = float_tile::kColumns;
     static constexpr int kDepth = 256;   // values of a row at a time: a panel is 16 KiB
     static constexpr int kChunk = 32;    // rows that a thread takes at a time
     static constexpr int kGroup = 768;   // and columns, for each of which it packs the rows anew
     static constexpr int kBlock = 96;    // columns that stay in the cache of a core
 
-    using Tile = float[kColumns][kPanel];
+    // One product of a batch of them.
+    struct Matrices {
+        const ggml_tensor * node;
+        const char *        rows;
+        const char *        columns;
+        float *             out;
+        size_t              stride;  // of a column of *out*, in floats
 
-    static void multiply(ggml_tensor * node, int row, int row_end, int column, int column_end) {
-        const ggml_tensor & weights  = *node->src[0];
-        const int           n_values = int(weights.ne[0]);
+        Matrices(const ggml_tensor * product, int64_t i2, int64_t i3)
+            : node(product),
+              rows(at(product->src[0], i2 * product->src[0]->ne[2] / product->ne[2],
+                      i3 * product->src[0]->ne[3] / product->ne[3])),
+              columns(at(product->src[1], i2, i3)),
+              out(reinterpret_cast<float *>(at(product, i2, i3))),
+              stride(product->nb[1] / sizeof(float)) {}
+
+        static char * at(const ggml_tensor * tensor, int64_t i2, int64_t i3) {
+            return static_cast<char *>(tensor->data) + i2 * tensor->nb[2] + i3 * tensor->nb[3];
+        }
+    };
+
+    static void multiply(const Matrices & of, int row, int row_end, int column, int column_end) {
+        const ggml_tensor & rows     = *of.node->src[0];
+        const int           n_values = int(rows.ne[0]);
         const int           n_parts  = (n_values + kDepth - 1) / kDepth;
         alignas(64) float   panels[kChunk * kDepth];
         for (int part = 0; part < n_parts; ++part) {
             const int first = n_values * part / n_parts, n = n_values * (part + 1) / n_parts - first;
             for (int at = row; at < row_end; at += kPanel) {
-                pack(panels + (at - row) * n, weights, at, std::min(kPanel, row_end - at), first, n);
+                float_tile::pack(panels + (at - row) * n,
+                                 of.rows + at * rows.nb[1] + first * rows.nb[0], rows.nb[1],
+                                 std::min(kPanel, row_end - at), rows.type == GGML_TYPE_F16, n);
             }
             for (int block = column; block < column_end; block += kBlock) {
                 const int end = std::min(block + kBlock, column_end);
                 for (int at = row; at < row_end; at += kPanel) {
                     const int n_rows = std::min(kPanel, row_end - at);
                     for (int c = block; c < end; c += kColumns) {
-                        tile(node, panels + (at - row) * n, at, n_rows, c,
+                        tile(of, panels + (at - row) * n, at, n_rows, c,
                              std::min(kColumns, end - c), first, n);
                     }
                 }
-            }
-        }
-    }
-
-    // The rows from *row* on, value by value; what a panel has beyond them is zero.
-    PLR_AVX2 PLR_CALLED static void pack(float * to, const ggml_tensor & weights, int row,
-                                         int n_rows, int first, int n) {
-        const char * data[kPanel];
-        for (int r = 0; r < kPanel; ++r) {
-            data[r] = static_cast<const char *>(weights.data) +
-                      (row + std::min(r, n_rows - 1)) * weights.nb[1] + first * weights.nb[0];
-        }
-        const bool is_half = weights.type == GGML_TYPE_F16;
-        int        k       = 0;
-        for (; k + 8 <= n; k += 8) {
-            for (int half = 0; half < kPanel; half += 8) {
-                __m256 x[8];
-                for (int r = 0; r < 8; ++r) {
-                    const char * from = data[half + r];
-                    x[r] = half + r >= n_rows ? _mm256_setzero_ps()
-                           : is_half          ? _mm256_cvtph_ps(_mm_loadu_si128(
-                                         reinterpret_cast<const __m128i *>(from + 2 * k)))
-                                     : _mm256_loadu_ps(reinterpret_cast<const float *>(from) + k);
-                }
-                transpose(x);
-                for (int i = 0; i < 8; ++i) {
-                    _mm256_store_ps(to + (k + i) * kPanel + half, x[i]);
+                for (int c = block; part + 1 == n_parts && c < end; ++c) {
+                    finish(of, row, row_end - row, c);
                 }
             }
         }
-        for (; k < n; ++k) {
-            for (int r = 0; r < kPanel; ++r) {
-                const float value = is_half ? _cvtsh_ss(reinterpret_cast<const uint16_t *>(data[r])[k])
-                                            : reinterpret_cast<const float *>(data[r])[k];
-                to[k * kPanel + r] = r < n_rows ? value : 0.0f;
-            }
-        }
-    }
-
-    PLR_AVX2 static inline void transpose(__m256 (&x)[8]) {
-        __m256 y[8];
-        for (int i = 0; i < 8; i += 2) {
-            y[i]     = _mm256_unpacklo_ps(x[i], x[i + 1]);
-            y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
-        }
-        for (int i = 0; i < 8; i += 4) {
-            x[i]     = _mm256_shuffle_ps(y[i], y[i + 2], 0x44);
-            x[i + 1] = _mm256_shuffle_ps(y[i], y[i + 2], 0xee);
-            x[i + 2] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0x44);
-            x[i + 3] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0xee);
-        }
-        for (int i = 0; i < 4; ++i) {
-            y[i]     = _mm256_permute2f128_ps(x[i], x[i + 4], 0x20);
-            y[i + 4] = _mm256_permute2f128_ps(x[i], x[i + 4], 0x31);
-        }
-        std::copy_n(y, 8, x);
     }
 
     // Adds *n* values of a panel to the sums of some columns; the first ones begin them.
-    static void tile(ggml_tensor * node, const float * panel, int row, int n_rows, int column,
+    static void tile(const Matrices & of, const float * panel, int row, int n_rows, int column,
                      int n_columns, int first, int n) {
-        const ggml_tensor & from   = *node->src[1];
-        const size_t        stride = node->nb[1] / sizeof(float);
-        float * out = static_cast<float *>(node->data) + column * stride + row;
+        float *       out = of.out + column * of.stride + row;
         const float * columns[kColumns];
         for (int c = 0; c < kColumns; ++c) {
             const int at = column + std::min(c, n_columns - 1);  // a rest repeats its last one
-            columns[c]   = reinterpret_cast<const float *>(static_cast<const char *>(from.data) +
-                                                         at * from.nb[1]) + first;
+            columns[c] =
+                reinterpret_cast<const float *>(of.columns + at * of.node->src[1]->nb[1]) + first;
         }
         if (n_rows == kPanel && n_columns == kColumns) {
-            add(out, stride, panel, columns, n, first == 0);
+            float_tile::add(out, of.stride, panel, columns, n, first == 0);
             return;
         }
-        alignas(32) Tile sums;
+        alignas(32) float sums[kColumns][kPanel];
         for (int c = 0; first != 0 && c < n_columns; ++c) {
-            std::copy_n(out + c * stride, n_rows, sums[c]);
+            std::copy_n(out + c * of.stride, n_rows, sums[c]);
         }
-        add(sums[0], kPanel, panel, columns, n, first == 0);
+        float_tile::add(sums[0], kPanel, panel, columns, n, first == 0);
         for (int c = 0; c < n_columns; ++c) {
-            std::copy_n(sums[c], n_rows, out + c * stride);
+            std::copy_n(sums[c], n_rows, out + c * of.stride);
         }
     }
 
-    PLR_AVX2 PLR_CALLED static void add(float * out, size_t stride, const float * panel,
-                                        const float * const (&columns)[kColumns], int n,
-                                        bool begins) {
-        __m256 sums[kColumns][2];
-#pragma GCC unroll 6
-        for (int c = 0; c < kColumns; ++c) {
-            sums[c][0] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out + c * stride);
-            sums[c][1] = begins ? _mm256_setzero_ps() : _mm256_loadu_ps(out + c * stride + 8);
+    // The work of the nodes that have joined, for *n* rows of a column.
+    static void finish(const Matrices & of, int row, int n, int column) {
+        const ggml_tensor *bias = of.node->src[kBias], *input = of.node->src[kInput];
+        float *            out = of.out + column * of.stride + row;
+        if (bias != nullptr) {
+            joined::add(out, static_cast<const float *>(bias->data) + row, n);
         }
-        const float *c0 = columns[0], *c1 = columns[1], *c2 = columns[2], *c3 = columns[3],
-                    *c4 = columns[4], *c5 = columns[5];
-        for (int k = 0; k < n; ++k, panel += kPanel) {
-            const __m256  low = _mm256_load_ps(panel), high = _mm256_load_ps(panel + 8);
-            const float * at[kColumns] = {c0 + k, c1 + k, c2 + k, c3 + k, c4 + k, c5 + k};
-#pragma GCC unroll 6
-            for (int c = 0; c < kColumns; ++c) {
-                const __m256 value = _mm256_broadcast_ss(at[c]);
-                sums[c][0]         = _mm256_fmadd_ps(value, low, sums[c][0]);
-                sums[c][1]         = _mm256_fmadd_ps(value, high, sums[c][1]);
-            }
+        if (NodeState::of(of.node).has_gelu) {
+            Attention::unit()->gelu(out, out, n);
         }
-#pragma GCC unroll 6
-        for (int c = 0; c < kColumns; ++c) {
-            _mm256_storeu_ps(out + c * stride, sums[c][0]);
-            _mm256_storeu_ps(out + c * stride + 8, sums[c][1]);
+        if (input != nullptr) {
+            const char * data = static_cast<const char *>(input->data) + column * input->nb[1];
+            joined::add(out, reinterpret_cast<const float *>(data) + row, n);
         }
     }
 };

@@ -9,14 +9,16 @@
 #include "float_product.h"
 #include "gelu.h"
 #include "halves.h"
+#include "norm.h"
 #include "product.h"
+#include "text_attention.h"
 
 namespace kernels {
 
 constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
 constexpr const char * kAvx2   = "AVX2, FMA and F16C";
 
-enum Index { ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, F32, F16, GELU, HALVES, N_ROWS };
+enum Index { ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, F32, F16, GELU, NORM, HALVES, N_ROWS };
 
 struct Row {
     const char * computes;
@@ -29,9 +31,10 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"attention", kAvx2, has_avx2},
     {"q4_1", kAvx512, Product<product::Q4_1>::is_usable},
     {"q8_0", kAvx512, Product<product::Q8_0>::is_usable},
-    {"f32", kAvx2, FloatProduct::is_usable},  // these four only where vectors are made of texts
+    {"f32", kAvx2, FloatProduct::is_usable},  // these five only where vectors are made of texts
     {"f16", kAvx2, FloatProduct::is_usable},
     {"gelu", kAvx2, has_avx2},
+    {"norm", kAvx2, has_avx2},
     {"halves", kAvx2, has_avx2},
 };
 

@@ -24,6 +24,7 @@ def test_each_kind_has_a_row_and_names_its_cpu():
         "f32",
         "f16",
         "gelu",
+        "norm",
         "halves",
     ]
     assert all(row.needs for row in rows)
