@@ -37,6 +37,16 @@ TEXTS = [
 ]
 POOLED = ["bert", "bert-cls", "nomic-bert-moe", "qwen3-embedding"]
 
+OTHER_ENCODERS = [
+    "nomic-bert",
+    "jina-bert-v2",
+    "modern-bert",
+    "neo-bert",
+    "eurobert",
+    "gemma-embedding",
+    "t5encoder",
+]
+
 
 def config(**fields: Any) -> EngineConfig:
     return EngineConfig(context=ContextConfig(n_threads=1), **fields)
@@ -46,7 +56,7 @@ def open_engine(name: str, **fields: Any):
     return AsyncEngine.open(tiny_model(name), config(**fields))
 
 
-@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("name", [*POOLED, *OTHER_ENCODERS[:5]])
 async def test_a_vector_does_not_depend_on_its_pack(name):
     """
     Texts that are embedded together get the vectors that they get alone.
@@ -382,15 +392,6 @@ def with_nan(path: Path, token: int) -> bytes:
     return file.encode()
 
 
-OTHER_ENCODERS = [
-    "nomic-bert",
-    "jina-bert-v2",
-    "modern-bert",
-    "neo-bert",
-    "eurobert",
-    "gemma-embedding",
-    "t5encoder",
-]
 ANY = ["ok", "TextTooLong", "TextTooLong"]
 ENDS = {"gemma-embedding": ["DecodeFailed"] * 3}  # with two layers, both with a window
 CODE = """

@@ -5,18 +5,21 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
 from pyllama_raw import (
     AsyncEngine,
     ContextConfig,
+    EmbeddingFailed,
     EngineConfig,
     InvalidRequest,
     TextTooLong,
     Unsupported,
 )
 from pyllama_raw.ranking import pair_tokens
+from tests.api.test_embedding import with_nan
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -32,10 +35,9 @@ DOCUMENTS = [
 ]
 
 
-def open_engine(name: str):
-    return AsyncEngine.open(
-        tiny_model(name), EngineConfig(context=ContextConfig(n_threads=1))
-    )
+def open_engine(model: str | Path):
+    path = tiny_model(model) if isinstance(model, str) else model
+    return AsyncEngine.open(path, EngineConfig(context=ContextConfig(n_threads=1)))
 
 
 class PairVocab:
@@ -149,6 +151,30 @@ async def test_wrong_pairs_are_refused():
         with pytest.raises(TextTooLong, match=r"documents\[0\] has \d+ tokens"):
             await engine.rank(QUERY, ["Z" * 2100])
         assert len(await engine.rank(QUERY, ["a"])) == 1
+
+
+@native
+@pytest.mark.parametrize("name", ["bert-rank", "qwen3-rank"])
+async def test_a_document_of_what_is_no_number_fails_its_own_call(name, tmp_path: Path):
+    """
+    The call is told which document it is; a call beside it has its scores.
+    """
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_nan(tiny_model(name), token=ord("Z")))
+    found: list[Any] = []
+    async with open_engine(path) as engine:
+
+        async def rank() -> None:
+            found.extend(await engine.rank(QUERY, DOCUMENTS * 10))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(rank)
+            with pytest.raises(EmbeddingFailed) as caught:
+                await engine.rank(QUERY, ["a", "b", "Zed", "c"])
+
+    assert caught.value.index == 2
+    assert len(found) == 10 * len(DOCUMENTS)
+    assert np.isfinite([one.score for one in found]).all()
 
 
 @native
