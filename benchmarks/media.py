@@ -4,24 +4,29 @@ Gaps of running streams while images are encoded.
 8 streams run; then 4 requests come, each with an image of its own, whose encode takes 2 s or
 more alone. The projector has random weights and the width of the model. A gap is what a
 reader of a stream sees between two tokens. It may have a step, and a layer of the encoder:
-1.25 times target_step_s and a layer is the limit.
+1.25 times target_step_s and a layer is the limit. llama-server has the same files, load and
+cells; its gaps are shown beside ours.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 import anyio
 import numpy as np
 from load.measure import Report, arguments, parse, say
 from load.workloads import token_prompts
+from peers.llama_server import llama_server
 
 from pyllama_raw import (
     AsyncEngine,
@@ -29,10 +34,10 @@ from pyllama_raw import (
     EngineConfig,
     Image,
     MediaConfig,
-    Result,
     SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.bench.http_client import HttpClient
 from pyllama_raw.results import percentile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -41,9 +46,10 @@ from scripts.tiny_models.projectors import PROJECTORS, write
 N_STREAMS, N_IMAGES, N_PROMPT = 8, 4, 32
 N_SLOTS = N_STREAMS + N_IMAGES
 N_CTX_SLOT = 2048
-N_FIRST = 8  # tokens of a stream before the images come
-STREAM = SamplingParams(max_tokens=N_CTX_SLOT - 64, temperature=0, ignore_eos=True)
-ANSWER = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+N_FIRST = 8  # tokens of a stream before it counts
+MAX_ALONE_S = 2.0  # of streams alone, before the images
+N_STREAM, N_ANSWER = N_CTX_SLOT - 64, 8  # tokens; no stream comes to its end
+BEFORE, AFTER = "Look: ", " What is it?"
 
 
 @dataclass
@@ -52,6 +58,11 @@ class Times:
 
     at: list[float] = field(default_factory=list)
     runs: anyio.Event = field(default_factory=anyio.Event)  # for some tokens
+
+    def take(self) -> None:
+        self.at.append(perf_counter())
+        if len(self.at) == N_FIRST:
+            self.runs.set()
 
     def gaps(self, since: float, until: float) -> list[float]:
         pairs = zip(self.at, self.at[1:], strict=False)
@@ -76,49 +87,105 @@ def projector(width: int, options: Namespace) -> Iterator[Path]:
         yield path
 
 
-def image(seed: int, size: int) -> Image:
-    return Image(
-        np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
-    )
+def picture(seed: int, size: int) -> bytes:
+    """A BMP file."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
+    n_bytes = pixels.nbytes
+    sizes = (54 + n_bytes, 0, 0, 54, 40, size, size, 1, 24, 0, n_bytes, 0, 0, 0, 0)
+    return struct.pack("<2sIHHIIiiHHIIiiII", b"BM", *sizes) + pixels.tobytes()
 
 
-async def stream(engine: AsyncEngine, prompt: list[int], times: Times) -> None:
-    async with engine.generate(prompt, STREAM) as generation:
-        async for _ in generation:
-            times.at.append(perf_counter())
-            if len(times.at) == N_FIRST:
-                times.runs.set()
+class System(Protocol):
+    """What is measured."""
+
+    async def stream(self, prompt: list[int], take: Callable[[], None]) -> None:
+        """Generate until it is cancelled; *take* is called with each token."""
+
+    async def ask(self, picture: bytes) -> None:
+        """Have *picture* described."""
 
 
-async def ask(engine: AsyncEngine, seed: int, size: int, into: list[Result]) -> None:
-    prompt = ["Look: ", image(seed, size), " What is it?"]
-    into.append(await engine.complete(prompt, ANSWER))
+class Ours:
+    """Our engine."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.encode_s: list[float] = []
+
+    async def stream(self, prompt: list[int], take: Callable[[], None]) -> None:
+        params = SamplingParams(max_tokens=N_STREAM, temperature=0, ignore_eos=True)
+        async with self._engine.generate(prompt, params) as generation:
+            async for _ in generation:
+                take()
+
+    async def ask(self, picture: bytes) -> None:
+        params = SamplingParams(max_tokens=N_ANSWER, temperature=0, ignore_eos=True)
+        prompt = [BEFORE, Image(picture), AFTER]
+        result = await self._engine.complete(prompt, params)
+        self.encode_s.append(result.timings.encode_s or 0.0)
 
 
-async def beside(
-    engine: AsyncEngine, options: Namespace, index: int, alone_s: float
-) -> tuple[list[float], list[float], list[Result], float]:
-    """Gaps of all streams before the images and with them, their results, and seconds."""
+class LlamaServer:
+    """llama-server with the same projector."""
+
+    def __init__(self, url: str) -> None:
+        self._client = HttpClient(url, {})
+
+    async def stream(self, prompt: list[int], take: Callable[[], None]) -> None:
+        body = {"prompt": prompt, "n_predict": N_STREAM, "stream": True}
+        body |= {"temperature": 0, "ignore_eos": True}
+        await self._client.post(
+            "/completion", body, lambda line: line.startswith(b"data: {") and take()
+        )
+
+    async def ask(self, picture: bytes) -> None:
+        url = f"data:image/bmp;base64,{b64encode(picture).decode()}"
+        content = [
+            {"type": "text", "text": BEFORE},
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": AFTER},
+        ]
+        body = {"messages": [{"role": "user", "content": content}]}
+        body |= {"max_tokens": N_ANSWER, "temperature": 0, "ignore_eos": True}
+        await self._client.post("/v1/chat/completions", body, lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run of the load."""
+
+    before: list[float]  # gaps of all streams before the images come
+    gaps: list[float]  # and then
+    n_running: int  # streams that have not ended
+    wall_s: float  # of the images
+
+
+async def load(
+    system: System, options: Namespace, index: int, wait_s: float
+) -> Outcome:
+    """Streams for *wait_s*; then the images, until all of them are described."""
     prompts = token_prompts(options.model, index, [N_PROMPT] * N_STREAMS)
     streams = [Times() for _ in prompts]
-    results: list[Result] = []
     async with anyio.create_task_group() as running:
         for prompt, times in zip(prompts, streams, strict=True):
-            running.start_soon(stream, engine, prompt, times)
+            running.start_soon(system.stream, prompt, times.take)
         for times in streams:
             await times.runs.wait()
         begin = perf_counter()
-        await anyio.sleep(min(alone_s, 2.0))
+        await anyio.sleep(wait_s)
         come = perf_counter()
         async with anyio.create_task_group() as asking:
             for i in range(N_IMAGES):
                 seed = 100 + index * N_IMAGES + i
-                asking.start_soon(ask, engine, seed, options.size, results)
+                asking.start_soon(system.ask, picture(seed, options.size))
         end = perf_counter()
         running.cancel_scope.cancel()
-    before = [gap for times in streams for gap in times.gaps(begin, come)]
-    with_images = [gap for times in streams for gap in times.gaps(come, end)]
-    return before, with_images, results, end - come
+    return Outcome(
+        [gap for times in streams for gap in times.gaps(begin, come)],
+        [gap for times in streams for gap in times.gaps(come, end)],
+        sum(len(times.at) < N_STREAM for times in streams),
+        end - come,
+    )
 
 
 async def measure(options: Namespace, report: Report) -> None:
@@ -126,54 +193,70 @@ async def measure(options: Namespace, report: Report) -> None:
 
     width = probe(options.model).model.n_embd
     with projector(width, options) as path:
-        config = EngineConfig(
-            context=ContextConfig(
-                n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads
-            ),
-            scheduler=SchedulerConfig(n_slots=N_SLOTS),
-            media=MediaConfig(mmproj=path),
-        )
-        async with AsyncEngine.open(options.model, config) as engine:
-            alone: list[Result] = []
-            for seed in (1, 2):
-                await ask(engine, seed, options.size, alone)
-            alone_s = min(result.timings.encode_s or 0.0 for result in alone)
-            layer_s = alone_s / options.layers
-            say(f"an encode alone: {alone_s:.2f} s, a layer {layer_s:.3f} s")
-            for index in range(options.rounds):
-                say(f"round {index + 1} of {options.rounds}")
-                await _round(engine, options, report, index, alone_s)
-    step_s = config.scheduler.target_step_s
-    longest = max(float(str(row["longest_s"])) for row in report.rows)
-    report.claim("seconds of an encode alone", alone_s, ">=", options.min_encode_s)
-    limit = 1.25 * (step_s + layer_s)
-    report.claim("longest gap of a stream while images encode, s", longest, "<=", limit)
+        alone_s = await measure_ours(options, report, path)
+        if not options.no_peers:
+            await measure_llama_server(options, report, path, alone_s)
+    longest = [float(str(r["longest_s"])) for r in report.rows if r["system"] == "ours"]
+    step_s = SchedulerConfig().target_step_s
+    limit = 1.25 * (step_s + alone_s / options.layers)
+    report.claim("longest gap of a stream beside encodes, s", max(longest), "<=", limit)
 
 
-async def _round(
-    engine: AsyncEngine,
-    options: Namespace,
-    report: Report,
-    index: int,
-    alone_s: float,
-) -> None:
-    n_before = engine.stats().encodes
-    before, gaps, results, wall_s = await beside(engine, options, index, alone_s)
-    encodes = [result.timings.encode_s or 0.0 for result in results]
-    report.add(
-        round=index,
-        alone_s=round(alone_s, 3),
-        encodes=engine.stats().encodes - n_before,
-        encode_s=round(max(encodes), 3),
-        wall_s=round(wall_s, 3),
-        gap_before_p50_s=round(percentile(before, 50), 4),
-        gap_p50_s=round(percentile(gaps, 50), 4),
-        gap_p99_s=round(percentile(gaps, 99), 4),
-        longest_s=round(max(gaps, default=0.0), 4),
-        share=round(
-            (len(gaps) / wall_s) / max(len(before) / min(alone_s, 2.0), 1e-9), 3
-        ),
+async def measure_ours(options: Namespace, report: Report, path: Path) -> float:
+    """Seconds of an encode alone."""
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
+        scheduler=SchedulerConfig(n_slots=N_SLOTS),
+        media=MediaConfig(mmproj=path),
     )
+    async with AsyncEngine.open(options.model, config) as engine:
+        ours = Ours(engine)
+        for seed in (1, 2):
+            await ours.ask(picture(seed, options.size))
+        alone_s = min(ours.encode_s)
+        say(f"an encode alone: {alone_s:.2f} s")
+        await rounds("ours", ours, options, report, alone_s)
+        n_encodes = engine.stats().encodes
+    report.claim("seconds of an encode alone", alone_s, ">=", options.min_encode_s)
+    report.claim("encodes", n_encodes, ">=", 2 + N_IMAGES * options.rounds)
+    return alone_s
+
+
+async def measure_llama_server(
+    options: Namespace, report: Report, path: Path, alone_s: float
+) -> None:
+    server = llama_server(
+        options.model,
+        n_slots=N_SLOTS,
+        n_ctx=N_SLOTS * N_CTX_SLOT,
+        threads=options.threads,
+        flags=("--mmproj", str(path)),
+    )
+    with server as url:
+        system = LlamaServer(url)
+        await system.ask(picture(1, options.size))
+        await rounds("llama-server", system, options, report, alone_s)
+
+
+async def rounds(
+    name: str, system: System, options: Namespace, report: Report, alone_s: float
+) -> None:
+    wait_s = min(alone_s, MAX_ALONE_S)
+    for index in range(options.rounds):
+        say(f"{name}, round {index + 1} of {options.rounds}")
+        found = await load(system, options, index, wait_s)
+        assert found.n_running == N_STREAMS, "a stream came to its end"
+        speeds = len(found.gaps) / found.wall_s, len(found.before) / wait_s
+        report.add(
+            system=name,
+            round=index,
+            wall_s=round(found.wall_s, 3),
+            gap_before_p50_s=round(percentile(found.before, 50), 4),
+            gap_p50_s=round(percentile(found.gaps, 50), 4),
+            gap_p99_s=round(percentile(found.gaps, 99), 4),
+            longest_s=round(max(found.gaps), 4),
+            share=round(speeds[0] / speeds[1], 3),
+        )
 
 
 def main() -> int:

@@ -164,7 +164,10 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
         ("fidelity.py", []),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         ("over_http.py", ["--requests", "4"]),
-        ("media.py", ["--layers", "2", "--embd", "64", "--size", "56"]),
+        (
+            "media.py",
+            ["--no-peers", "--layers", "2", "--embd", "64", "--size", "56"],
+        ),
         ("pauses.py", ["--heap", "10"]),
         ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
         ("two_engines.py", ["--requests", "4"]),

@@ -8,6 +8,7 @@ Rules:
 3. What open requests hold together is at most `max_bytes`: their uploads and their rows.
 4. Rows are used in the order of the prompt, so a request is told how many of its first ones
    are there.
+5. Nothing is encoded for a request before want(), which says what the prefix cache spares it.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ class Encodes:
         self._open: OrderedDict[int, tuple[Wanted, ...]] = OrderedDict()  # by turn
         self._n_users: Counter[bytes] = Counter()  # open requests, by key
         self._rows: OrderedDict[bytes, array[float]] = OrderedDict()  # by last use
+        self._first: dict[int, int] = {}  # of open requests: those before it are spared
         self._failed = set[int]()  # open requests that nothing more is encoded for
 
-    def add(self, request_id: int, wanted: Items[Wanted]) -> int:
+    def add(self, request_id: int, wanted: Items[Wanted]) -> None:
         """
-        Take on the encodes of a request; returns how many of the first are there.
+        Take on the encodes of a request; want() lets them begin.
 
         Raises:
             QueueFull: open requests hold too much at present.
@@ -71,14 +73,19 @@ class Encodes:
         self._n_users.update(keys)
         for key in keys & self._rows.keys():
             self._rows.move_to_end(key)
-        return self.n_ready(request_id)
+
+    def want(self, request_id: int, first: int) -> None:
+        """An open request needs the rows of its encodes from *first* on."""
+        self._first[request_id] = first
 
     def begin(self) -> tuple[int, int] | None:
         """The request whose turn it is, and which of its encodes; None: nothing waits."""
         assert self.running is None
         for request_id, wanted in self._open.items():
+            if request_id not in self._first or request_id in self._failed:
+                continue
             index = self.n_ready(request_id)
-            if index < len(wanted) and request_id not in self._failed:
+            if index < len(wanted):
                 self.running = wanted[index].key
                 self._open.move_to_end(request_id)
                 return request_id, index
@@ -110,6 +117,7 @@ class Encodes:
     def leave(self, request_id: int) -> bool:
         """A request has ended; True: nobody wants the encode that runs any more."""
         wanted = self._open.pop(request_id, ())
+        self._first.pop(request_id, None)
         self._failed.discard(request_id)
         for key in {one.key for one in wanted}:
             self._n_users[key] -= 1
@@ -129,9 +137,13 @@ class Encodes:
         return sum(n for key, n in own.items() if key not in self._n_users)
 
     def n_ready(self, request_id: int) -> int:
-        """How many of the first encodes of an open request are there."""
-        wanted = self._open[request_id]
-        missing = (i for i, (key, _) in enumerate(wanted) if key not in self._rows)
+        """How many of the first encodes of an open request are there, or spared."""
+        wanted, first = self._open[request_id], self._first.get(request_id)
+        if first is None:
+            return 0
+        missing = (
+            i for i in range(first, len(wanted)) if wanted[i].key not in self._rows
+        )
         return next(missing, len(wanted))
 
     def users(self, key: bytes) -> list[int]:
@@ -139,7 +151,8 @@ class Encodes:
         return [
             user
             for user, wanted in self._open.items()
-            if any(one.key == key for one in wanted)
+            if user in self._first
+            and any(one.key == key for one in wanted[self._first[user] :])
         ]
 
     def _evict(self) -> None:
@@ -154,7 +167,7 @@ class Encodes:
 
     def check_integrity(self) -> None:
         """The bytes add up, and no limit is passed."""
-        assert self._failed <= self._open.keys()
+        assert self._failed <= self._first.keys() <= self._open.keys()
         users = Counter(
             key for wanted in self._open.values() for key in {one.key for one in wanted}
         )

@@ -45,6 +45,12 @@ class Planner(Protocol):
     def media_ready(self, request_id: int, n_spans: int) -> bool:
         """The rows of the first *n_spans* spans of a request are there; False: it has ended."""
 
+    def spare(self, request_id: int) -> int:
+        """How many first spans of a request need no rows, because the cache has them."""
+
+    def take_wanted(self) -> list[tuple[int, int]]:
+        """Who needs rows that were spared, and from which span on."""
+
     def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
         """End a request by *error* before the next step; False if it has ended already."""
 

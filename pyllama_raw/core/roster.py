@@ -45,6 +45,8 @@ class Roster:
         self.n_with_spans = 0  # of these
         self.unready: dict[int, Sequence] = {}  # of these, who waits for rows of spans
         self.parked: dict[int, Sequence] = {}  # of these, who has given up its slot
+        self.spared: dict[int, Sequence] = {}  # who needs no rows of its first spans
+        self.wanted: list[tuple[int, int]] = []  # who does now, and from which span on
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
         self.in_flight = False  # a step runs that was planned and not applied
@@ -102,8 +104,8 @@ class Roster:
         del self.alive[request_id]
         if sequence.request.spans:
             self.n_with_spans -= 1
-            self.unready.pop(request_id, None)
-            self.parked.pop(request_id, None)
+            for some in (self.unready, self.parked, self.spared):
+                some.pop(request_id, None)
         self.lots[lot] -= 1
         if not self.lots[lot]:
             del self.lots[lot]
@@ -142,6 +144,29 @@ class Roster:
         if self.policy is not None:
             self.policy.tell("on_preempted", running.sequence, now)
 
+    def spare(self, sequence: Sequence) -> int:
+        """How many first spans there are in the cache; nothing of them is to be computed."""
+        n_found, spans = self.memory.starts.n_found(sequence), sequence.request.spans
+        sequence.n_cached_spans = sum(span.stop <= n_found for span in spans)
+        if sequence.n_cached_spans:
+            self.spared[sequence.request.request_id] = sequence
+        return sequence.n_cached_spans
+
+    def want_lost(self) -> None:
+        """Rows of spans that the cache has lost since are needed after all."""
+        for request_id, sequence in tuple(self.spared.items()):
+            running = self.slots.running.get(request_id)
+            if running is None or running.is_fed:
+                continue
+            spans, n_computed = sequence.request.spans, running.n_computed
+            n_held = sum(span.stop <= n_computed for span in spans)
+            if n_held < sequence.n_cached_spans:
+                sequence.n_cached_spans, sequence.n_ready_spans = n_held, 0
+                self.wanted.append((request_id, n_held))
+                self.unready[request_id] = sequence
+                if not n_held:
+                    del self.spared[request_id]
+
     def media_ready(self, sequence: Sequence, n_spans: int) -> None:
         """The rows of the first *n_spans* are there."""
         assert sequence.n_ready_spans <= n_spans <= len(sequence.request.spans)
@@ -158,7 +183,7 @@ class Roster:
             return
         for request_id, sequence in self.unready.items():
             running = self.slots.running.get(request_id)
-            if running is not None and not running.is_ready:
+            if running is not None and not (running.is_fed or running.is_ready):
                 self._unseat(running, now)
                 self.parked[request_id] = sequence
 

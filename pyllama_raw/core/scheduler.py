@@ -186,6 +186,21 @@ class Scheduler:
             self._roster.media_ready(sequence, n_spans)
         return sequence is not None
 
+    def spare(self, request_id: int) -> int:
+        """
+        How many first spans of a request, which was just added, the cache has.
+
+        Their rows need not be there, and are not computed, also if media_ready() counts
+        them. take_wanted() tells if the cache loses them before the request has them.
+        """
+        sequence = self._roster.alive.get(request_id)
+        return 0 if sequence is None else self._roster.spare(sequence)
+
+    def take_wanted(self) -> list[tuple[int, int]]:
+        """Who needs rows that were spared, and from which span on; media_ready() tells anew."""
+        wanted, self._roster.wanted = self._roster.wanted, []
+        return wanted
+
     def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
         """End a request by *error*, as when its rows never come; False if it has ended."""
         sequence = self._roster.alive.get(request_id)
@@ -260,6 +275,8 @@ class Scheduler:
             self._make_way(now)
         self._admit(now)
         self._memory.catch_up()
+        if self._roster.spared:
+            self._roster.want_lost()
         _, works, lot, steady = self._packer.pack(now)
         self._started = now
         steady = steady and not self._memory.restores.is_loading

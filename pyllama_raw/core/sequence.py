@@ -39,6 +39,7 @@ class Sequence:
         "detail",
         "is_shifted",
         "n_cached",
+        "n_cached_spans",
         "n_chunked",
         "n_output",
         "n_overtaken",
@@ -63,7 +64,8 @@ class Sequence:
         self.n_output = 0
         self.n_overtaken = 0
         self.n_preempted = 0
-        self.n_ready_spans = 0  # the first ones; their rows can be computed
+        self.n_ready_spans = 0  # the first ones; their rows can be computed,
+        self.n_cached_spans = 0  # but for so many first ones: the cache has these
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
@@ -87,7 +89,7 @@ class Sequence:
     def is_ready(self, index: int) -> bool:
         """Whether the row with *index* can be computed: those of a span may be missing."""
         number = span_at(self.request.spans, index)
-        return number is None or number < self.n_ready_spans
+        return number is None or self.n_cached_spans <= number < self.n_ready_spans
 
     @property
     def n_in_chunks(self) -> int:
@@ -181,6 +183,11 @@ class Running:
     def n_behind(self) -> int:
         """Tokens not computed; 1 means decode."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether it waits for its next rows: another one computes them, or they are read."""
+        return self.leader is not None or self.fetch_id is not None
 
     @property
     def is_ready(self) -> bool:

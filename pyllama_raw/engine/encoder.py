@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.stats import MediaStats
-from pyllama_raw.errors import EngineFault, PyllamaError
+from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
 Rows: TypeAlias = "array[float]"
 T = TypeVar("T", bound="Task")
@@ -73,7 +73,7 @@ class Encoder(Generic[T]):
 
     def enter(self, requests: Sequence[tuple[int, Sequence[T]]]) -> None:
         """
-        Take on the tasks of all *requests* or of none; they may begin at once.
+        Take on the tasks of all *requests* or of none; want() lets them begin.
 
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
@@ -91,11 +91,22 @@ class Encoder(Generic[T]):
                 for request_id in entered:
                     self._leave(request_id)
                 raise
-            self._changed.notify_all()
+
+    def tasks_of(self, request_id: int) -> Sequence[T]:
+        """None of a request that did not enter, or has left."""
+        with self._changed:
+            return self._tasks.get(request_id, ())
+
+    def want(self, request_id: int, n_spared: int) -> None:
+        """A request needs the rows of its tasks, but for the first *n_spared*."""
+        with self._changed:
+            if request_id in self._tasks:
+                self._encodes.want(request_id, n_spared)
+                self._changed.notify_all()
 
     def progress(self, request_id: int) -> tuple[Sequence[T], PyllamaError | None]:
         """
-        The first tasks of a request that have rows, and what has failed.
+        The first tasks of a request that have rows or are spared, and what has failed.
 
         None of a request that did not enter, or has left.
         """
@@ -169,7 +180,9 @@ class Encoder(Generic[T]):
         if error is not None:
             self._n_failed += 1
             for request_id in self._encodes.fail():
-                self._errors[request_id] = copy(error)  # each raises one of his own
+                keys = [each.wanted.key for each in self._tasks[request_id]]
+                index = keys.index(task.wanted.key)
+                self._errors[request_id] = _own(error, index)
                 self.report(request_id)
         elif rows is None:
             self._n_cancelled += 1
@@ -182,6 +195,11 @@ class Encoder(Generic[T]):
         self._encode_s += seconds
         for request_id in self._encodes.users(key):
             self._seconds[request_id] += seconds
+
+
+def _own(error: PyllamaError, index: int) -> PyllamaError:
+    """*error* for one of the requests that it fails: each raises an object of its own."""
+    return BadMedia(error.reason, index) if type(error) is BadMedia else copy(error)
 
 
 def _attempt(

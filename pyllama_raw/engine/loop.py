@@ -313,9 +313,17 @@ class EngineThread:
                 self._obey(commands[0])
                 commands.popleft()
             if not self._is_done:
-                timeout_s = 0.0 if self._driver.step() else self._idle_s()
+                timeout_s = 0.0 if self._step() else self._idle_s()
         self._end_all()
         self._write_idle()
+
+    def _step(self) -> bool:
+        """False: there was nothing to do."""
+        did = self._driver.step()
+        wanted = () if self._media is None else self._driver.scheduler.take_wanted()
+        for request_id, n_spared in wanted:
+            self._want(request_id, n_spared)
+        return did or bool(wanted)
 
     @property
     def _is_done(self) -> bool:
@@ -349,8 +357,10 @@ class EngineThread:
         try:
             self._delivery.open(requests, stream)
             command.context.run(self._driver.add, requests, command.submitted)
-            for request in requests:  # encodes begin before
-                self._note_encoded(request.request_id)
+            for request in requests:
+                if request.spans:
+                    n_spared = self._driver.scheduler.spare(request.request_id)
+                    self._want(request.request_id, n_spared)
         except BaseException as error:  # noqa: BLE001 - the reader is told
             for request in requests:
                 self._withdraw(request.request_id)
@@ -362,6 +372,12 @@ class EngineThread:
         if not self._driver.withdraw(request_id):
             self._delivery.forget(request_id)
             self._leave(request_id)
+
+    def _want(self, request_id: int, n_spared: int) -> None:
+        """Have images and sounds of a request encoded; some may be already."""
+        if self._media is not None:
+            self._media.want(request_id, n_spared)
+            self._note_encoded(request_id)
 
     def _note_encoded(self, request_id: int) -> None:
         """Tell the scheduler what has come of the images and sounds of a request."""

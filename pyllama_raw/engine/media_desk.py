@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -20,6 +21,7 @@ from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia, PyllamaError
+from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.content import MediaMessages, list_pieces
 from pyllama_raw.media.limits import Media, MediaLimits
 from pyllama_raw.native.cut import RowRun
@@ -45,7 +47,13 @@ class MediaTask:
 
     def encode(self, control: Cancellable) -> Rows | None:
         assert isinstance(control, Encode)
-        return self.reader.encode(self.part, self.layout, control)
+        try:
+            return self.reader.encode(self.part, self.layout, control)
+        except BadMedia as error:
+            sounds, images = "WAV, FLAC or MP3", "PNG, JPEG, GIF or BMP"
+            kinds = sounds if isinstance(self.part, Audio) else images
+            given = f"{self.part!r} of {len(self.part.content)} bytes: {error.reason}"
+            raise BadMedia(f"{given}; give a whole {kinds} file") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +182,7 @@ class MediaDesk:
 
     def enter(self, requests: Sequence[Request]) -> None:
         """
-        Have the media of all *requests* encoded, or of none.
+        Take on the media of all *requests*, or of none; want() has them encoded.
 
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
@@ -184,8 +192,13 @@ class MediaDesk:
                 [(request.request_id, _tasks(request)) for request in requests]
             )
 
+    def want(self, request_id: int, n_spared: int) -> None:
+        """Have the rows of a request made, but for those of its first *n_spared* spans."""
+        ends = accumulate(task.n_spans for task in self.encoder.tasks_of(request_id))
+        self.encoder.want(request_id, sum(end <= n_spared for end in ends))
+
     def ready(self, request_id: int) -> tuple[int, PyllamaError | None]:
-        """How many of the first spans of a request have rows; and what has failed."""
+        """How many first spans of a request have rows or are spared; and what has failed."""
         tasks, error = self.encoder.progress(request_id)
         return sum(task.n_spans for task in tasks), error
 

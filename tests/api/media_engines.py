@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import (
+    CacheConfig,
     ContextConfig,
     Engine,
     EngineConfig,
@@ -28,9 +29,16 @@ N_SLOTS = 8
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 
 
-def config(path: Path, *, context: dict[str, Any] | None = None, **media: Any) -> Any:
+def config(
+    path: Path,
+    *,
+    context: dict[str, Any] | None = None,
+    cache: dict[str, Any] | None = None,
+    **media: Any,
+) -> Any:
     return EngineConfig(
         context=ContextConfig(**(context or {})),
+        cache=CacheConfig(**(cache or {})),
         media=MediaConfig(mmproj=path, **media),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -173,6 +174,24 @@ def test_bad_media_are_typed_errors_of_their_request(llava, name):
     assert (after.running, after.waiting, after.media_bytes) == (0, 0, 0)
     assert after.row_bytes == before.row_bytes
     assert llava.complete("hello", GREEDY).usage.completion_tokens == 6
+
+
+def test_an_upload_that_cannot_be_decoded_is_told_from_the_others(llava):
+    """
+    The error says which it is of its prompt, what was given and what goes; each of two
+    requests that show it has its own place.
+    """
+    cut = Image(image_file("PNG")[:-40])
+    prompts = [["a", *[picture(i) for i in range(n)], cut, "b"] for n in (2, 1)]
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(llava.complete, prompt, GREEDY) for prompt in prompts]
+        errors = [future.exception(30) for future in futures]
+
+    assert [error.index for error in errors] == [2, 1]
+    for error in errors:
+        assert f"{cut!r} of {len(cut.content)} bytes: the end of" in str(error)
+        assert str(error).endswith("give a whole PNG, JPEG, GIF or BMP file")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,37 @@ def test_an_image_in_two_requests_at_once_is_encoded_once(tmp_path):
     assert n_rows <= stats.computed_tokens < 2 * n_rows
 
 
+@pytest.mark.parametrize("way", ["live", "host", "file", "lost"])
+def test_an_image_that_the_cache_has_is_not_encoded(tmp_path, way):
+    """
+    Its rows are gone, and what memory holds behind it is found in a slot, in host memory or
+    in a file. Only what is lost is encoded anew; the answer is the same.
+    """
+    path = deep_projector(tmp_path / "deep.gguf")
+    prompt = ["see ", picture(0, 224, 224), "What colour has the sky?"]
+    cache = {"parked_slots": 0, "directory": tmp_path if way == "file" else None}
+    options = {"max_kept_bytes": 0, "cache": cache}
+    with opened("llava", path, **options) as engine:
+        first = engine.complete(prompt, GREEDY)
+        if way == "host":
+            others = SamplingParams(max_tokens=3, n=N_SLOTS, seed=1)
+            engine.complete_n("have all slots", others)
+        if way == "lost":
+            engine.clear_cache()
+        again = first if way == "file" else engine.complete(prompt, GREEDY)
+        stats = engine.stats()
+    if way == "file":
+        with opened("llava", path, **options) as later:
+            again = later.complete(prompt, GREEDY)
+            assert later.stats().encodes == 0
+
+    assert (stats.encodes, stats.row_bytes) == (2 if way == "lost" else 1, 0)
+    assert (again.usage.cached_tokens >= 256) is (way != "lost")
+    tier = {"live": "live", "host": "host", "file": "disk", "lost": None}[way]
+    assert again.usage.cache_tier == tier
+    assert again.token_ids == first.token_ids
+
+
 @pytest.mark.parametrize("name", ["llava", "idefics3"])
 def test_rows_are_never_those_of_another_image_or_slice(name):
     """
@@ -110,6 +141,7 @@ def test_rows_are_never_those_of_another_image_or_slice(name):
             placed = [desk.place(images[n], i) for i, n in enumerate(numbers)]
             tasks = [part.payloads[0].task for part in placed]
             encoder.enter([(request_id, tasks)])
+            encoder.want(request_id, 0)
             wait_for_all(encoder, request_id, len(tasks))
             found = [own_rows(part, encoder) for part in placed]
             encoder.leave(request_id)
@@ -232,6 +264,7 @@ def test_a_cancelled_encode_ends_within_a_layer(tmp_path):
         for seed in range(8):
             part = desk.place(picture(seed, 224, 224), 0)
             encoder.enter([(-1, [part.payloads[0].task])])
+            encoder.want(-1, 0)
             wait_until(lambda: encoder._control is not None)
             control = encoder._control
             wait_until(lambda c=control: c.n_borders > 2)

@@ -254,6 +254,7 @@ def test_a_request_can_be_failed():
     assert told == [True, False]
     assert ends_of(scheduler.take_events()) == {0: error}
     assert not scheduler.media_ready(0, 1)
+    assert (scheduler.spare(0), scheduler.take_wanted()) == (0, [])
 
 
 def test_a_deadline_ends_a_request():

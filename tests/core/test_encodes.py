@@ -29,13 +29,20 @@ def make(max_bytes: int = 10**6, max_kept_bytes: int = 10**6) -> Encodes:
     return Encodes(max_bytes, max_kept_bytes)
 
 
+def add(encodes: Encodes, request_id: int, *items: Wanted) -> int:
+    """Wants all of them; returns how many of the first are there."""
+    encodes.add(request_id, items)
+    encodes.want(request_id, 0)
+    return encodes.n_ready(request_id)
+
+
 def test_requests_take_turns():
     """
     A request with one image waits for one image of another request, not for all of them.
     """
     encodes = make()
-    encodes.add(1, wanted("a", "b", "c"))
-    encodes.add(2, wanted("d"))
+    add(encodes, 1, *wanted("a", "b", "c"))
+    add(encodes, 2, *wanted("d"))
 
     begun = []
     while (turn := encodes.begin()) is not None:
@@ -50,11 +57,11 @@ def test_equal_keys_are_encoded_once():
     Within a prompt, for requests at the same time, and for one that comes later.
     """
     encodes = make()
-    told = [encodes.add(1, wanted("a", "a")), encodes.add(2, wanted("a", "b"))]
+    told = [add(encodes, 1, *wanted("a", "a")), add(encodes, 2, *wanted("a", "b"))]
 
     encodes.begin()
     told.append(encodes.done(rows()))
-    told.append(encodes.add(3, wanted("a")))
+    told.append(add(encodes, 3, *wanted("a")))
 
     assert told == [0, 0, [(2, 1), (1, 2)], 1]
     assert (encodes.n_encoded, encodes.n_shared) == (1, 2)
@@ -66,9 +73,9 @@ def test_a_request_goes_on_with_its_first_rows_only():
     The second image of a prompt is of no use before the first.
     """
     encodes = make()
-    encodes.add(1, wanted("b"))
+    add(encodes, 1, *wanted("b"))
     encodes.begin()
-    encodes.add(2, wanted("a", "b"))
+    add(encodes, 2, *wanted("a", "b"))
 
     told = [encodes.done(rows())]
     encodes.begin()
@@ -82,7 +89,7 @@ def test_rows_go_until_the_others_are_within_the_limit():
     Also several at once, when a request with several ends.
     """
     encodes = make(max_kept_bytes=N_BYTES)
-    encodes.add(1, wanted("a", "b", "c"))
+    add(encodes, 1, *wanted("a", "b", "c"))
     for _ in range(3):
         encodes.begin()
         encodes.done(rows())
@@ -98,14 +105,14 @@ def test_rows_of_open_requests_stay_and_others_go_by_last_use():
     """
     encodes = make(max_kept_bytes=2 * N_BYTES)
     for request_id, name in enumerate("abc"):
-        encodes.add(request_id, wanted(name))
+        add(encodes, request_id, *wanted(name))
         encodes.begin()
         encodes.done(rows(request_id))
     n_pinned = encodes.n_kept_bytes
 
     for request_id in (1, 0, 2):
         encodes.leave(request_id)
-    kept = [encodes.add(9 + i, wanted(name)) for i, name in enumerate("abc")]
+    kept = [add(encodes, 9 + i, *wanted(name)) for i, name in enumerate("abc")]
 
     assert n_pinned == 3 * N_BYTES
     assert encodes.n_kept_bytes == 2 * N_BYTES
@@ -118,17 +125,17 @@ def test_bytes_of_open_requests_are_limited():
     What requests have in common counts once; a request that no engine takes is told so.
     """
     encodes = make(max_bytes=2 * N_BYTES)
-    encodes.add(1, wanted("a", "b"))
-    encodes.add(2, wanted("b", "a"))
+    add(encodes, 1, *wanted("a", "b"))
+    add(encodes, 2, *wanted("b", "a"))
 
     with pytest.raises(QueueFull, match="max_open_bytes"):
-        encodes.add(3, wanted("c"))
+        add(encodes, 3, *wanted("c"))
     with pytest.raises(InvalidRequest, match="120 bytes"):
-        encodes.add(4, wanted("a", "b", "c"))
+        add(encodes, 4, *wanted("a", "b", "c"))
 
     encodes.leave(1)
     encodes.leave(2)
-    assert encodes.add(3, wanted("c")) == 0
+    assert add(encodes, 3, *wanted("c")) == 0
     assert encodes.n_bytes == N_BYTES
 
 
@@ -137,9 +144,9 @@ def test_a_failed_encode_fails_all_who_want_it():
     Others go on, and who comes later tries again.
     """
     encodes = make()
-    encodes.add(1, wanted("a"))
-    encodes.add(2, wanted("b", "a"))
-    encodes.add(3, wanted("b"))
+    add(encodes, 1, *wanted("a"))
+    add(encodes, 2, *wanted("b", "a"))
+    add(encodes, 3, *wanted("b"))
     encodes.begin()
 
     failed = encodes.fail()
@@ -147,7 +154,7 @@ def test_a_failed_encode_fails_all_who_want_it():
     assert failed == [2, 1]
     assert encodes.begin() == (3, 0)
     encodes.done(rows())
-    encodes.add(4, wanted("a"))
+    add(encodes, 4, *wanted("a"))
     assert encodes.begin() == (4, 0)
 
 
@@ -156,8 +163,8 @@ def test_an_encode_ends_with_the_last_who_wants_it():
     The first of two who leave does not end the encode of both.
     """
     encodes = make()
-    encodes.add(1, wanted("a"))
-    encodes.add(2, wanted("a"))
+    add(encodes, 1, *wanted("a"))
+    add(encodes, 2, *wanted("a"))
     encodes.begin()
 
     told = [encodes.leave(1), encodes.leave(2), encodes.leave(2)]
@@ -166,6 +173,25 @@ def test_an_encode_ends_with_the_last_who_wants_it():
     assert told == [False, True, True]
     assert encodes.begin() is None
     assert (encodes.n_bytes, encodes.n_kept_bytes) == (0, 0)
+
+
+def test_what_is_spared_is_not_encoded():
+    """
+    Nothing is before it is wanted; what is spared may be wanted later, and fails nobody.
+    """
+    encodes = make()
+    encodes.add(1, wanted("a", "b", "c"))
+    told = [encodes.begin(), encodes.n_ready(1)]
+
+    encodes.want(1, 2)
+    told += [encodes.n_ready(1), encodes.begin(), encodes.done(rows())]
+    encodes.want(1, 1)
+    told += [encodes.n_ready(1), encodes.begin(), encodes.done(rows())]
+    add(encodes, 2, *wanted("a"))
+    told += [encodes.begin(), encodes.fail()]
+
+    assert told == [None, 0, 2, (1, 2), [(1, 3)], 1, (1, 1), [(1, 3)], (2, 0), [2]]
+    assert encodes.n_encoded == 2
 
 
 NAMES = st.sampled_from("abcdefgh")
@@ -190,6 +216,13 @@ class AnyHistory(RuleBasedStateMachine):
         except QueueFull:
             return
         self.open.add(self.n_requests)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def want(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.open)))
+        first = self.encodes._first.get(request_id, 4)
+        self.encodes.want(request_id, data.draw(st.integers(0, first)))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())

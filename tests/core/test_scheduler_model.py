@@ -145,6 +145,7 @@ class SchedulerModel(RuleBasedStateMachine):
         scored=st.sampled_from([False, False, True]),
         lot=st.sampled_from(LOTS),
         images=st.lists(st.sampled_from(IMAGES), max_size=2),
+        spares=st.booleans(),
     )
     def add(
         self,
@@ -159,6 +160,7 @@ class SchedulerModel(RuleBasedStateMachine):
         scored,
         lot=TOKENS,
         images=(),
+        spares=False,
     ):
         tokens, spans = array("i", prefix), []
         for token, n_rows, n_pos, is_causal in images if self.has_images else ():
@@ -188,6 +190,8 @@ class SchedulerModel(RuleBasedStateMachine):
         self.texts[request.request_id] = list(tokens)
         self.requests[request.request_id] = request
         self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
+        if spares:
+            assert self.scheduler.spare(request.request_id) <= len(spans)
 
     def unready(self):
         return sorted(self.scheduler._roster.unready)
@@ -238,6 +242,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.now += 1.0
         self.plan = self.scheduler.schedule(self.now)
         self.events += self.scheduler.take_events()
+        assert {i for i, _ in self.scheduler.take_wanted()} <= set(self.unready())
         assert self.plan.n_tokens <= N_BATCH
         assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
         slots = [work.slot for work in self.plan.works]
@@ -261,7 +266,9 @@ class SchedulerModel(RuleBasedStateMachine):
             assert_one_kind(request, n_held, work)
             if isinstance(work, PrefillSpan):
                 sequence = self.scheduler._roster.alive.get(work.request_id)
-                assert sequence is None or work.span < sequence.n_ready_spans
+                assert sequence is None or work.span in range(
+                    sequence.n_cached_spans, sequence.n_ready_spans
+                )
             if work.slot not in self.memory.shifted:
                 text = self.texts[work.request_id]
                 held = self.memory.tokens(work.slot) + list(work.tokens)

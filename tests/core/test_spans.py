@@ -166,6 +166,7 @@ class Engine:
         self._n_added += 1
         if is_ready:
             assert self.driver.media_ready(number, len(spans))
+        return number
 
     def run(self):
         """Until there is nothing to do; the ends of all requests."""
@@ -398,6 +399,56 @@ def test_an_image_that_is_cached_needs_no_rows():
     ends = engine.run()
 
     assert ends[1].n_cached == len(ASKED)
+
+
+@pytest.mark.parametrize("is_in_slot", [True, False])
+def test_rows_that_the_cache_has_are_spared(is_in_slot):
+    """
+    They are not computed, also where they count as ready.
+    """
+    engine = Engine(n_slots=1, max_bytes=10**6)
+    engine.add(ASKED, 1)
+    engine.run()
+    if not is_in_slot:
+        engine.add([200, 201, 202], 1)
+        engine.run()
+    number = engine.add([*ASKED, *IMAGE, *WORDS], 1, is_ready=False)
+
+    told = [engine.scheduler.spare(number), engine.scheduler.spare(9)]
+    engine.driver.media_ready(number, 2)
+    end = engine.run()[number]
+
+    assert told == [1, 0]
+    assert (end.n_cached, end.cache_tier) == (len(ASKED), ("host", "live")[is_in_slot])
+    assert engine.scheduler.take_wanted() == []
+    assert sum(n_rows == 16 for _, n_rows in engine.works) == 2
+
+
+@pytest.mark.parametrize(("n_common", "n_left"), [(0, 0), (22, 1)])
+def test_rows_that_the_cache_loses_are_wanted(n_common, n_left):
+    """
+    The slot goes to another prompt before the request has it. What was lost is computed
+    when its rows are ready anew.
+    """
+    engine = Engine(n_slots=1)
+    asked = [*ASKED, *IMAGE, *WORDS]
+    engine.add(asked, 1)
+    engine.run()
+    engine.add(asked, 1, is_ready=False)
+    spared = engine.scheduler.spare(1)
+    engine.driver.media_ready(1, 2)
+    engine.add([*asked[:n_common], *range(200, 206)], 1, priority=-1)
+
+    ended_before = list(engine.run())
+    wanted = engine.scheduler.take_wanted()
+    n_works = len(engine.works)
+    engine.driver.media_ready(1, 2)
+    ends = engine.run()
+
+    assert (spared, ended_before, wanted) == (2, [0, 2], [(1, n_left)])
+    assert ends[1].n_output == 1
+    n_rows = [n for _, n in engine.works[n_works:]]
+    assert n_rows.count(16) == 2 - n_left
 
 
 def test_rows_share_no_step_with_tokens():

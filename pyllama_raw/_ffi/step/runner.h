@@ -83,14 +83,24 @@ class ComputeThread {
 
     // In a long job: compute what waits, for about as long as took_ns, the time since the
     // last call; and as long as *waits* holds, which wake() has looked at again.
+    //
+    // Streams must have gone on, or each of them would wait for two parts of the job: beside
+    // rows of an image they go on in every second step only. Python needs some time between
+    // two steps, so the next one is waited for.
     template <typename Waits>
     void give_way(int64_t took_ns, Waits && waits) {
         std::unique_lock<std::mutex> lock(mutex_);
-        const int64_t end_ns = now_ns() + took_ns;
+        const int64_t end_ns  = now_ns() + took_ns;
+        const int64_t n_steps = n_steps_ + MAX_WITHOUT, n_sampled = n_sampled_;
+        const auto    goes_on = [&] {
+            const bool some_wait = n_sampled_ == n_sampled && n_steps_ < n_steps;
+            return some_wait || now_ns() < end_ns || waits();
+        };
         do {
             queued_.wait(lock, [&] { return !queue_.empty() || !waits(); });
-            while (!queue_.empty() && (waits() || now_ns() < end_ns)) {
+            for (int64_t wait_ns = 0; goes_on() && comes(lock, wait_ns);) {
                 turn_of_first(lock);
+                wait_ns = took_ns / PATIENCE;
             }
         } while (waits());
     }
@@ -102,16 +112,28 @@ class ComputeThread {
 
   private:
     friend class Runner;
+
+    static constexpr int MAX_WITHOUT = 2;  // steps at a border if none samples anything
+    static constexpr int PATIENCE    = 8;  // the part of took_ns that a step is waited for
+
     void run();
     void turn_of_first(std::unique_lock<std::mutex> & lock);
+
+    // Whether something is queued, or will be within wait_ns.
+    bool comes(std::unique_lock<std::mutex> & lock, int64_t wait_ns) {
+        return queued_.wait_for(lock, std::chrono::nanoseconds(wait_ns),
+                                [this] { return !queue_.empty(); });
+    }
 
     std::mutex              mutex_;  // of all below, and of the runners
     std::condition_variable queued_;
     std::condition_variable done_;  // a long job
     std::list<Runner *>     queue_;
     std::list<LongJob *>    long_jobs_;
-    Runner *                current_ = nullptr;  // whose turn it is
-    bool                    quits_   = false;
+    Runner *                current_   = nullptr;  // whose turn it is
+    int64_t                 n_steps_   = 0;
+    int64_t                 n_sampled_ = 0;  // of them those that sampled rows
+    bool                    quits_     = false;
 
     const pid_t pid_ = getpid();
     std::thread thread_;  // last: it uses all of the above
@@ -227,7 +249,9 @@ class Runner {
                 note_error();
             }
         }
-        result_     = advanced < 0 ? advanced : code_;
+        ++thread_.n_steps_;
+        thread_.n_sampled_ += job_.n_rows > 0;
+        result_ = advanced < 0 ? advanced : code_;
         is_decoded_ = asked_ = false;
         if (advanced > 0 && job_.ahead) {
             queue(thread_.queue_.end());

@@ -194,6 +194,14 @@ class EmbedScheduler:
         """Texts have no spans."""
         return False
 
+    def spare(self, request_id: int) -> int:  # noqa: ARG002
+        """Texts have no spans."""
+        return 0
+
+    def take_wanted(self) -> list[tuple[int, int]]:
+        """Texts have no spans."""
+        return []
+
     def take_report(self, report: Written | Fetched) -> None:
         """No file is ever asked for."""
 

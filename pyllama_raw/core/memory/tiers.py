@@ -79,7 +79,12 @@ class Tiers:
     def offers(
         self, sequence: Sequence, n_most: int, n_cells: Callable[[], int]
     ) -> list[Offer]:
-        """What there is of the first *n_most* tokens, if *n_cells* are enough for it."""
+        """
+        What there is of the first *n_most* tokens, if *n_cells* are enough for it.
+
+        What has rows of a span is worth a restore in any case, because they are not only to
+        be computed: an encode makes them.
+        """
         offers = []
         for tier in self._by_name.values() if self.is_open else ():
             if not tier.cache.stores:
@@ -88,8 +93,11 @@ class Tiers:
             if not hit.n_tokens or n_cells_of(hit) > n_cells() or self._is_read(hit):
                 continue
             if tier.can_hold(hit, self.host.cache):
-                n_worth = self._speeds[tier.name].n_worth(hit.n_bytes)
-                offers.append(Offer(tier.name, hit, max(tier.min_gain, n_worth)))
+                min_gain, spans = tier.min_gain, sequence.request.spans
+                if not (spans and spans[0].start < hit.n_tokens):
+                    n_worth = self._speeds[tier.name].n_worth(hit.n_bytes)
+                    min_gain = max(min_gain, n_worth)
+                offers.append(Offer(tier.name, hit, min_gain))
         return offers
 
     def _is_read(self, hit: Hit) -> bool:
