@@ -21,7 +21,9 @@ from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.engine.step_log import StepRecord
 
 SLOTS, REQUESTS = 1, 2  # processes
-STEPS_TRACK, ARRIVALS, ENDS = 0, 1, 2  # threads; a slot is the thread above its number
+# Threads; Perfetto takes 0 for the first one of the process.
+STEPS_TRACK, ARRIVALS, ENDS = 1, 1, 2
+FIRST_SLOT = 2
 MARK_NS = 1000
 
 Event = dict[str, Any]
@@ -42,7 +44,7 @@ class Slice:
 
     @property
     def order(self) -> tuple[int, bool, int, int]:
-        """Of one moment an arrival is first and an end last; what lies in another follows."""
+        """Of one moment an end is last; what lies in another follows."""
         is_end = (self.process, self.thread) == (REQUESTS, ENDS)
         return self.start, is_end, -self.process, self.start - self.end
 
@@ -92,13 +94,13 @@ def trace_events(
 
 
 class Clock:
-    """Moments as whole ns since *start_s*."""
+    """Moments as whole ns since 1 ns before *start_s*."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
 
     def __call__(self, at_s: float) -> int:
-        return round((at_s - self._start_s) * 1e9)
+        return round((at_s - self._start_s) * 1e9) + 1
 
 
 def _slices(steps: Sequence[StepRecord], clock: Clock) -> list[Slice]:
@@ -145,17 +147,22 @@ def _work_slice(
     """A chunk of *n_tokens*; 0: decodes, of which none is counted yet."""
     args = {"request": request_id, "tokens": n_tokens}
     name = "prefill" if n_tokens else "decode"
-    return Slice(name, SLOTS, slot + 1, *span, args, request_id)
+    return Slice(name, SLOTS, slot + FIRST_SLOT, *span, args, request_id)
 
 
 def _marks(
     requests: Sequence[RequestRecord], clock: Clock, thread: int, name: str
 ) -> list[Slice]:
-    """A short slice for each of *requests*; those of one moment lie in each other."""
-    moments = [
-        clock(each.submitted_s if thread == ARRIVALS else each.finished_s)
-        for each in requests
-    ]
+    """
+    A short slice for each of *requests*; those of one moment lie in each other.
+
+    Arrivals are 1 ns early: of one moment Perfetto reads the longest slice first, and a flow
+    begins with the first one that it reads.
+    """
+    if thread == ARRIVALS:
+        moments = [clock(each.submitted_s) - 1 for each in requests]
+    else:
+        moments = [clock(each.finished_s) for each in requests]
     ordered = sorted(set(moments))
     ends = {
         moment: min(moment + MARK_NS, following)
@@ -208,7 +215,7 @@ def _names(slices: Iterable[Slice]) -> Iterator[Event]:
         args = {"name": name}
         yield {"ph": "M", "name": "process_name", "pid": process, "args": args}
     for process, thread in sorted({(each.process, each.thread) for each in slices}):
-        name = named.get((process, thread), f"slot {thread - 1}")
+        name = named.get((process, thread), f"slot {thread - FIRST_SLOT}")
         about = {"ph": "M", "pid": process, "tid": thread}
         yield about | {"name": "thread_name", "args": {"name": name}}
         yield about | {"name": "thread_sort_index", "args": {"sort_index": thread}}

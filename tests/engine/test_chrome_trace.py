@@ -1,9 +1,9 @@
 """
 Traces keep the rules of the format that Perfetto reads.
 
-Its own processor is no part of what can be installed, so `Checked` has the rules of the format
-description, and those that the importer counts as errors: slices of a track lie in each other
-or apart, and each step of a flow has one before it.
+Its own processor is asked in test_perfetto.py, where it is installed. `Checked` has the rules
+of the format description, and those that the importer counts as errors: slices of a track lie
+in each other or apart, and each step of a flow has one before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from array import array
 from collections import defaultdict
 from io import StringIO
+from math import inf
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +39,7 @@ class Checked:
     """A trace that was read and keeps all rules; what tests ask of it."""
 
     def __init__(self, text: str) -> None:
-        trace = json.loads(text)
+        self.text, trace = text, json.loads(text)
         assert set(trace) == {"displayTimeUnit", "traceEvents"}
         self.events = trace["traceEvents"]
         self.tracks: dict[tuple[int, int], str] = {}
@@ -58,7 +59,8 @@ class Checked:
         kind = event["ph"]
         assert FIELDS[kind] <= set(event) <= FIELDS[kind] | MORE[kind]
         assert type(event["pid"]) is int
-        assert type(event.get("tid", 0)) is int
+        assert type(event.get("tid", 1)) is int
+        assert event.get("tid", 1)  # Perfetto takes 0 for the first thread
         assert isinstance(event["args"], dict)
         if kind == "M":
             assert event["name"] in NAMES
@@ -82,11 +84,17 @@ class Checked:
 
     def _check_flows(self) -> None:
         open_flows: set[str] = set()
+        works = [e for e in self.slices if e["name"] in ("prefill", "decode")]
+        first = {e["bind_id"]: e["ts"] for e in reversed(works) if "bind_id" in e}
         for event in self.slices:
             bind_id = event.get("bind_id")
             assert (bind_id is None) == (not event.keys() & {"flow_in", "flow_out"})
             if bind_id is not None:
                 assert (bind_id in open_flows) == event.get("flow_in", False)
+                in_order = event["name"] != "arrival" or event["ts"] < first.get(
+                    bind_id, inf
+                )
+                assert in_order  # of one moment Perfetto reads the longest first
                 (open_flows.add if "flow_out" in event else open_flows.discard)(bind_id)
                 self.flows[int(bind_id, 16)].append(event)
         assert not open_flows
@@ -128,11 +136,11 @@ def test_slots_are_tracks_and_chunks_are_slices():
 
     assert sorted(found, key=lambda slice_: slice_[2]) == [
         ("arrivals", "arrival", 0, 1),
-        ("slot 0", "prefill", 0, 1000),
-        ("slot 0", "prefill", 1000, 1000),
-        ("slot 0", "prefill", 2000, 1000),
-        ("slot 0", "decode", 3000, 3000),
-        ("ends", "end", 6000, 1),
+        ("slot 0", "prefill", 0.001, 1000),
+        ("slot 0", "prefill", 1000.001, 1000),
+        ("slot 0", "prefill", 2000.001, 1000),
+        ("slot 0", "decode", 3000.001, 3000),
+        ("ends", "end", 6000.001, 1),
     ]
 
 
