@@ -30,6 +30,8 @@ from pyllama_raw.sim import (
 )
 from pyllama_raw.sim import simulate as run
 
+FIGURE = Path("compared.svg")  # of several policies, unless another is asked for
+
 
 def simulate(options: Namespace) -> int:
     """Run the command; return its exit status."""
@@ -47,9 +49,9 @@ def simulate(options: Namespace) -> int:
             _run_one(options, workload, replace(machine, policy=name), bar)
             for name in options.compare
         ]
-    if options.figure is not None:
-        draw(results, options.figure)
     sys.stdout.write("\n".join(table(results)) + "\n")
+    if options.figure is not None or len(results) > 1:
+        sys.stdout.write(_figure(results, options.figure) + "\n")
     return 0
 
 
@@ -75,6 +77,19 @@ def _run_one(
         folder.mkdir(parents=True, exist_ok=True)
         write_records(folder / f"{name}.jsonl", requests)
     return found
+
+
+def _figure(results: list[Figures], asked: Path | None) -> str:
+    """Draw *results*, and say where; a file that nobody asked for may be missing."""
+    path = asked or FIGURE
+    try:
+        check_writable(path)
+        draw(results, path)
+    except (ConfigError, OSError) as error:
+        if asked is not None:
+            raise
+        return f"no figure: {error}"
+    return f"figure: {path}"
 
 
 def draw(results: list[Figures], path: Path) -> None:

@@ -51,7 +51,7 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--steps", Path, "FILE", "write the steps of the last policy, as JSONL")
     text = "write the requests of each policy to POLICY.jsonl there"
     add(group, "--request-logs", Path, "FOLDER", text)
-    text = "draw the latencies of all policies: .svg or .png"
+    text = "draw the latencies of all policies: .svg or .png (compared.svg if several)"
     add(group, "--figure", Path, "FILE", text)
     text = "fit a cost model to a step log, write it to FILE, and end"
     parser.add_argument(

@@ -8,15 +8,35 @@ from pyllama_raw.sim import CostModel
 FEW = ["simulate", "--requests", "120", "--rate", "20", "--slots", "4"]
 
 
-def test_policies_are_compared_in_one_table(capsys):
+def test_policies_are_compared_in_one_table_and_one_figure(
+    tmp_path, monkeypatch, capsys
+):
     """
-    The output ends with a line for each policy, in the order that was asked for.
+    The output ends with a line for each policy, in the order that was asked for, and the name
+    of the figure.
     """
+    monkeypatch.chdir(tmp_path)
     status = main([*FEW, "--compare", "sjf,fcfs", "--output", "uniform:9"])
 
     lines = capsys.readouterr().out.splitlines()
     assert status == 0
-    assert [line.split()[0] for line in lines] == ["policy", "sjf", "fcfs", "seconds;"]
+    starts = ["policy", "sjf", "fcfs", "seconds;", "figure:"]
+    assert [line.split()[0] for line in lines] == starts
+    assert lines[-1] == "figure: compared.svg"
+    assert "</svg>" in (tmp_path / "compared.svg").read_text()
+
+
+def test_a_figure_without_a_place_is_no_failure(tmp_path, monkeypatch, capsys):
+    """
+    The table is there, and the last line says why there is no figure.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "compared.svg").mkdir()
+
+    assert main([*FEW, "--compare", "sjf,fcfs"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "no figure: compared.svg cannot be written: it is a folder"
+    )
 
 
 def test_a_cost_model_is_fitted_to_a_step_log(tmp_path, capsys):
