@@ -36,6 +36,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Trim,
 )
+from pyllama_raw.core.victims import KEYS
 from pyllama_raw.errors import (
     BadMedia,
     DecodeFailed,
@@ -77,6 +78,8 @@ class SchedulerModel(RuleBasedStateMachine):
         n_outputs=st.integers(N_SLOTS, N_BATCH),
         refuses=st.sampled_from([False, False, False, True]),
         has_images=st.booleans(),
+        preempt=st.sampled_from(["memory", "priority"]),
+        victim=st.sampled_from(list(KEYS)),
     )
     def start(
         self,
@@ -94,6 +97,8 @@ class SchedulerModel(RuleBasedStateMachine):
         n_outputs,
         refuses=False,
         has_images=False,
+        preempt="memory",
+        victim="latest",
     ):
         self.unified = unified
         self.refuses = refuses  # whether cuts may be refused
@@ -118,6 +123,8 @@ class SchedulerModel(RuleBasedStateMachine):
             context_full="shift" if shift else "stop",
             n_keep=1,
             max_overtakes=2,
+            preempt=preempt,
+            victim=victim,
             cache=None if mode == "off" else cache,
             disk=make_disk(kind) if disk and mode != "off" else None,
             snapshot_cost=COST,
@@ -513,13 +520,15 @@ def play(seed):
         disk=True,
         n_outputs=N_SLOTS,
         has_images=rng.random() < 0.5,
+        preempt=rng.choice(["memory", "priority"]),
+        victim=rng.choice(list(KEYS)),
     )
     for _ in range(150):
         model.add(
             prefix=rng.choice(PREFIXES),
             tail=[rng.randrange(20, 22) for _ in range(rng.randrange(3))],
             max_tokens=rng.randrange(1, 5),
-            priority=0,
+            priority=rng.choice([0, 0, 1]),
             patience=None,
             namespace=rng.choice([None, None, "salt"]),
             points=[],
