@@ -69,10 +69,10 @@ RULE: dict[str, set[str]] = {
     "testing": CONNECTION | {"api"},
     "__init__": CONNECTION | API | {"media"},
     "sim": {"bench", "core", "engine", "errors", "policy"},
-    "plot": {"bench", "core", "engine", "errors", "sim"},
+    "plot": {"bench", "core", "engine", "errors", "replacing", "sim"},
     "tune": {"api", "bench", "config", "cpus", "errors", "native", "profile"}
     | {"sampling"},
-    "bench": {"__init__", "api", "config", "errors", "native", "replacing", "results"}
+    "bench": {"__init__", "api", "config", "errors", "native", "results"}
     | {"sampling"},
     "cli": CONNECTION
     | API

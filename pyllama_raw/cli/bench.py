@@ -131,8 +131,8 @@ def _show(results: list[Result], options: Namespace) -> None:
         )
     sys.stdout.write("\n".join(lines) + "\n")
     if options.plots is not None or options.html is not None:
-        from pyllama_raw.bench.page import write_page
-        from pyllama_raw.bench.plots import figures, write_plots
+        from pyllama_raw.plot.bench import figures, write_plots
+        from pyllama_raw.plot.page import write_page
 
         drawn = figures(results)
         if options.plots is not None:

@@ -1,4 +1,4 @@
-"""Plots of results, as SVG and PNG."""
+"""Results of `bench`, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -13,17 +13,10 @@ from matplotlib.figure import Figure
 
 from pyllama_raw.bench.result import Result
 from pyllama_raw.bench.table import groups, middle, most_busy, short_names
+from pyllama_raw.plot.style import STYLE, canvas, legend
 
-STYLE: Any = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "svg.hashsalt": "pyllama_raw",  # the same results give the same file
-}
 BUSY = "others used the CPUs"
+WIDTH, HEIGHT = 10.8, 3.2  # inches
 MAX_DOTS = 20_000  # of a scatter plot
 BY_RATE = {
     "median_ttft_ms": "TTFT, median (ms)",
@@ -74,11 +67,11 @@ def _over(x_key: str, x_label: str, labels: dict[str, str]) -> Draw:
         sent = [run for run in results if isinstance(run[x_key], int | float)]
         if not sent:
             return None
-        figure, axes = _canvas(len(labels), width=10.8 / len(labels))
+        figure, axes = canvas(len(labels), width=WIDTH, height=HEIGHT)
         for ax, (y_key, label) in zip(axes, labels.items(), strict=True):
             _against(ax, sent, x_key, y_key, label)
             ax.set_xlabel(x_label)
-        return _with_legend(figure)
+        return legend(figure)
 
     return draw
 
@@ -121,7 +114,7 @@ def _line(ax: Axes, points: dict[float, list[Result]], y_key: str, name: str) ->
 def itl_timeline(results: Sequence[Result]) -> Figure | None:
     """Every gap at the moment it ended, in one round: stalls stand out."""
     last = _last_point(results)
-    figure, axes = _canvas(1, n_rows=len(last), width=10.8, height=1.9)
+    figure, axes = canvas(1, len(last), width=WIDTH, height=1.9 * len(last))
     n_dots = 0
     colours = {name: f"C{i}" for i, name in enumerate(_names(results).values())}
     for ax, (name, (result, *_)) in zip(axes, last.items(), strict=True):
@@ -136,7 +129,7 @@ def itl_timeline(results: Sequence[Result]) -> Figure | None:
             times[:MAX_DOTS], gaps[:MAX_DOTS], s=4, alpha=0.6, color=colours[name]
         )
         busy = f" ({BUSY})" if most_busy([result]) is not None else ""
-        ax.set_title(f"{name}{busy}", loc="left", fontsize="medium")
+        ax.set_title(f"{name}{busy}")
         ax.set_ylabel("gap (ms)")
         ax.set_yscale("log")
         n_dots += len(gaps)
@@ -152,7 +145,7 @@ def itl_timeline(results: Sequence[Result]) -> Figure | None:
 
 def latency_cdf(results: Sequence[Result]) -> Figure | None:
     """Share of calls (of gaps) that took at most so long, all rounds of one point."""
-    figure, axes = _canvas(3)
+    figure, axes = canvas(3, width=WIDTH, height=HEIGHT)
     n_values = 0
     for name, runs in _last_point(results).items():
         calls = [value for run in runs for value in run["ttfts"]]
@@ -170,7 +163,7 @@ def latency_cdf(results: Sequence[Result]) -> Figure | None:
     axes[1].set_xscale("log")
     axes[1].xaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("share")
-    return _with_legend(figure) if n_values else None
+    return legend(figure) if n_values else None
 
 
 def _last_point(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -182,23 +175,3 @@ def _last_point(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def _names(results: Sequence[Result]) -> dict[str, str]:
     return short_names(result["target"] for result in results)
-
-
-def _canvas(
-    n_columns: int, *, n_rows: int = 1, width: float = 3.6, height: float = 3.2
-) -> tuple[Figure, list[Axes]]:
-    figure = Figure((width * n_columns, height * n_rows), layout="constrained")
-    places = range(1, n_columns * n_rows + 1)
-    return figure, [figure.add_subplot(n_rows, n_columns, place) for place in places]
-
-
-def _with_legend(figure: Figure) -> Figure:
-    """Name each target once, below the plots: there it covers nothing."""
-    shown: dict[str, Any] = {}
-    for ax in figure.axes:
-        lines, labels = ax.get_legend_handles_labels()
-        shown |= dict(zip(labels, lines, strict=True))
-    names = sorted(shown, key=lambda name: name == BUSY)  # sorting keeps the order
-    lines = [shown[name] for name in names]
-    figure.legend(lines, names, loc="outside lower center", ncols=max(len(names), 1))
-    return figure

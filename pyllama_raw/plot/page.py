@@ -11,7 +11,6 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from pyllama_raw.bench.headline import CAPTION, headline
-from pyllama_raw.bench.plots import STYLE
 from pyllama_raw.bench.result import Result
 from pyllama_raw.bench.table import (
     Row,
@@ -22,6 +21,7 @@ from pyllama_raw.bench.table import (
     rows,
     shown_rows,
 )
+from pyllama_raw.plot.style import STYLE
 from pyllama_raw.replacing import replacing
 
 PAGE = """<!doctype html>

@@ -11,13 +11,13 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from pyllama_raw.bench.plots import figures as of_bench
-from pyllama_raw.bench.plots import write_plots
 from pyllama_raw.bench.table import read_results
 from pyllama_raw.engine.request_log import RequestRecord, read_requests
 from pyllama_raw.engine.step_log import StepRecord, read_steps
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.plot import requests, timeline
+from pyllama_raw.plot.bench import figures as of_bench
+from pyllama_raw.plot.bench import write_plots
 from pyllama_raw.plot.style import STYLE
 from pyllama_raw.sim.figures import Figures
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -22,6 +23,7 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX"
 STYLE: Any = {
     "axes.grid": True,
+    "axes.prop_cycle": cycler(color=COLOURS),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",

@@ -7,8 +7,6 @@ import anyio
 import pytest
 
 from pyllama_raw.bench.headline import headline
-from pyllama_raw.bench.page import write_page
-from pyllama_raw.bench.plots import BUSY, figures, write_plots
 from pyllama_raw.bench.rounds import Opened, Plan, Point
 from pyllama_raw.bench.table import (
     LOADS,
@@ -22,6 +20,8 @@ from pyllama_raw.bench.table import (
 from pyllama_raw.bench.words import generator
 from pyllama_raw.bench.workloads import WORKLOADS
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.plot.bench import BUSY, figures, write_plots
+from pyllama_raw.plot.page import write_page
 from tests.bench.support import FakeTarget, make_writer
 
 
