@@ -123,7 +123,7 @@ def engine_host_s(n_running: int, n_steps: int) -> list[float]:
     thread = EngineThread(make_scheduler(n_running), executor)
     loop = ReadingLoop()
     for number in range(n_running):
-        thread.submit(request(number), Stream(loop))
+        thread.submit_all((request(number),), Stream(loop))
     try:
         executor.done.wait()
     finally:

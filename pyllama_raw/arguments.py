@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from numbers import Real
 from operator import index
 from types import MappingProxyType
@@ -158,56 +158,59 @@ def checked_file(name: str, value: object) -> str:
 
 
 def _adapters(value: Any) -> Mapping[str, float] | None:
-    """A copy that nobody can change."""
     allowed = (
         f"a mapping of at most {MAX_ADAPTERS} names to scales of -{MAX_SCALE} to "
         f"{MAX_SCALE}, or None"
     )
-    if value is None:
-        return None
-    with _reading("adapters", value, allowed):
-        if isinstance(value, Mapping):
-            items = tuple(islice(value.items(), MAX_ADAPTERS + 1))
-            scales = {checked_adapter(name): _scale(scale) for name, scale in items}
-            if len(items) <= MAX_ADAPTERS:
-                return MappingProxyType(scales)
-    raise InvalidRequest("adapters", value, allowed)
+    return _mapping("adapters", value, allowed, MAX_ADAPTERS, _scaled)
 
 
-def _scale(value: Any) -> float:
+def _scaled(name: object, value: Any) -> tuple[str, float]:
     if type(value) is not bool and isinstance(value, Real):
         scale = float(value)
         if abs(scale) <= MAX_SCALE:
-            return scale
+            return checked_adapter(name), scale
     raise InvalidRequest("adapters", value, f"scales of -{MAX_SCALE} to {MAX_SCALE}")
 
 
 def _policy_data(value: Any) -> PolicyData | None:
-    """A copy that nobody can change."""
     allowed = (
         f"a mapping of at most {MAX_POLICY_DATA} names to numbers, True, False, None or "
         f"texts of at most {MAX_SALT} characters, or None"
     )
+    return _mapping("policy_data", value, allowed, MAX_POLICY_DATA, _plain)
+
+
+def _plain(name: Any, value: Any) -> tuple[str, Any]:
+    """No code of the caller's runs when somebody reads the item."""
+    if type(name) is str and len(name) <= MAX_SALT:
+        if type(value) is str:
+            is_plain = len(value) <= MAX_SALT
+        elif type(value) is int:
+            is_plain = value.bit_length() <= 64
+        else:
+            is_plain = value is None or type(value) in (bool, float)
+        if is_plain:
+            return name, value
+    raise ValueError("not plain")
+
+
+def _mapping(
+    name: str,
+    value: Any,
+    allowed: str,
+    most: int,
+    checked: Callable[[Any, Any], tuple[str, T]],
+) -> Mapping[str, T] | None:
+    """A copy that nobody can change, of items as *checked* returns them."""
     if value is None:
         return None
-    with _reading("policy_data", value, allowed):
+    with _reading(name, value, allowed):
         if isinstance(value, Mapping):
-            items = tuple(islice(value.items(), MAX_POLICY_DATA + 1))
-            if len(items) <= MAX_POLICY_DATA and all(map(_is_plain, items)):
-                return MappingProxyType(dict(items))
-    raise InvalidRequest("policy_data", value, allowed)
-
-
-def _is_plain(item: tuple[object, object]) -> bool:
-    """Whether no code of the caller's runs when somebody reads *item*."""
-    name, value = item
-    if type(name) is not str or len(name) > MAX_SALT:
-        return False
-    if type(value) is str:
-        return len(value) <= MAX_SALT
-    if type(value) is int:
-        return value.bit_length() <= 64
-    return value is None or type(value) in (bool, float)
+            items = tuple(islice(value.items(), most + 1))
+            if len(items) <= most:
+                return MappingProxyType(dict(starmap(checked, items)))
+    raise InvalidRequest(name, value, allowed)
 
 
 def checked_top(value: object) -> int:

@@ -149,7 +149,7 @@ class Embedder:
         """What the model makes of each of *texts*."""
         request = self._request(texts, name, pooling, options)
         reading = _Reading(request, progress)
-        self.thread.submit(request, reading.stream)
+        self.thread.submit_all((request,), reading.stream)
         try:
             await reading.to_end()
         finally:

@@ -150,13 +150,9 @@ class EngineThread:
         """Around the making of requests: an idle engine begins with all that come."""
         return self._mailbox.coming()
 
-    def submit(self, request: Request, stream: Stream) -> None:
-        """Queue *request*. Its events, or why it was refused, go to *stream*."""
-        self.submit_all((request,), stream)
-
     def submit_all(self, requests: tuple[Request, ...], stream: Stream) -> None:
         """
-        Queue all *requests* or none; a later refusal is told to *stream* once.
+        Queue all *requests* or none; events, or once a later refusal, go to *stream*.
 
         Raises:
             QueueFull: no slot is free, and too much waits; told without a wait, because

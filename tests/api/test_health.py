@@ -30,10 +30,10 @@ def test_an_engine_that_takes_no_step_is_stalled():
 
     clock.now = 150.0
     assert look().state in (HealthState.STARTING, HealthState.READY)
-    thread.submit(make_request(0, max_tokens=1), streams[0])
+    thread.submit_all((make_request(0, max_tokens=1),), streams[0])
     steps.wait_for_one()
     clock.now = 152.0
-    thread.submit(make_request(1, max_tokens=1), streams[1])
+    thread.submit_all((make_request(1, max_tokens=1),), streams[1])
     clock.now = 154.0
     first = look()
     clock.now = 156.0

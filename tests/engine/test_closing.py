@@ -25,7 +25,7 @@ class Busy:
             self.submit(i)
 
     def submit(self, i):
-        self.thread.submit(make_request(i, max_tokens=5), self.streams[i])
+        self.thread.submit_all((make_request(i, max_tokens=5),), self.streams[i])
 
     def ends(self):
         return [stream.read_to_end()[-1].reason for stream in self.streams]
@@ -42,7 +42,7 @@ def test_draining_does_what_was_taken_and_refuses_more(busy):
     """
     busy.thread.close(drains=True)
     with pytest.raises(ClosedError):
-        busy.thread.submit(make_request(9), PlainStream(busy.loop))
+        busy.thread.submit_all((make_request(9),), PlainStream(busy.loop))
     with pytest.raises(ClosedError):
         busy.thread.call(lambda: None)
     busy.held.allow(100)

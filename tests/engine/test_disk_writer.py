@@ -182,7 +182,7 @@ def test_the_engine_writes_at_its_end_what_slots_hold():
     files = FakeFiles(executor.memory)
     thread = start(executor, files)
     stream = PlainStream(PlainLoop())
-    thread.submit(make_request(n_prompt=80, max_tokens=3), stream)
+    thread.submit_all((make_request(n_prompt=80, max_tokens=3),), stream)
     stream.read_to_end()
 
     thread.close()
@@ -204,7 +204,7 @@ def test_a_file_can_be_used_as_soon_as_it_is_reported():
     for request_id, namespace in enumerate(["a", "b", "a"]):
         stream = PlainStream(PlainLoop())
         request = make_request(request_id, 80, 3, namespace=namespace)
-        thread.submit(request, stream)
+        thread.submit_all((request,), stream)
         ends.append(stream.read_to_end()[-1])
     thread.close()
     assert thread.join(HANG_S)
@@ -224,8 +224,8 @@ def test_streams_go_on_while_a_file_is_read():
     known = KnownState(None, array("i", file.tokens), file, file.n_bytes)
     thread = start(executor, files, [known])
     late, stream = PlainStream(PlainLoop()), PlainStream(PlainLoop())
-    thread.submit(make_request(0, 90, 2), late)
-    thread.submit(make_request(1, 4, 20, namespace="other"), stream)
+    thread.submit_all((make_request(0, 90, 2),), late)
+    thread.submit_all((make_request(1, 4, 20, namespace="other"),), stream)
 
     end = stream.read_to_end()[-1]
     works = [work for plan in executor.plans for work in plan.works]

@@ -118,7 +118,7 @@ def run_thread(commands: Commands, clock: Callable[[], float] | None = None) -> 
         for what, request in commands[step]:
             if what == "add":
                 stream = streams[request.request_id] = PlainStream(PlainLoop())
-                thread.submit(request, stream)
+                thread.submit_all((request,), stream)
             else:
                 thread.cancel(request.request_id)
 
@@ -130,7 +130,7 @@ def run_thread(commands: Commands, clock: Callable[[], float] | None = None) -> 
         admission=parts.admission,
         clock=clock or (lambda: float(executor.n_steps)),
     )
-    thread.submit(pacemaker(), streams[0])
+    thread.submit_all((pacemaker(),), streams[0])
     first = streams[0].read_to_end()  # all others have come by then
     thread.close(drains=True)
     assert thread.join(HANG_S)

@@ -309,8 +309,8 @@ def test_a_loop_that_cannot_be_woken_harms_no_other(loop, started):
     executor = FakeExecutor(fake_limits(n_ctx_slot=10**6, n_cells=10**7))
     started(thread := make_thread(executor))
     orphan, stream = PlainStream(Broken()), PlainStream(loop)
-    thread.submit(make_request(0, max_tokens=10**6), orphan)
-    thread.submit(make_request(1, max_tokens=20), stream)
+    thread.submit_all((make_request(0, max_tokens=10**6),), orphan)
+    thread.submit_all((make_request(1, max_tokens=20),), stream)
 
     assert stream.read_to_end()[-1].n_output == 20
     while thread.call(lambda: bool(executor.opened)).result(HANG_S):

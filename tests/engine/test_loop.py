@@ -22,7 +22,7 @@ def test_events_come_in_order_and_end_with_finished(loop, started):
     started(thread := make_thread())
     stream = PlainStream(loop)
 
-    thread.submit(make_request(7, max_tokens=3), stream)
+    thread.submit_all((make_request(7, max_tokens=3),), stream)
     events = stream.read_to_end()
 
     assert [type(event) for event in events] == [Delta, Delta, Delta, Finished]
@@ -38,10 +38,10 @@ def test_one_wake_up_a_step_serves_all_streams(loop, started):
     executor = FakeExecutor(fake_limits(), on_step=held)
     started(thread := make_thread(executor))
     streams = [PlainStream(loop) for _ in range(4)]
-    thread.submit(make_request(0, n_prompt=1, max_tokens=1), streams[0])
+    thread.submit_all((make_request(0, n_prompt=1, max_tokens=1),), streams[0])
     held.wait_for_one()
     for i in (1, 2, 3):
-        thread.submit(make_request(i, max_tokens=2), streams[i])
+        thread.submit_all((make_request(i, max_tokens=2),), streams[i])
     held.allow(100)
     for stream in streams:
         stream.read_to_end()
@@ -57,7 +57,7 @@ def test_an_engine_has_one_thread(loop, started):
     before = set(threading.enumerate())
     started(thread := make_thread())
     stream = PlainStream(loop)
-    thread.submit(make_request(max_tokens=8), stream)
+    thread.submit_all((make_request(max_tokens=8),), stream)
     stream.read_to_end()
 
     new = set(threading.enumerate()) - before
@@ -72,7 +72,7 @@ def test_a_stream_that_wants_the_end_only_is_woken_once(loop, started):
     stream = PlainStream(loop)
     stream.eager = False
 
-    thread.submit(make_request(max_tokens=8), stream)
+    thread.submit_all((make_request(max_tokens=8),), stream)
     events = stream.read_to_end()
 
     assert len(events) == 9
@@ -87,12 +87,12 @@ def test_cancelling_all_requests_of_a_step_aborts_it(loop, started):
     executor = FakeExecutor(fake_limits(), on_step=held)
     started(thread := make_thread(executor))
     first, second = PlainStream(loop), PlainStream(loop)
-    thread.submit(make_request(0), first)
+    thread.submit_all((make_request(0),), first)
     held.wait_for_one()
 
     thread.cancel(0)
     aborted = executor.flag.is_set
-    thread.submit(make_request(1, max_tokens=2), second)
+    thread.submit_all((make_request(1, max_tokens=2),), second)
     held.allow(100)
 
     assert aborted
@@ -110,10 +110,10 @@ def test_a_step_that_somebody_wants_is_not_aborted(loop, started):
     executor = FakeExecutor(fake_limits(), on_step=held)
     started(thread := make_thread(executor))
     streams = [PlainStream(loop) for _ in range(3)]
-    thread.submit(make_request(0), streams[0])
+    thread.submit_all((make_request(0),), streams[0])
     held.wait_for_one()
-    thread.submit(make_request(1, max_tokens=6), streams[1])
-    thread.submit(make_request(2, max_tokens=6), streams[2])
+    thread.submit_all((make_request(1, max_tokens=6),), streams[1])
+    thread.submit_all((make_request(2, max_tokens=6),), streams[2])
     held.allow()
     held.wait_for_one()
 
@@ -145,10 +145,10 @@ def test_an_executor_that_breaks_ends_every_stream(loop):
         release=lambda: released.append(True),
     )
     streams = [PlainStream(loop) for _ in range(3)]
-    thread.submit(make_request(0), streams[0])
+    thread.submit_all((make_request(0),), streams[0])
     held.wait_for_one()
     for i in (1, 2):
-        thread.submit(make_request(i), streams[i])
+        thread.submit_all((make_request(i),), streams[i])
     answer = thread.call(lambda: 1)
     held.allow()
 
@@ -160,7 +160,7 @@ def test_an_executor_that_breaks_ends_every_stream(loop):
     with pytest.raises(EngineStopped):
         answer.result(HANG_S)
     with pytest.raises(EngineStopped):
-        thread.submit(make_request(3), PlainStream(loop))
+        thread.submit_all((make_request(3),), PlainStream(loop))
     assert thread.join(HANG_S)
     assert released == [True]
     thread.cancel(0)
@@ -175,7 +175,7 @@ def test_a_failed_decode_is_counted_and_loses_nothing(loop, started):
     started(thread := make_thread(executor))
     stream = PlainStream(loop)
 
-    thread.submit(make_request(0), stream)
+    thread.submit_all((make_request(0),), stream)
     end = stream.read_to_end()[-1]
 
     assert (end.reason, end.error) == (FinishReason.LENGTH, None)
@@ -190,9 +190,9 @@ def test_a_decode_that_always_fails_ends_its_request_and_not_the_engine(loop, st
     started(thread := make_thread(executor))
     first, second = PlainStream(loop), PlainStream(loop)
 
-    thread.submit(make_request(0), first)
+    thread.submit_all((make_request(0),), first)
     failed = first.read_to_end()[-1]
-    thread.submit(make_request(1), second)
+    thread.submit_all((make_request(1),), second)
     served = second.read_to_end()[-1]
 
     assert isinstance(failed.error, DecodeFailed)
@@ -208,7 +208,7 @@ def test_close_ends_requests_with_what_they_have(loop):
     released = []
     thread = make_thread(executor, release=lambda: released.append(True))
     stream = PlainStream(loop)
-    thread.submit(make_request(0, max_tokens=50), stream)
+    thread.submit_all((make_request(0, max_tokens=50),), stream)
     held.allow(3)
     for _ in range(4):
         held.wait_for_one()
@@ -224,7 +224,7 @@ def test_close_ends_requests_with_what_they_have(loop):
     assert released == [True]
     assert executor.opened == set()
     with pytest.raises(ClosedError):
-        thread.submit(make_request(1), stream)
+        thread.submit_all((make_request(1),), stream)
     with pytest.raises(ClosedError):
         thread.call(lambda: None)
 
@@ -237,15 +237,15 @@ def test_what_is_submitted_during_a_step_counts_at_once(loop, started):
     executor = FakeExecutor(fake_limits(n_slots=1), on_step=held)
     started(thread := make_thread(executor, max_waiting=2))
     streams = [PlainStream(loop) for _ in range(5)]
-    thread.submit(make_request(0), streams[0])
+    thread.submit_all((make_request(0),), streams[0])
     held.wait_for_one()
 
     for i in (1, 2):
-        thread.submit(make_request(i), streams[i])
+        thread.submit_all((make_request(i),), streams[i])
     refusals = []
     for i in (3, 4):
         with pytest.raises(QueueFull) as caught:
-            thread.submit(make_request(i), streams[i])
+            thread.submit_all((make_request(i),), streams[i])
         refusals.append((caught.value.knob, caught.value.value, caught.value.limit))
     held.allow(100)
     ends = [streams[i].read_to_end()[-1].reason for i in range(3)]
@@ -265,8 +265,8 @@ def test_requests_of_a_closed_loop_are_cancelled(loop, started):
     started(thread := make_thread(executor))
     orphan, stream = PlainStream(dead), PlainStream(loop)
 
-    thread.submit(make_request(0, max_tokens=10**6), orphan)
-    thread.submit(make_request(1, max_tokens=20), stream)
+    thread.submit_all((make_request(0, max_tokens=10**6),), orphan)
+    thread.submit_all((make_request(1, max_tokens=20),), stream)
     end = stream.read_to_end()[-1]
     while thread.call(lambda: bool(executor.opened)).result(HANG_S):
         pass  # the orphan would run for minutes
@@ -288,7 +288,7 @@ def test_a_deadline_passes_while_a_step_runs(loop, started):
     started(thread := make_thread(executor, clock=lambda: now[0]))
     stream = PlainStream(loop)
 
-    thread.submit(make_request(0, max_tokens=50, deadline=3.5), stream)
+    thread.submit_all((make_request(0, max_tokens=50, deadline=3.5),), stream)
     events = stream.read_to_end()
 
     assert events[-1].reason is FinishReason.DEADLINE
@@ -352,7 +352,7 @@ def test_a_forked_child_cannot_use_the_engine(loop, started, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
 
     with pytest.raises(ClosedError, match="parent"):
-        thread.submit(make_request(), PlainStream(loop))
+        thread.submit_all((make_request(),), PlainStream(loop))
     assert not thread.join()
     thread.cancel(0)
     thread.close()
@@ -375,7 +375,7 @@ def test_every_stream_ends_once_whatever_is_cancelled_when(loop, started, seed):
     def work(ids, rng):
         for i in ids:
             sizes = {"n_prompt": rng.randint(1, 90), "max_tokens": rng.randint(1, 30)}
-            thread.submit(make_request(i, **sizes), streams[i])
+            thread.submit_all((make_request(i, **sizes),), streams[i])
             if rng.random() < 0.5:
                 (thread.cancel if rng.random() < 0.8 else thread.forget)(
                     rng.choice(ids)
@@ -411,5 +411,5 @@ def test_a_failure_to_free_is_told_to_the_next_caller(loop):
     assert thread.join(HANG_S)
 
     with pytest.raises(EngineStopped) as caught:
-        thread.submit(make_request(), PlainStream(loop))
+        thread.submit_all((make_request(),), PlainStream(loop))
     assert caught.value.__cause__ is bug

@@ -44,9 +44,9 @@ def test_tokens_are_told_before_the_next_steps_operations(loop, started):
     first = WatchedStream(loop)
     executor.streams.append(first)
     others = [PlainStream(loop) for _ in range(6)]
-    thread.submit(make_request(0, max_tokens=60), first)
+    thread.submit_all((make_request(0, max_tokens=60),), first)
     for i, stream in enumerate(others, 1):  # their ends release slots
-        thread.submit(make_request(i, max_tokens=3), stream)
+        thread.submit_all((make_request(i, max_tokens=3),), stream)
 
     for stream in others:
         stream.read_to_end()
@@ -63,7 +63,7 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
     """
     started(thread := make_thread())
     stream = PlainStream(loop)
-    thread.submit(make_request(0, max_tokens=2), stream)
+    thread.submit_all((make_request(0, max_tokens=2),), stream)
     stream.read_to_end()
     told = []
 
@@ -114,7 +114,7 @@ def test_work_that_cannot_be_planned_is_an_error_with_counts(loop, started):
     streams = [PlainStream(loop) for _ in range(3)]
 
     for i, stream in enumerate(streams):
-        thread.submit(make_request(i, n_prompt=8), stream)
+        thread.submit_all((make_request(i, n_prompt=8),), stream)
     errors = [stream.read_to_end()[-1].error for stream in streams]
 
     assert all(isinstance(error, EngineStalled) for error in errors)

@@ -119,7 +119,7 @@ def test_an_engine_goes_on_without_a_watcher_that_raises(hook, loop, started, ca
         thread.watch(watcher).result(HANG_S)
     ends = []
     for request_id in range(2):
-        thread.submit(make_request(request_id), stream := PlainStream(loop))
+        thread.submit_all((make_request(request_id),), stream := PlainStream(loop))
         ends.append(stream.read_to_end()[-1].reason)
 
     assert ends == [FinishReason.LENGTH] * 2
@@ -150,6 +150,6 @@ def test_a_watcher_that_raises_at_once_is_not_taken(loop, started):
     started(thread := make_thread())
     with pytest.raises(Fault):
         thread.watch(Raising("engine", Fault)).result(HANG_S)
-    thread.submit(make_request(), stream := PlainStream(loop))
+    thread.submit_all((make_request(),), stream := PlainStream(loop))
 
     assert stream.read_to_end()[-1].reason is FinishReason.LENGTH
