@@ -153,12 +153,18 @@ class PolicyRunner:
 
     def computed(self, works: Items[Work], now: float) -> None:
         """*works* were computed; what came of them is not taken in yet."""
-        if "on_scheduled" in self._hooks:
-            for work in works:
-                running = self._memory.slots.running.get(work.request_id)
-                if running is not None:
-                    view = view_of(running.sequence, running)
-                    self._ask("on_scheduled", id, view, len(work.tokens), now)
+        if "on_scheduled" not in self._hooks:
+            return
+        get = self._memory.slots.running.get
+        for work in works:  # as _ask(), but faster: each token of each stream comes by
+            if (running := get(work.request_id)) is not None:
+                view = view_of(running.sequence, running)
+                try:
+                    self._policy.on_scheduled(view, len(work.tokens), now)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - it is reported
+                    self._note_fault("on_scheduled", error)
 
     def tell(self, hook: str, sequence: Sequence, now: float) -> None:
         """*hook*, which has the name of what happened to *sequence*."""
@@ -180,9 +186,12 @@ class PolicyRunner:
         except KeyboardInterrupt:
             raise  # it is the user's, not the policy's
         except BaseException as error:  # noqa: BLE001 - it is reported
-            self.n_faults += 1
-            self._report(PolicyFault(self._policy.name, hook, error))
+            self._note_fault(hook, error)
             return None
+
+    def _note_fault(self, hook: str, error: BaseException) -> None:
+        self.n_faults += 1
+        self._report(PolicyFault(self._policy.name, hook, error))
 
 
 HOOKS = (
@@ -204,13 +213,13 @@ def view_of(sequence: Sequence, running: Running | None = None) -> RequestView:
     """A copy of what a policy may know of *sequence*; None: it waits."""
     request = sequence.request
     n_computed = 0 if running is None else running.n_computed
-    return RequestView(
+    fields = (
         request.request_id,
         request.client,
         request.priority,
         sequence.submitted,
         request.deadline,
-        request.n_prompt,
+        len(request.tokens),
         request.max_tokens,
         n_computed,
         len(sequence.tokens) - n_computed,
@@ -218,3 +227,4 @@ def view_of(sequence: Sequence, running: Running | None = None) -> RequestView:
         sequence.n_preempted,
         NO_DATA if request.policy_data is None else request.policy_data,
     )
+    return tuple.__new__(RequestView, fields)  # RequestView(...) takes twice as long
