@@ -83,7 +83,8 @@ def test_vectors_are_those_of_libllama(name, pooling, n_values, kind, tmp_path: 
         assert fast.kernels is not None
         taken = {row.computes for row in fast.kernels.taken}
 
-    assert taken >= {*takes(kind, "attention", "gelu", "norm", "halves")}
+    gelu = () if name == "jina-bert-v2" else ("gelu",)  # that has another one
+    assert taken >= {*takes(kind, "attention", *gelu, "norm", "halves")}
 
 
 def test_products_of_floats_are_exact_sums():
