@@ -11,21 +11,18 @@ exception is a defect, and makes the exit status 1.
 
 from __future__ import annotations
 
-import argparse
 import random
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from pyllama_raw.engine.media import MediaReader
-from pyllama_raw.errors import PyllamaError
 from pyllama_raw.media import Audio, Image, MediaLimits
 from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
-from scripts.mutations.trial import DEFECT, REFUSED, WORKS, run_all
+from scripts.mutations.command import Files, search
+from scripts.mutations.trial import prepare, text_model
 from tests.media import files
 from tests.tiny import tiny_projector
 
@@ -35,57 +32,26 @@ Edit = Callable[[random.Random, bytearray], None]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first file")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", type=int, help="one file, by its number")
-    parser.add_argument("--keep", type=Path, help="write that file here, too")
-    options = parser.parse_args()
-    first, count = options.first, options.count
-    if options.only is not None:
-        first, count = options.only, 1
-    if options.keep:
-        _, content, _ = next(uploads(options.seed, first, 1))
-        options.keep.write_bytes(content)
-    counts: Counter[str] = Counter()
-    readers = {name: open_reader(name) for name in (*EYES, *EARS)}
-    for outcome in run_all(
-        uploads(options.seed, first, count),
-        options.workers,
-        attempt=lambda path: attempt(readers, path),
-    ):
-        counts[outcome.kind] += 1
-        if outcome.kind == DEFECT or options.only is not None:
-            print(f"{outcome.index} {outcome.kind}: {outcome.text}\n    {outcome.said}")
-    print(", ".join(f"{kind} {n}" for kind, n in sorted(counts.items())))
-    raise SystemExit(int(counts[DEFECT] > 0))
+    prepare()
+    for name in (*EYES, *EARS):
+        text_model(tiny_projector(name)[1])
+    search(__doc__, uploads, attempt)
 
 
-def open_reader(name: str) -> tuple[Projector, MediaReader]:
-    path, model_path = tiny_projector(name)
-    model = Model.load(model_path, n_gpu_layers=0)
-    projector = Projector.load(path, model, use_gpu=False)
-    return projector, MediaReader(projector, name.encode())
-
-
-def attempt(readers: dict[str, tuple[Projector, MediaReader]], path: Path) -> str:
-    """What becomes of the upload at *path*, as run_all() wants it."""
+def attempt(path: Path) -> str:
+    """Decode the upload at *path*; each 16th is encoded, too."""
     content = path.read_bytes()
     is_sound = content.startswith((b"RIFF", b"fLaC", b"ID3")) or (
         content[:1] == b"\xff" and content[1:2] != b"\xd8"
     )
-    try:
-        part = (Audio if is_sound else Image)(content)
-        LIMITS.check([part])
-        for name in EARS if is_sound else EYES:
-            try_reader(*readers[name], part, encodes=int(path.stem) % 16 == 0)
-    except PyllamaError as error:
-        return f"{REFUSED}\n{type(error).__name__}: {error}"
-    except BaseException as error:  # noqa: BLE001 -- told to the parent
-        return f"{DEFECT}\nuntyped {error!r}"
-    return f"{WORKS}\n{part}"
+    part = (Audio if is_sound else Image)(content)
+    LIMITS.check([part])
+    for name in EARS if is_sound else EYES:
+        file, model = tiny_projector(name)
+        projector = Projector.load(file, text_model(model), use_gpu=False)
+        reader = MediaReader(projector, name.encode())
+        try_reader(projector, reader, part, encodes=int(path.stem) % 16 == 0)
+    return str(part)
 
 
 def try_reader(
@@ -103,7 +69,7 @@ def try_reader(
                     projector.encode(cut, index)
 
 
-def uploads(seed: int, first: int, count: int) -> Iterator[tuple[int, bytes, str]]:
+def uploads(seed: int, first: int, count: int) -> Files:
     """Number, content and faults of *count* files."""
     originals = {
         "png": files.image_file("PNG"),

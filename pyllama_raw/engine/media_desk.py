@@ -19,6 +19,7 @@ from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.media import MediaLayout, MediaReader
 from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.engine.shared_models import ModelUse
+from pyllama_raw.engine.shared_projectors import close_projector, open_projector
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia, PyllamaError
 from pyllama_raw.media.audio import Audio
@@ -118,7 +119,7 @@ class MediaDesk:
         """
         wanted = config.media
         assert wanted.mmproj is not None
-        projector = Projector.load(
+        projector = open_projector(
             wanted.mmproj,
             use.model,
             n_threads=config.context.n_threads_batch or config.context.threads,
@@ -209,9 +210,9 @@ class MediaDesk:
         return replace(event, encode_s=self.encoder.leave(event.request_id))
 
     def close(self) -> None:
-        """End the encodes and free the projector."""
+        """End the encodes; the last desk frees the projector."""
         self.encoder.close()
-        self.projector.close()
+        close_projector(self.projector)
 
 
 def _tasks(request: Request) -> list[MediaTask]:

@@ -21,18 +21,12 @@ from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.compute_thread import ComputeThread, compute_thread
 from pyllama_raw.native.cut import Cut, RowRun, Run, TokenRun
 from pyllama_raw.native.encode import Encode
-from pyllama_raw.native.gguf_check import check_gguf
-from pyllama_raw.native.gguf_header import Header, read_header
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.params import INT32_MAX, check_threads
+from pyllama_raw.native.params import check_threads
+from pyllama_raw.native.projector_check import check_projector
 
-# What clip.cpp divides by, of each part that a file has.
-_DIVISORS = ("attention.head_count", "embedding_length")
-_VISION_DIVISORS = ("image_size", "patch_size")
-# Their rows depend on what stands before them in the prompt: not on the image alone.
-_DEPENDENT = ("deepseek4v", "hunyuanvl")
 _LARGE = (2000, 1000)  # an image that projectors with slices cut
 
 
@@ -58,7 +52,7 @@ class Projector(Handle):
     ) -> None:
         super().__init__(pointer, lib.plr_projector_free, parents=[model, thread])
         self._thread = thread  # contexts share it as long as somebody holds it
-        self.path = path
+        self.path, self.model = path, model
         self.n_embd = model.n_embd_inp  # width of a row
         self._params = params
         self._n_vocab = model.n_vocab
@@ -93,8 +87,7 @@ class Projector(Handle):
             Unsupported: a kind that needs more than the image.
         """
         name = os.fspath(path)
-        check_gguf(name)
-        _check_header(name, read_header(name))
+        check_projector(name)
         params = _params(n_threads, use_gpu, min_tokens, max_tokens)
         thread = compute_thread()
         since = log.mark()
@@ -241,27 +234,3 @@ def _params(
     params.image_min_tokens = -1 if min_tokens is None else min_tokens
     params.image_max_tokens = -1 if max_tokens is None else max_tokens
     return params
-
-
-def _check_header(path: str, header: Header) -> None:
-    """Raise ProjectorLoadFailed for what clip.cpp would divide by 0 for, and the like."""
-    values = header.values
-    if values.get("general.architecture") != "clip":
-        arch = values.get("general.architecture")
-        raise ProjectorLoadFailed(path, f"this is a file of {arch!r}, not a projector")
-    kinds = {str(v) for k, v in values.items() if k.endswith("projector_type")}
-    if dependent := kinds.intersection(_DEPENDENT):
-        raise Unsupported(
-            f"the projector {dependent.pop()}",
-            "its rows depend on what stands before the image, which a cache cannot know",
-        )
-    for part in ("vision", "audio"):
-        if not values.get(f"clip.has_{part}_encoder"):
-            continue
-        names = _DIVISORS + (_VISION_DIVISORS if part == "vision" else ())
-        for name in names:
-            value = values.get(f"clip.{part}.{name}", 1)
-            if not (isinstance(value, int) and 0 < value <= INT32_MAX):
-                raise ProjectorLoadFailed(
-                    path, f"clip.{part}.{name}={value!r} is not allowed: give 1 or more"
-                )

@@ -7,7 +7,7 @@ A mutation changes a File in place, or the bytes of one, and says what it did.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scripts.mutations.gguf_file import File
 from scripts.mutations.metadata import (
@@ -73,7 +73,11 @@ def cut(rng: random.Random, raw: bytes, n_meta: int) -> tuple[bytes, str]:
     return raw[:n_bytes], f"cut to {n_bytes}"
 
 
-def mutate(rng: random.Random, file: File) -> tuple[bytes, str]:
+def mutate(
+    rng: random.Random,
+    file: File,
+    mutations: Sequence[tuple[Mutation, int]] = MUTATIONS,
+) -> tuple[bytes, str]:
     """The bytes of *file*, which is changed, with one or two faults, and what they are."""
     n_data = sum(len(tensor.data) for tensor in file.tensors)
     how = rng.random()
@@ -83,7 +87,7 @@ def mutate(rng: random.Random, file: File) -> tuple[bytes, str]:
         return change(rng, raw, max(len(raw) - n_data, 1))
     said = []
     for _ in range(2 if how > 0.85 else 1):
-        kinds, shares = zip(*MUTATIONS, strict=True)
+        kinds, shares = zip(*mutations, strict=True)
         mutation = rng.choices(kinds, shares)[0]
         said.append(f"{mutation.__name__} {mutation(rng, file)}")
     return file.encode(), "; ".join(said)

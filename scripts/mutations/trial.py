@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +38,7 @@ from pyllama_raw import (
 )
 from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.native import libllama
+from pyllama_raw.native.model import Model
 
 MAX_S = 20.0
 MAX_BYTES = 6 * 2**30  # of addresses, those of threads and libraries included
@@ -68,6 +70,12 @@ def prepare() -> None:
     libllama.load()
 
 
+@cache
+def text_model(path: Path) -> Model:
+    """A model that trials share: load it in the process that they are forks of."""
+    return Model.load(path, n_gpu_layers=0)
+
+
 def run_all(
     files: Iterable[tuple[int, bytes, str]],
     n_workers: int = 2,
@@ -78,8 +86,7 @@ def run_all(
     Try each (index, content, what was done), *n_workers* at a time.
 
     Args:
-        attempt: what is done with the file: the kind of its outcome, and a text in the
-            next line. None: an engine is opened on it.
+        attempt: what is done with the file; gives a text. None: an engine is opened on it.
     """
     attempt = attempt or _try
     prepare()
@@ -115,7 +122,7 @@ def _start(path: Path, attempt: Callable[[Path], str]) -> int:
         return pid
     try:  # in the child: nothing may return
         _limit()
-        text = attempt(path)
+        text = _told(attempt, path)
         path.with_suffix(".txt").write_text(text, encoding="utf-8", errors="replace")
     finally:
         os._exit(0)
@@ -129,9 +136,10 @@ def _limit() -> None:
     os.dup2(null, 2)
 
 
-def _try(path: Path) -> str:
+def _told(attempt: Callable[[Path], str], path: Path) -> str:
+    """The kind of the outcome, and a text in the next line."""
     try:
-        outputs = anyio.run(_generate, path)
+        return f"{WORKS}\n{attempt(path)}"
     except PyllamaError as error:
         cause = error.__cause__
         if isinstance(error, EngineStopped) and not isinstance(cause, PyllamaError):
@@ -139,7 +147,10 @@ def _try(path: Path) -> str:
         return f"{REFUSED}\n{type(error).__name__}: {error}"
     except BaseException as error:  # noqa: BLE001 -- told to the parent
         return f"{DEFECT}\nuntyped {error!r}"
-    return f"{WORKS}\n{outputs}"
+
+
+def _try(path: Path) -> str:
+    return str(anyio.run(_generate, path))
 
 
 async def _generate(path: Path) -> list[str]:

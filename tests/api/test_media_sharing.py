@@ -354,6 +354,25 @@ def test_a_slot_too_small_for_a_sound_is_told_before_it_is_decoded():
         assert engine.stats().encodes == 0
 
 
+def test_engines_share_a_projector_until_the_last_one_closes():
+    """
+    Its weights are there once for equal options; each engine encodes for itself.
+    """
+    prompt = ["see ", picture(), "?"]
+    with opened("llava") as first, opened("llava", image_max_tokens=9) as other:
+        with opened("llava") as second:
+            projectors = [e._parts.media.projector for e in (first, second, other)]
+            results = [engine.complete(prompt, GREEDY) for engine in (first, second)]
+        after = first.complete([picture(1), "?"], GREEDY)
+        closed = [projector.closed for projector in projectors]
+
+    assert projectors[0] is projectors[1] is not projectors[2]
+    assert results[0].token_ids == results[1].token_ids
+    assert after.usage.media_tokens == 4
+    assert closed == [False, False, False]
+    assert [projector.closed for projector in projectors] == [True, True, True]
+
+
 def test_several_outputs_share_an_encode(llava):
     """
     Of n outputs each is a request of its own; the image is encoded for all.

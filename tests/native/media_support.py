@@ -32,7 +32,6 @@ def loaded(name: str, **options: Any) -> Iterator[Projector]:
         Model.load(model_path, n_gpu_layers=0) as model,
         Projector.load(path, model, use_gpu=False, **options) as projector,
     ):
-        projector.model = model  # type: ignore[attr-defined]
         yield projector
 
 

@@ -1,4 +1,4 @@
-"""Random faults in files; larger searches are scripts/mutate_gguf.py and mutate_media.py."""
+"""Random faults in files; larger searches are scripts/mutate_*.py."""
 
 import os
 import subprocess
@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 N_FILES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
 
 
-@pytest.mark.parametrize("script", ["mutate_gguf", "mutate_media"])
+@pytest.mark.parametrize("script", ["mutate_gguf", "mutate_projector", "mutate_media"])
 def test_no_file_ends_the_process_or_hangs(script):
     """
-    A model file, image or sound with faults works or is refused by an error of this package,
+    A model file, projector, image or sound with faults works or is refused by an error of this package,
     in a process each.
     """
     command = [sys.executable, "-m", f"scripts.{script}", "--seed", "1"]

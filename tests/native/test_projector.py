@@ -2,6 +2,7 @@
 
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from pyllama_raw.native.sampler import RowSampler
-from scripts.mutations.gguf_file import Value, read
+from scripts.mutations.gguf_file import Tensor, Value, read
+from scripts.tiny_models.projectors import F16
 from tests.native.media_support import loaded, rows_of, sample
 from tests.native.support import EXACT, generate, make_context
 from tests.tiny import PROJECTORS, tiny_model, tiny_projector
@@ -220,6 +222,9 @@ def test_a_model_without_the_words_of_the_projector_is_refused():
         (b"clip.vision.attention.head_count", 0, ProjectorLoadFailed),
         (b"clip.vision.embedding_length", 0, ProjectorLoadFailed),
         (b"clip.vision.patch_size", 2**32 - 1, ProjectorLoadFailed),
+        (b"clip.vision.image_size", 2**15, ProjectorLoadFailed),
+        (b"clip.vision.attention.layer_norm_epsilon", -1.0, ProjectorLoadFailed),
+        (b"clip.vision.attention.layer_norm_epsilon", nan, ProjectorLoadFailed),
         (b"clip.projector_type", b"hunyuanvl", Unsupported),
         (b"clip.projector_type", b"nonsense", ProjectorLoadFailed),
     ],
@@ -236,6 +241,69 @@ def test_damaged_projectors_are_refused(tmp_path, key, value, kind):
 
     with Model.load(model_path) as model, pytest.raises(kind):
         Projector.load(path, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        *(
+            (name, "v.patch_embd.weight")
+            for name in PROJECTORS
+            if PROJECTORS[name].size
+        ),
+        *((name, "blk.0.attn_k.weight") for name in PROJECTORS),
+        ("llava", "v.position_embd.weight"),
+        ("llava", "mm.0.bias"),
+        ("llava", "mm.2.bias"),
+        ("qwen2vl", "v.blk.0.attn_q.bias"),
+        ("ultravox", "a.position_embd.weight"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(tmp_path, name, tensor):
+    """
+    mtmd does not ask for some, and its graphs read them nevertheless.
+    """
+    source, model_path = tiny_projector(name)
+    file = read(source)
+    file.tensors = [t for t in file.tensors if not t.name.endswith(tensor.encode())]
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(file.encode())
+
+    with Model.load(model_path) as model:
+        with pytest.raises(ProjectorLoadFailed, match=f"{tensor}' is missing"):
+            Projector.load(path, model)
+
+
+def test_what_fails_in_the_threads_of_ggml_is_an_error_before(tmp_path):
+    """
+    A weight of a type that no kernel takes, and a table with too few rows: encodes fail, and
+    the process goes on.
+    """
+    source, model_path = tiny_projector("llava")
+    with Model.load(model_path) as model:
+        for change in (halve_a_bias, cut_the_table):
+            file = read(source)
+            change({tensor.name: tensor for tensor in file.tensors})
+            path = tmp_path / f"{change.__name__}.gguf"
+            path.write_bytes(file.encode())
+            with (
+                Projector.load(path, model, n_threads=2) as projector,
+                sample(projector) as bitmap,
+                projector.cut(bitmap) as cut,
+                pytest.raises(EncodeFailed, match=r"is not as (ADD|GET_ROWS) needs it"),
+            ):
+                projector.encode(cut, 0)
+
+
+def halve_a_bias(tensors: dict[bytes, Tensor]) -> None:
+    bias = tensors[b"v.blk.0.ln2.bias"]
+    numbers = np.frombuffer(bias.data, np.float32)[: bias.dims[0]]
+    bias.type, bias.data = F16, numbers.astype(np.float16).tobytes()
+
+
+def cut_the_table(tensors: dict[bytes, Tensor]) -> None:
+    table = tensors[b"v.position_embd.weight"]
+    table.dims[1], table.data = 3, table.data[: 3 * 4 * table.dims[0]]
 
 
 def ultravox_of(stack: int, path: Path) -> Path:

@@ -11,7 +11,9 @@
 
 #include "boundary/errors.h"
 #include "boundary/exceptions.h"
+#include "ggml-backend.h"
 #include "ggml.h"
+#include "node_fault.h"
 #include "step/runner.h"
 
 struct plr_encode {
@@ -88,9 +90,19 @@ static bool is_border(const char * name) {
     return *name == '\0';
 }
 
+// Throws if a kernel would end the process; it is not computed then.
+static void check_node(const ggml_tensor * node) {
+    const bool on_host = node->buffer != nullptr && ggml_backend_buffer_is_host(node->buffer);
+    if (on_host && !can_compute(node)) {
+        throw std::runtime_error(std::string("a tensor of the file is not as ") +
+                                 ggml_op_name(node->op) + " needs it");
+    }
+}
+
 // ggml asks whether to stop behind a node, and tells when all up to it is computed.
 static bool on_node(ggml_tensor * node, bool asks, void * data) {
     if (asks) {
+        check_node(node);
         return is_border(node->name);
     }
     plr_encode * encode = static_cast<plr_projector *>(data)->current;
