@@ -17,7 +17,6 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.engine.capabilities import Operation, capabilities_of, probe
-from pyllama_raw.engine.logs import open_logs
 from pyllama_raw.engine.model_info import model_info
 from pyllama_raw.engine.native_log import pass_on_lines
 from pyllama_raw.engine.shared_models import ModelUse, Report, open_model
@@ -32,6 +31,7 @@ _log = getLogger(__name__)
 
 NEXT = (
     "pyllama_raw.engine.build",
+    "pyllama_raw.engine.logs",
     "pyllama_raw.engine.loop",
     "pyllama_raw.preparation",
 )
@@ -87,6 +87,8 @@ def build_on(
     finally:
         pass_on_lines()
     try:
+        from pyllama_raw.engine.logs import open_logs
+
         opened = replace(parts, logs=open_logs(config.log))
     except BaseException:
         parts.release()
