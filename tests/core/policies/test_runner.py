@@ -413,22 +413,21 @@ def test_a_policy_that_fails_when_asked_again_is_left_out_for_the_step():
     assert len(faults) == 1
 
 
-def test_ctrl_c_is_not_a_fault_of_the_policy():
+@pytest.mark.parametrize("hook", ["order_key", "on_scheduled"])
+def test_ctrl_c_is_not_a_fault_of_the_policy(hook):
     """
     KeyboardInterrupt comes from the user, also while a hook runs.
     """
 
-    class Interrupted(SchedulingPolicy):
-        name = "interrupted"
+    def interrupt(*_):
+        raise KeyboardInterrupt
 
-        def order_key(self, request, view):
-            raise KeyboardInterrupt
-
-    scheduler, faults = with_policy(Interrupted())
+    hooks = {"name": "interrupted", hook: interrupt}
+    scheduler, faults = with_policy(type("Interrupted", (SchedulingPolicy,), hooks)())
     scheduler.add(make_request(), 0.0)
 
     with pytest.raises(KeyboardInterrupt):
-        scheduler.schedule(0.0)
+        step(scheduler)
     assert not faults
 
 
