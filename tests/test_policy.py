@@ -64,6 +64,19 @@ def test_shipped_policies_are_known():
     assert [SchedulerConfig(policy=name).policy for name in SHIPPED] == SHIPPED
 
 
+def test_a_shipped_policy_needs_no_other_packages(monkeypatch):
+    """
+    Nobody looks through the installed packages for it, because that takes long at the start.
+    """
+    looks = []
+    monkeypatch.setattr(policy, "entry_points", lambda group: looks.append(group) or [])
+
+    make_policy("fcfs")
+    SchedulerConfig(policy="fcfs")
+
+    assert looks == []
+
+
 def test_a_registered_policy_has_a_name():
     """
     A class is found by its name; the same name again replaces it, as in a notebook.
