@@ -99,16 +99,15 @@ def test_clear_a_salt_whatever_the_adapters():
     """
     A caller's entries go with any adapters, and nobody else's.
     """
-    cache, names = make_cache(RANGE), ["a", Adapted("x", "a"), Adapted("x", "b")]
+    adapted = [Adapted("x", "a"), Adapted("y", "a"), Adapted("x", "b")]
+    cache, names = make_cache(RANGE), ["a", *adapted]
     for namespace in names:
         store(cache, "hello", namespace=namespace)
     cache.clear("a")
 
-    assert [find(cache, "hello!", namespace=each).n_tokens for each in names] == [
-        0,
-        0,
-        5,
-    ]
+    found = [find(cache, "hello!", namespace=each).n_tokens for each in names]
+    assert found == [0, 0, 0, 5]
+    cache.check_integrity()
 
 
 @ALL

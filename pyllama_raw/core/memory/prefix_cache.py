@@ -173,10 +173,9 @@ class PrefixCache:
         for reservation in self._reservations:
             if is_of(reservation.plan.namespace, salt):
                 reservation.is_lost = True
-        for name in self._store.namespaces():
-            if is_of(name, salt):
-                for entry in self._store.entries_of(name):
-                    self._store.forget(entry, Eviction.CLEARED)
+        for name in self._store.namespaces(salt):
+            for entry in self._store.entries_of(name):
+                self._store.forget(entry, Eviction.CLEARED)
         return n_before - self._ledger.n_bytes
 
     def take_released(self) -> list[object]:
