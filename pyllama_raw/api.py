@@ -69,7 +69,9 @@ class AsyncEngine(Facts):
             files=parts.files,
             logs=parts.logs,
             media=parts.media,
-            adapters=Adapters(parts.adapter_host, parts.max_adapter_bytes),
+            adapters=Adapters(
+                parts.adapter_host, parts.max_adapter_bytes, parts.span_keys
+            ),
             release=partial(_release, encoder, parts),
         )
         self._preparation = Preparation(
@@ -187,7 +189,7 @@ class AsyncEngine(Facts):
             InvalidRequest: *name* or *path* is none.
             AdapterLoadFailed: there is no such file, it is damaged, or of another model.
             AdapterLimit: the adapters that requests use leave no room.
-            Unsupported: the model generates no text, or the file is an aLoRA.
+            Unsupported: the model generates no text.
             ClosedError, EngineStopped: as generate().
         """
         self._thread.check()

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pyllama_raw.arguments import reading_prompt
 from pyllama_raw.chat import ChatSettings
 from pyllama_raw.core.namespace import Namespace, Private
-from pyllama_raw.core.request import TOKENS, Request
+from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import InvalidRequest, InvalidSampling
 from pyllama_raw.generation import Prepared
@@ -84,18 +84,11 @@ class Preparation:
         _check_tokens(params, self._parts.vocab.n_tokens)
         stop, rules = await self._made(params)
         read = await self._read(prompt, options)
-        if read.spans and params.prompt_logprobs is not None:
-            given, allowed = params.prompt_logprobs, "None with images and sounds"
-            raise InvalidSampling("prompt_logprobs", given, allowed)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = _random_seed() if params.seed is None else params.seed
         request_ids = [next(self._request_ids) for _ in range(params.n)]
-        namespace = self._namespace(options.get("cache_salt"))
-        lot, adapters = TOKENS, options.get("adapters")
-        if adapters:
-            lot, namespace = self._adapters.lot(adapters, namespace)
         request = Request(
             request_id=request_ids[0],
             tokens=read.tokens,
@@ -105,14 +98,21 @@ class Preparation:
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
-            namespace=namespace,
-            lot=lot,
+            namespace=self._namespace(options.get("cache_salt")),
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
             client=options.get("client"),
             policy_data=options.get("policy_data"),
             spans=read.spans,
             payloads=read.payloads,
         )
+        if adapters := options.get("adapters"):
+            request = self._adapters.adapt(request, adapters)
+        if request.spans and params.prompt_logprobs is not None:
+            given, allowed = (
+                params.prompt_logprobs,
+                "None with images, sounds or aLoRAs",
+            )
+            raise InvalidSampling("prompt_logprobs", given, allowed)
         return _fork(request, params, seed, request_ids)
 
     async def encode(

@@ -128,7 +128,10 @@ class LotTurns:
 
 def _lot_of(running: Running) -> Lot:
     """That of the next rows of a prompt."""
-    lot = running.request.lot
+    request = running.request
+    if request.first_lot is not None and running.n_computed < request.spans[0].stop:
+        return request.first_lot
+    lot = request.lot
     span = next_span(running)
     if span is None:
         return lot

@@ -11,20 +11,19 @@ Rules:
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
 
-from pyllama_raw.core.namespace import Adapted, Namespace, Private
-from pyllama_raw.core.request import TOKENS, Lot, Request
+from pyllama_raw.core.request import Request
+from pyllama_raw.engine.adapting import Chosen, adapted
+from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
@@ -78,6 +77,7 @@ class _Entry:
     n_bytes: int
     number: int
     digest: str
+    invocation: tuple[int, ...]
     n_users: int = 0
     used: int = 0  # when, in the order of all uses
     is_named: bool = True  # new requests can have it
@@ -86,11 +86,18 @@ class _Entry:
 class Adapters:
     """Belongs to one engine. Thread: any."""
 
-    def __init__(self, host: AdapterHost | None = None, max_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        host: AdapterHost | None = None,
+        max_bytes: int = 0,
+        keys: SpanKeys | None = None,
+    ) -> None:
         """
         Args:
             host: None: the engine takes no adapters.
+            keys: of the prompts of the engine.
         """
+        self._keys = keys or SpanKeys()
         self.post: Callable[
             [Callable[[], None]], Future[None]
         ]  # runs it between two steps
@@ -114,7 +121,7 @@ class Adapters:
         Have requests find the file at *path* by *name*; blocks meanwhile.
 
         Raises:
-            Unsupported: the engine takes no adapters, or none of this kind.
+            Unsupported: the engine takes no adapters.
             AdapterLoadFailed: there is no such file, it is damaged, or of another model.
             AdapterLimit: those in use leave no room for it.
         """
@@ -141,35 +148,29 @@ class Adapters:
                 raise AdapterNotFound(name)
             self._retire(self._named[name])
 
-    def lot(
-        self, scales: Mapping[str, float], namespace: Namespace
-    ) -> tuple[Lot, Namespace]:
+    def adapt(self, request: Request, scales: Mapping[str, float]) -> Request:
         """
-        Where requests with these adapters are computed, and with whom they share prefixes.
+        *request*, computed with the adapters that *scales* name.
 
         Raises:
             AdapterNotFound: there is none of that name.
+            InvalidRequest: there are two aLoRAs, or one beside images.
         """
+        return adapted(request, self._chosen(scales), self._keys)
+
+    def _chosen(self, scales: Mapping[str, float]) -> list[Chosen]:
+        """Those of *scales* that change anything."""
+        chosen = []
         with self._lock:
-            chosen = []
             for name in sorted(scales):
                 if name not in self._named:
                     raise AdapterNotFound(name)
-                (scale,) = struct.unpack(
-                    "f", struct.pack("f", scales[name])
-                )  # as C has it
+                as_in_c = struct.pack("f", scales[name])
+                (scale,) = struct.unpack("f", as_in_c)
                 if scale:
-                    chosen.append((self._named[name], scale))
-        if not chosen:
-            return TOKENS, namespace
-        names = ", ".join(f"{entry.name}={scale:g}" for entry, scale in chosen)
-        adapters = tuple(sorted((entry.number, scale) for entry, scale in chosen))
-        lot = Lot(f"tokens with {names}", adapters=adapters)
-        if isinstance(namespace, Private):
-            return lot, namespace
-        assert not isinstance(namespace, Adapted)
-        facts = sorted((entry.digest, scale) for entry, scale in chosen)
-        return lot, Adapted(sha256(json.dumps(facts).encode()).hexdigest(), namespace)
+                    e = self._named[name]
+                    chosen.append(Chosen(name, e.number, scale, e.digest, e.invocation))
+        return chosen
 
     def enter(self, requests: Iterable[Request]) -> None:
         """Pin what *requests* use. Raises AdapterNotFound, and pins nothing then."""
@@ -200,16 +201,14 @@ class Adapters:
     def _loaded(self, host: AdapterHost, name: str, path: str, n_bytes: int) -> _Entry:
         adapter: LoadedAdapter = host.load_adapter(path)
         number = next(self._numbers)
-        if adapter.invocation:
-            adapter.close()
-            raise Unsupported("adapters", "an aLoRA changes a part of a prompt only")
         try:
             self.post(partial(host.add_adapter, number, adapter)).result()
         except BaseException:
             adapter.close()
             raise
         moment = next(self._moments)
-        return _Entry(name, path, n_bytes, number, adapter.digest, used=moment)
+        digest, invocation = adapter.digest, adapter.invocation
+        return _Entry(name, path, n_bytes, number, digest, invocation, used=moment)
 
     def _reserve(self, n_bytes: int) -> None:
         """Count *n_bytes*, and wait until what gives way for them is freed."""

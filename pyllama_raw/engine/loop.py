@@ -354,7 +354,7 @@ class EngineThread:
             self._delivery.open(requests, stream)
             command.context.run(self._driver.add, requests, command.submitted)
             for request in requests:
-                if request.spans:
+                if request.payloads:
                     n_spared = self._driver.scheduler.spare(request.request_id)
                     self._want(request.request_id, n_spared)
         except BaseException as error:  # noqa: BLE001 - the reader is told

@@ -188,7 +188,7 @@ class MediaDesk:
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
         """
-        if any(request.spans for request in requests):
+        if any(request.payloads for request in requests):
             self.encoder.enter(
                 [(request.request_id, _tasks(request)) for request in requests]
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
 from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import Lot, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
@@ -170,7 +170,7 @@ class FakeExecutor:
         n_done = len(plan.works) // 2
         held = [len(work.tokens) - work.samples for work in plan.works[:n_done]]
         for work, n_held in zip(plan.works, held, strict=False):
-            self.memory.write(work.slot, work.tokens[:n_held], work.pos)
+            self._write(work, n_held)
         held += [0] * (len(plan.works) - n_done)
         return StepResult(DecodeStatus.ABORTED, tuple(map(Held, held)))
 
@@ -181,7 +181,7 @@ class FakeExecutor:
 
     def _output(self, step: int, work: Work) -> Output:
         before = len(self.memory.slots[work.slot])
-        self.memory.write(work.slot, work.tokens, work.pos)
+        self._write(work, len(work.tokens))
         params = self._requests[work.request_id].sampling
         asked = params if isinstance(params, SamplingParams) else SamplingParams()
         output = self._sample(step, work, asked.logprobs)
@@ -193,6 +193,23 @@ class FakeExecutor:
             for i, token in enumerate(work.targets)
         )
         return Scored(tuple(scores), output)
+
+    def _write(self, work: Work, n_tokens: int) -> None:
+        """Fill cells; the text of a span is known by the number that stands for it."""
+        request, tokens = self._requests[work.request_id], work.tokens[:n_tokens]
+        if request.first_lot is None:
+            self.memory.write(work.slot, tokens, work.pos)
+            return
+        start = len(self.memory.slots[work.slot])
+        for at, token in enumerate(tokens, start):
+            is_keyed = at < request.n_prompt and request.tokens[at] < 0
+            assert (
+                not is_keyed
+                or token == request.spans[0].text[at - request.spans[0].start]
+            )
+            self.memory.write(
+                work.slot, [request.tokens[at] if is_keyed else token], at
+            )
 
     def _sample(
         self, step: int, work: Work, n_top: int | None
@@ -242,7 +259,8 @@ class FakeExecutor:
             assert work.pos == row_position(request, n_held), "without a gap"
             assert_one_kind(request, n_held, work)
             assert len(work.tokens) == 1 or type(work) is not Decode
-            assert request.lot.adapters == plan.lot.adapters
+            stop = n_held + len(work.tokens)
+            assert lot_of(request, n_held, stop).adapters == plan.lot.adapters
 
 
 def _count_rows(work: Work) -> int:
@@ -254,9 +272,17 @@ def _count_rows(work: Work) -> int:
     return len(work.tokens)
 
 
+def lot_of(request: Request, start: int, stop: int) -> Lot:
+    """Of the rows [start, stop), which are of one."""
+    if request.first_lot is None or start >= request.spans[0].stop:
+        return request.lot
+    assert stop <= request.spans[0].stop
+    return request.first_lot
+
+
 def row_position(request: Request, index: int) -> int:
     """By counting: rows of text, and spans, take positions one after the other."""
-    spans = request.spans
+    spans = [span for span in request.spans if not span.text]
     taken = sum(span.n_pos for span in spans if span.stop <= index)
     in_spans = sum(min(index, s.stop) - s.start for s in spans if s.start < index)
     return index - in_spans + taken
@@ -266,7 +292,7 @@ def assert_one_kind(request: Request, start: int, work: Work) -> None:
     """A work has rows of text, or of one span, and says which."""
     rows = range(start, start + len(work.tokens))
     [span] = {
-        next((s for s in request.spans if s.start <= row < s.stop), None)
+        next((s for s in request.spans if s.start <= row < s.stop and not s.text), None)
         for row in rows
     }
     assert (span is not None) is (type(work) is PrefillSpan)
