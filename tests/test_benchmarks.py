@@ -162,6 +162,7 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
         ("soak.py", ["--requests", "40"]),
         ("interference.py", ["--no-peers"]),
         ("fidelity.py", []),
+        ("preemption.py", []),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         ("over_http.py", ["--requests", "4"]),
         (
