@@ -19,6 +19,7 @@ from pyllama_raw import (
     Unsupported,
 )
 from pyllama_raw.ranking import pair_tokens
+from tests.api.bert_reference import BertReference
 from tests.api.test_embedding import with_nan
 from tests.tiny import tiny_model
 
@@ -196,10 +197,30 @@ SCORES = (
 
 
 @native
+@pytest.mark.parametrize("name", ["bert-rank", "bert-labels"])
+async def test_scores_are_near_those_of_64_bits(name):
+    """
+    Within 0.0025, because keys and values are rounded to 16 bits. llama-server, which also
+    rounds queries and sums, is up to 0.005 away.
+    """
+    kept = json.loads(SCORES.read_text())
+    reference = BertReference(tiny_model(name))
+    async with open_engine(name) as engine:
+        vocab = engine._parts.vocab
+        for query, documents in kept["pairs"].items():
+            ranked = await engine.rank(query, documents)
+            scores = [one.score for one in sorted(ranked, key=lambda r: r.index)]
+            pairs = [pair_tokens(vocab, None, query, text) for text in documents]
+            expected = [reference.scores(pair)[0] for pair in pairs]
+
+            np.testing.assert_allclose(scores, expected, rtol=0, atol=2.5e-3)
+
+
+@native
 @pytest.mark.parametrize("name", ["bert-rank", "bert-labels", "qwen3-rank"])
 async def test_scores_are_near_those_of_llama_server(name):
     """
-    Within 0.005 of what llama-server has said once of these documents, in the same order.
+    Within 0.0035 of what llama-server has said once of these documents, in the same order.
     """
     kept = json.loads(SCORES.read_text())
     found: list[list[float]] = []
@@ -209,5 +230,5 @@ async def test_scores_are_near_those_of_llama_server(name):
             found.append([one.score for one in sorted(ranked, key=lambda r: r.index)])
 
     for scores, expected in zip(found, kept["scores"][name], strict=True):
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=5e-3)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=3.5e-3)
         assert list(np.argsort(scores)) == list(np.argsort(expected))
