@@ -114,6 +114,7 @@ def test_flags_reach_the_engine(cli: Cli, opened: list[object]):
             "context_full": "shift",
             "max_waiting_tokens": 2**40,
         },
+        "max_adapter_bytes": 2**60,
         "deterministic": True,
     }
 
