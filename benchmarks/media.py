@@ -261,7 +261,7 @@ async def rounds(
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--layers", type=int, default=40, help="of the encoder (40)")
+    parser.add_argument("--layers", type=int, default=56, help="of the encoder (56)")
     parser.add_argument("--embd", type=int, default=512, help="its width (512)")
     parser.add_argument("--size", type=int, default=336, help="of images, pixels (336)")
     parser.add_argument(
