@@ -29,11 +29,18 @@ class StepBudget:
         self._max_tokens = max_tokens
         self._speed = speed
 
-    def limit(self, *, streams: bool) -> int:
-        """Tokens the next step may hold, 1 to max_tokens; *streams*: some are decoding."""
+    def limit(self, *, streams: bool, n_turns: int = 1) -> int:
+        """
+        Tokens the next step may hold, 1 to max_tokens.
+
+        Args:
+            streams: some are decoding.
+            n_turns: the steps from one token of a stream to the next; they share the target.
+        """
         if self._fixed is not None:
             return min(self._fixed, self._max_tokens)
-        target = self._target_s if streams else self._target_s * IDLE_FACTOR
+        factor = 1 / n_turns if streams else IDLE_FACTOR
+        target = self._target_s * factor
         tokens_per_s = self._speed.tokens_per_s
         if tokens_per_s is None:
             wanted = FIRST_BUDGET

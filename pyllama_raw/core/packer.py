@@ -64,7 +64,8 @@ class Packer:
         decodes, prompts = groups[lot]
         n_prefill = 0
         if prompts:
-            decodes, n_prefill = self._division(decodes, len(streams))
+            n_turns = len(groups) if self._roster.n_with_spans else 1
+            decodes, n_prefill = self._division(decodes, len(streams), n_turns)
         works = _replay(decodes) if replays else _decode(decodes)
         if n_prefill:
             if lot not in self._turns:
@@ -166,10 +167,11 @@ class Packer:
     # -- how much ----------------------------------------------------------------
 
     def _division(
-        self, decodes: list[Running], n_streams: int
+        self, decodes: list[Running], n_streams: int, n_turns: int
     ) -> tuple[list[Running], int]:
         """Those of *decodes* that go on beside prompts, and the tokens of the prompts."""
-        total, n_ready = self._budget.limit(streams=n_streams > 0), len(decodes)
+        total = self._budget.limit(streams=n_streams > 0, n_turns=n_turns)
+        n_ready = len(decodes)
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode
         if mode != "throughput_first":  # no stream waits
             n_floor = max(total // 8, 1) if mode == "balanced" else 0

@@ -9,6 +9,7 @@ from pyllama_raw.core.request import (
     StopString,
     StopToken,
 )
+from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import Release, Shift
 from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.errors import (
@@ -345,6 +346,27 @@ def test_the_budget_follows_the_measured_speed():
         scheduler.apply(plan, answer(plan), now + plan.n_tokens / 256)
 
     assert sizes == [64, 128, 128, 128]
+
+
+def test_rows_of_images_leave_streams_half_of_the_target():
+    """
+    A stream then goes on in every second step: both together take target_step_s.
+    """
+    scheduler = make_scheduler(
+        n_ctx_slot=4096, n_batch=2048, token_budget=None, target_step_s=0.5
+    )
+    scheduler.add(make_request(0, n_prompt=1, max_tokens=99), 0.0)
+    shows = make_request(1, n_prompt=4000, max_tokens=1, spans=(Span(0, 3990, 99),))
+    shows.tokens[:3990] = array("i", [-1] * 3990)
+    scheduler.add(shows, 0.0)
+    scheduler.media_ready(1, 1)
+    sizes = []
+    for now in range(6):
+        plan = scheduler.schedule(float(now))
+        sizes.append(plan.n_tokens)
+        scheduler.apply(plan, answer(plan), now + plan.n_tokens / 512)
+
+    assert sizes == [1, 64, 1, 128, 1, 128]
 
 
 def test_split_memory_counts_no_cells():
