@@ -25,7 +25,7 @@ from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.waiting import WaitingQueue
 
 N_FIRST = 16  # keys asked for again in each step: those of the first ones
-N_TURN = 16  # and of so many others in turn
+N_TURN = 8  # and of so many others in turn
 
 Numbers = tuple[float, ...]
 Ask = Callable[[Sequence], Numbers | None]  # None: the policy failed
