@@ -2,6 +2,7 @@
 
 import os
 from array import array
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.native
 
 N_REQUESTS = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "24"))
 N_DEFAULT = min(N_REQUESTS, 12)
+N_APART = 3  # steps between two arrivals: slots are taken again when the next one comes
 N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
 
 
@@ -69,15 +71,18 @@ def play(
     driver = Driver(parts.scheduler, parts.executor, lambda: 0.0, take)
     left = iter(requests)
     try:
-        while True:
-            if len(open_ids) < n_open and (request := next(left, None)) is not None:
+        for step in count():
+            comes = not open_ids or step % N_APART == 0
+            room = comes and len(open_ids) < n_open
+            if room and (request := next(left, None)) is not None:
                 tokens[request.request_id] = []
                 open_ids.add(request.request_id)
                 driver.add([request], 0.0)
             if not open_ids:
-                return tokens, parts.scheduler.stats()
+                break
             driver.step()
             driver.scheduler.check_integrity()
+        return tokens, parts.scheduler.stats()
     finally:
         parts.release()
 
@@ -94,7 +99,7 @@ def test_tokens_are_those_of_a_run_without_pressure(name, max_bytes):
 
     assert pressed == alone
     assert calm.preempted == 0
-    assert stats.preempted > N_REQUESTS // 24
+    assert stats.preempted > N_REQUESTS // 4
     assert (stats.swapped > 0) == (max_bytes > 0)
 
 
@@ -108,5 +113,5 @@ def test_the_default_model_keeps_its_tokens(model_path, max_bytes):
     pressed, stats = play(model_path, requests, N_SLOTS * PRESSURE, max_bytes)
 
     assert pressed == alone
-    assert stats.preempted > N_DEFAULT // 24
+    assert stats.preempted > N_DEFAULT // 4
     assert (stats.swapped > 0) == (max_bytes > 0)
