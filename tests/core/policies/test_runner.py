@@ -103,18 +103,18 @@ def test_keys_may_change_while_a_request_waits():
     step(scheduler, 0.0)
     starts = []
 
-    for _ in range(4):
+    for _ in range(12):
         plan, _ = step(scheduler, 40.0)
         starts.append(plan.works[0].request_id)
         scheduler.check_integrity()
 
-    assert starts[-1] in {60, 61, 62, 63}
+    assert starts[-4:] == [62, 63, 64, 65]
 
 
 @pytest.mark.parametrize("keys", ["fixed", "changing", "by_client"])
 def test_a_step_asks_for_few_keys(keys):
     """
-    However many wait, a step asks for the keys of 32 at most once each has one.
+    However many wait, a step asks for the keys of 24 at most once each has one.
     """
     asked = []
 
@@ -134,7 +134,7 @@ def test_a_step_asks_for_few_keys(keys):
     n_first = len(asked)
     step(scheduler)
 
-    expected = {"fixed": (1000, 0), "changing": (1016, 32), "by_client": (516, 33)}
+    expected = {"fixed": (1000, 0), "changing": (1016, 24), "by_client": (516, 25)}
     n_least, n_most = expected[keys]
     assert n_first == n_least
     assert len(asked) - n_first <= n_most
