@@ -117,7 +117,9 @@ async def measure(report: Report) -> None:
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
-    parser.add_argument("--rate", type=float, default=1.5, help="requests a second (1.5)")
+    parser.add_argument(
+        "--rate", type=float, default=1.5, help="requests a second (1.5)"
+    )
     parser.add_argument("--seconds", type=float, default=220.0, help="of load (220)")
     report = Report("adapters", parse(parser))
     anyio.run(measure, report)
