@@ -113,11 +113,12 @@ def test_clear_a_salt_whatever_the_adapters():
 @ALL
 def test_clear_while_capturing(kind):
     """
-    What was being captured when its namespace was cleared is not stored.
+    What was being captured when its salt was cleared is not stored, whatever its adapters.
     """
     cache = make_cache(kind)
     kept = cache.reserve(cache.plan_store("b", toks("hello"), 5), 100)
-    lost = cache.reserve(cache.plan_store("a", toks("hello"), 5), 100)
+    adapted = Adapted("x", "a")
+    lost = cache.reserve(cache.plan_store(adapted, toks("hello"), 5), 100)
     cache.clear("a")
 
     assert cache.commit(lost, "lost", 100) is None
