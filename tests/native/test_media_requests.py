@@ -172,3 +172,32 @@ def test_the_same_image_in_two_requests_is_computed_once(name):
         player.play(player.prompt(seed=1))
 
         assert (n_same, player.n_computed_rows()) == (n_rows, n_rows)
+
+
+@pytest.mark.parametrize("max_bytes", [2**26, 0], ids=["swapped", "computed again"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_requests_that_lose_their_slots_go_on_as_if_alone(name, layout, max_bytes):
+    """
+    More urgent ones come while they run; split, their tokens are those of a calm run.
+    """
+    options = {"preempt": "priority", "max_bytes": max_bytes, **LAYOUTS[layout]}
+    with playing_media(name, n_slots=2, **options) as player:
+        prompts = [player.prompt(seed) for seed in range(4)]
+        alone = [player.play(prompt, 12) for prompt in prompts]
+        player.parts.scheduler.clear_cache()
+        pressed = []
+        for number, prompt in enumerate(prompts):
+            pressed.append(player.add(prompt, 12, priority=-number))
+            for _ in range(5):
+                assert player.step()
+        player.run()
+        stats = player.parts.scheduler.stats()
+
+    assert stats.preempted > 0
+    assert max_bytes > 0 or stats.swapped == 0  # else whichever is sooner
+    for one, other in zip(alone, pressed, strict=True):
+        if layout == "split":
+            assert player.tokens[other] == player.tokens[one]
+        found, expected = player.logits[other], player.logits[one]
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
