@@ -44,7 +44,7 @@ def simulate(options: Namespace) -> int:
     for name in options.compare:
         make_policy(name)  # a mistake shows before the first run
     total = len(options.compare) * workload.n_requests
-    with tqdm(total=total, unit=" requests", unit_scale=True) as bar:
+    with tqdm(total=total, unit=" requests", unit_scale=True, disable=None) as bar:
         results = [
             _run_one(options, workload, replace(machine, policy=name), bar)
             for name in options.compare

@@ -30,7 +30,7 @@ def tune(options: Namespace) -> int:
         n_output=options.output_tokens,
         max_step_s=options.max_step_s,
     )
-    with tqdm(desc="measuring", total=n_measurements(), unit="") as bar:
+    with tqdm(desc="measuring", total=n_measurements(), unit="", disable=None) as bar:
 
         def note(what: str) -> None:
             bar.set_postfix_str(what, refresh=False)

@@ -95,21 +95,22 @@ def _texts(options: Namespace) -> list[str]:
         return list(options.texts)
     name = options.input
     data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    lines = filter(bytes.strip, data.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-    return [_text(index, line) for index, line in enumerate(lines)]
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return [_text(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _text(index: int, line: bytes) -> str:
+def _text(number: int, line: bytes) -> str:
     """Of one line: a JSON string, or an object with "text"."""
+    given = line.decode("utf-8", "replace").strip()
     allowed = 'a JSON string, or an object with "text"'
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise InvalidRequest(f"line {index}", repr(line), allowed) from error
+        raise InvalidRequest(f"line {number}", given, allowed) from error
     if isinstance(value, dict):
         value = value.get("text")
     if not isinstance(value, str):
-        raise InvalidRequest(f"line {index}", repr(line), allowed)
+        raise InvalidRequest(f"line {number}", given, allowed)
     return value
 
 

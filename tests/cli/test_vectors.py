@@ -103,11 +103,11 @@ def test_a_line_that_is_no_text_is_named():
     """
     done = run(
         *("embed", "--model", str(tiny_model("bert")), "--input", "-"),
-        stdin='"a"\n{"texts": []}\n',
+        stdin='"a"\n\n{"texts": []}\n',
     )
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert "line 1=" in done.stderr
+    assert "line 3='{\"texts\": []}' is not allowed" in done.stderr
 
 
 def test_info_shows_an_encoder():
