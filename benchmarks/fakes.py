@@ -7,6 +7,7 @@ Every request has a prompt of its own and does not end within a measurement.
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from threading import Event as Signal
 from time import thread_time
 
@@ -17,9 +18,9 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduler import Scheduler
 from pyllama_raw.core.step import Computed, Sampled, StepPlan, StepResult
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Stream
-from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits
+from pyllama_raw.engine.thread import EngineThread
+from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
 
 N_PROMPT = 16
 N_CTX_SLOT = 2**14
@@ -120,7 +121,8 @@ class ReadingLoop:
 def engine_host_s(n_running: int, n_steps: int) -> list[float]:
     """CPU seconds of the engine thread for each of *n_steps*, the executor's left out."""
     executor = TimedExecutor(n_running, n_steps)
-    thread = EngineThread(make_scheduler(n_running), executor)
+    parts = replace(fake_parts(executor), scheduler=make_scheduler(n_running))
+    thread = EngineThread(parts)
     loop = ReadingLoop()
     for number in range(n_running):
         thread.submit_all((request(number),), Stream(loop))

@@ -49,15 +49,16 @@ if TYPE_CHECKING:
     from pyllama_raw.sampling.params import SamplingParams
 
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Blocking(Generic[A]):
+class _Blocking(Generic[A_co]):
     """Has an object whose methods are awaited in the event loop of another thread."""
 
     _loop: _Loop
-    _awaited: A
+    _awaited: A_co
 
 
 def _waiting(

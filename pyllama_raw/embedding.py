@@ -23,10 +23,9 @@ from pyllama_raw.arguments import checked_number, checked_serving, checked_texts
 from pyllama_raw.core.embedding.request import EmbedRequest
 from pyllama_raw.core.request import Embedded, Finished, FinishReason, Lot
 from pyllama_raw.engine.capabilities import Operation
-from pyllama_raw.engine.lifetime import close_at_exit
-from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.stream import Refused, Stream
+from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.errors import (
     ClosedError,
     DeadlineExceeded,
@@ -253,16 +252,7 @@ class Embedders:
 
 def _embedder(parts: EngineParts) -> Embedder:
     encoder = PromptEncoder.of(parts)
-
-    def release() -> None:
-        encoder.close()
-        parts.release()
-
-    thread = EngineThread(
-        parts.scheduler, parts.executor, admission=parts.admission, release=release
-    )
-    close_at_exit(thread)
-    return Embedder(parts, encoder, thread)
+    return Embedder(parts, encoder, EngineThread(parts, encoder.close))
 
 
 class _Reading:

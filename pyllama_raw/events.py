@@ -18,9 +18,9 @@ from typing import Any, Self, cast
 
 from pyllama_raw.core.planner import SlotChange
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.request_log import why
 from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.wakeup import wake
 from pyllama_raw.engine.watcher import EngineChange, Watcher
 from pyllama_raw.results import EngineState

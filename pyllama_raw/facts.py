@@ -14,10 +14,10 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.engine.adapters import AdapterInfo
     from pyllama_raw.engine.capabilities import Capabilities
     from pyllama_raw.engine.info import EngineInfo
-    from pyllama_raw.engine.loop import EngineThread
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.engine.request_log import RequestRecord
     from pyllama_raw.engine.step_log import StepRecord
+    from pyllama_raw.engine.thread import EngineThread
     from pyllama_raw.health import Health
     from pyllama_raw.results import EngineState, EngineStats
 

@@ -28,7 +28,7 @@ from pyllama_raw.errors import PyllamaError
 from pyllama_raw.results import Delta, Result, Timings, Usage
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.loop import EngineThread
+    from pyllama_raw.engine.thread import EngineThread
 
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 

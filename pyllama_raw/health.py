@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pyllama_raw.engine.loop import EngineThread
+from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.results import EngineState
 
 

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.errors import ModelNotFound
 from pyllama_raw.fetch import (
@@ -26,6 +26,9 @@ from pyllama_raw.fetch import (
     fetch,
     locked,
 )
+
+if TYPE_CHECKING:
+    from pyllama_raw.config import EngineConfig
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_BYTES = 98_362_432
@@ -85,6 +88,17 @@ def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) ->
     if not found:
         raise ModelNotFound(str(spec), f"no mmproj*.gguf beside {path}")
     return min(found, key=lambda name: _rank(name.name))
+
+
+def with_projector(
+    config: EngineConfig | None, model: str | Path | None, path: Path
+) -> EngineConfig | None:
+    """*config* with the file of the projector that it names. Raises ModelNotFound."""
+    if config is None or config.media.mmproj is None:
+        return config
+    found = resolve_projector(config.media.mmproj, model, path)
+    media = config.media.model_copy(update={"mmproj": found})
+    return config.model_copy(update={"media": media})
 
 
 def _is_projector(name: str) -> bool:

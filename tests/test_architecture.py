@@ -14,7 +14,7 @@ CONNECTION = {"config", "core", "engine", "errors", "frozen", "sampling"}
 API = {
     "api", "arguments", "blocking", "chat", "choice", "embedding", "events", "facts", "generation", "health", "loading", "many", "markers", "messages",
     "model", "models", "options", "preparation", "profile", "prompt", "rendering", "replacing", "results", "sync",
-    "media_prompt", "ranking", "workers",
+    "media_prompt", "ranking", "text_verbs", "vector_verbs", "workers",
 }  # fmt: skip
 RULE: dict[str, set[str]] = {
     "errors": set(),
@@ -31,7 +31,7 @@ RULE: dict[str, set[str]] = {
     "config": {"cpus", "errors", "frozen", "kinds", "policy"},
     "sampling": {"config", "errors", "frozen"},
     "engine": {"config", "core", "errors", "media", "native", "policy", "sampling"},
-    "models": {"errors", "fetch"},
+    "models": {"config", "errors", "fetch"},
     "profile": {"config", "errors", "frozen", "replacing"},
     "replacing": {"errors"},
     "rendering": {"errors"},
@@ -59,6 +59,17 @@ RULE: dict[str, set[str]] = {
     "preparation": CONNECTION
     | {"arguments", "chat", "generation", "media_prompt", "messages", "options"}
     | {"prompt", "workers"},
+    "text_verbs": {
+        "arguments",
+        "core",
+        "engine",
+        "errors",
+        "facts",
+        "generation",
+        "many",
+    }
+    | {"messages", "options", "preparation", "prompt", "results", "sampling"},
+    "vector_verbs": {"embedding", "engine", "facts", "options", "ranking"},
     "api": CONNECTION | (API - {"api", "blocking", "choice", "profile", "sync"}),
     "blocking": CONNECTION
     | {"events"}

@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw.api import with_projector
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
@@ -20,7 +19,7 @@ from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError, Unsupported
-from pyllama_raw.models import resolve_model
+from pyllama_raw.models import resolve_model, with_projector
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.loop import EngineThread
+    from pyllama_raw.engine.thread import EngineThread
 
 JOIN_S = 30.0  # longer than any step that cannot be aborted should take
 

@@ -43,7 +43,7 @@ class Call:
     """Run a function between two steps."""
 
     function: Callable[[], Any]
-    answer: Future[Any]
+    answer: Future[Any] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ _log = getLogger(__name__)
 NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.logs",
-    "pyllama_raw.engine.loop",
+    "pyllama_raw.engine.thread",
     "pyllama_raw.preparation",
 )
 

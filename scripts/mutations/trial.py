@@ -25,8 +25,8 @@ import anyio
 import anyio._backends._asyncio
 
 import pyllama_raw.engine.build
-import pyllama_raw.engine.loop
 import pyllama_raw.engine.opening
+import pyllama_raw.engine.thread
 import pyllama_raw.models
 import pyllama_raw.preparation  # noqa: F401
 from pyllama_raw import (

@@ -6,7 +6,7 @@ import pytest
 
 import pyllama_raw
 from pyllama_raw import AsyncEngine, EngineConfig, Result, SamplingParams
-from pyllama_raw.api import Opening
+from pyllama_raw.loading import Opening
 from pyllama_raw.sync import are_many, kept
 from pyllama_raw.testing import fake_engine
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from threading import Event, Semaphore
 
 from pyllama_raw.core.request import Finished
 from pyllama_raw.core.step import StepPlan
-from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.stream import Refused, Stream
-from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
+from pyllama_raw.engine.thread import EngineThread
+from pyllama_raw.testing import FakeExecutor, fake_parts
 
 HANG_S = 30.0  # a test that waits longer has failed
 
@@ -72,18 +74,9 @@ class HeldSteps:
 def make_thread(
     executor: FakeExecutor | None = None,
     *,
-    clock=None,
-    release=lambda: None,
+    clock=time.monotonic,
     files=None,
     **options,
 ) -> EngineThread:
-    parts = fake_parts(executor or FakeExecutor(fake_limits()), **options)
-    given = {} if clock is None else {"clock": clock}
-    return EngineThread(
-        parts.scheduler,
-        parts.executor,
-        admission=parts.admission,
-        release=release,
-        files=files,
-        **given,
-    )
+    parts = replace(fake_parts(executor, **options), files=files)
+    return EngineThread(parts, clock=clock)

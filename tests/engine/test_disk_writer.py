@@ -2,6 +2,7 @@
 
 import weakref
 from array import array
+from dataclasses import replace
 from threading import Event
 
 import numpy as np
@@ -15,8 +16,8 @@ from pyllama_raw.core.step import Fetched
 from pyllama_raw.engine import disk_store, disk_writer
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import REST, DiskWriter
-from pyllama_raw.engine.loop import EngineThread
 from pyllama_raw.engine.state_file import SLICE_BYTES
+from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from pyllama_raw.testing.memory import FakeFile
 from tests.core.support import make_request
@@ -190,7 +191,7 @@ def test_the_engine_writes_at_its_end_what_slots_hold():
 
     (file,) = executor.memory.files
     assert len(file.tokens) == 82
-    assert thread._cause is None
+    assert thread.error is None
 
 
 def test_a_file_can_be_used_as_soon_as_it_is_reported():
@@ -237,7 +238,7 @@ def test_streams_go_on_while_a_file_is_read():
     assert end.n_output == 20
     assert {work.request_id for work in works} == {1}
     assert (late_end.n_output, late_end.n_cached) == (2, 88)
-    assert thread._cause is None
+    assert thread.error is None
 
 
 def test_a_read_does_not_wait_for_a_write(tmp_path):
@@ -266,7 +267,7 @@ def start(executor, files, known=()):
     host = PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=0)
     tier = Tier(CacheTier.DISK, states, lambda n_tokens: 100 * n_tokens, known)
     parts = fake_parts(executor, cache=host, disk=tier)
-    return EngineThread(parts.scheduler, executor, files=files)
+    return EngineThread(replace(parts, files=files))
 
 
 def test_the_directory_is_the_callers(tmp_path):

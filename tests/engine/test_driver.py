@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyllama_raw.core.request import Event, Finished, Lot, Request
 from pyllama_raw.core.step import StepPlan
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.loop import EngineThread
+from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.errors import PromptTooLong
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request
@@ -124,12 +124,7 @@ def run_thread(commands: Commands, clock: Callable[[], float] | None = None) -> 
 
     executor = make_executor(come)
     parts = fake_parts(executor, token_budget=8)
-    thread = EngineThread(
-        parts.scheduler,
-        executor,
-        admission=parts.admission,
-        clock=clock or (lambda: float(executor.n_steps)),
-    )
+    thread = EngineThread(parts, clock=clock or (lambda: float(executor.n_steps)))
     thread.submit_all((pacemaker(),), streams[0])
     first = streams[0].read_to_end()  # all others have come by then
     thread.close(drains=True)

@@ -61,7 +61,7 @@ class Burst:
 
     @property
     def scheduler(self):
-        return self.thread._driver.scheduler
+        return self.thread._loop.driver.scheduler
 
     def submit(self, *request_ids, max_tokens=3):
         stream = PlainStream(self.loop)
@@ -244,7 +244,7 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
             raise death
         return obey(command)
 
-    obey = burst.thread._obey
+    obey = burst.thread._loop._obey
     streams = [PlainStream(loop) for _ in range(N_BURST // 4)]
     answers = [Future() for _ in streams]
     commands = []
@@ -259,7 +259,7 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
     for command in commands:
         burst.thread._mailbox.post(command)
     burst.scheduler.take_report = lambda *_: None
-    monkeypatch.setattr(burst.thread, "_obey", die)
+    monkeypatch.setattr(burst.thread._loop, "_obey", die)
     burst.go_on()
 
     ends = [stream.read_to_end()[-1] for stream in streams]

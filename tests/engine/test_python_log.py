@@ -36,7 +36,7 @@ async def test_preemption_and_refusal_are_told(caplog):
     assert lines(caplog, "pyllama_raw.engine") == [
         ("INFO", "preempted 1 times (1 in all)")
     ]
-    ((level, text),) = lines(caplog, "pyllama_raw.engine.loop")
+    ((level, text),) = lines(caplog, "pyllama_raw.engine.thread")
     assert (level, text[:20]) == ("INFO", "requests were refuse")
 
 

@@ -91,17 +91,20 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
         return real(plan)
 
     late = PlainStream(loop)
-    thread._delivery.open([make_request(1)], late)
-    real, thread._driver.executor.execute = thread._driver.executor.execute, execute
+    thread._loop.delivery.open([make_request(1)], late)
+    real, thread._loop.driver.executor.execute = (
+        thread._loop.driver.executor.execute,
+        execute,
+    )
 
     def install():
-        thread._driver.scheduler = Operations(thread._driver.scheduler)
+        thread._loop.driver.scheduler = Operations(thread._loop.driver.scheduler)
 
     thread.call(install).result(HANG_S)
     thread.call(lambda: None).result(HANG_S)
 
     assert told == [True]
-    thread.call(lambda: thread._delivery.forget(1)).result(HANG_S)
+    thread.call(lambda: thread._loop.delivery.forget(1)).result(HANG_S)
 
 
 def test_work_that_cannot_be_planned_is_an_error_with_counts(loop, started):

@@ -1,0 +1,249 @@
+"""
+The engine thread, as other threads see it: they post commands, and events go to streams.
+
+Rules:
+1. This thread alone touches the scheduler and the executor (loop.py). Others post commands.
+2. It never waits for a reader or an event loop.
+3. Every stream it was given ends: with `Finished` events, or, if the thread is gone,
+   with a `Refused`. The flag `_ended` is set before the last look into the mailbox and
+   read after every post, so that no command is lost between the two.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing
+from functools import partial
+from logging import getLogger
+from threading import Thread, current_thread
+from typing import TypeVar
+
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.engine.adapters import Adapters
+from pyllama_raw.engine.delivery import refuse
+from pyllama_raw.engine.lifetime import close_at_exit
+from pyllama_raw.engine.loop import EngineLoop
+from pyllama_raw.engine.mailbox import (
+    Call,
+    Cancel,
+    Close,
+    Command,
+    Encoded,
+    Mailbox,
+    Submit,
+)
+from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.waits import Waits
+from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
+
+T = TypeVar("T")
+
+_log = getLogger(__name__)
+
+
+class EngineThread:
+    """Runs requests on the parts of an engine until close()."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        before_release: Callable[[], None] = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            before_release: called once, by the thread, when no step can follow and before
+                the parts are released.
+        """
+        self._parts = parts
+        self._before_release = before_release
+        if parts.media is not None:
+            parts.media.encoder.report = lambda id_: self._post(Encoded(id_))
+        if parts.files is not None:
+            parts.files.report = self._post
+        self.adapters = Adapters(
+            parts.adapter_host, parts.max_adapter_bytes, parts.span_keys
+        )
+        self.adapters.post = self._post_call
+        n_slots = parts.scheduler.limits.n_slots
+        self._mailbox = Mailbox(n_slots, parts.admission, clock, self.adapters)
+        self.waits = Waits()
+        self._loop = EngineLoop(parts, self._mailbox, self.waits, clock)
+        self.has_begun = False  # to take commands
+        self.error: BaseException | None = None  # has ended it, or came at the end
+        self._refuses = False  # new requests, because close() was called
+        self._ended = False
+        self._pid = os.getpid()
+        self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
+        self._thread.start()
+        close_at_exit(self)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds, as deadlines count them."""
+        return self._loop.driver.clock
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """Exact when a request has ended."""
+        return self._loop.stats
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+        return not self._refuses and self._is_running
+
+    @property
+    def closing(self) -> bool:
+        """Whether close() was called and the thread has not ended."""
+        return self._refuses and self._is_running
+
+    @property
+    def _is_running(self) -> bool:
+        return not self._ended and self._pid == os.getpid()
+
+    def coming(self) -> AbstractContextManager[None]:
+        """Around the making of requests: an idle engine begins with all that come."""
+        return self._mailbox.coming()
+
+    def submit_all(self, requests: tuple[Request, ...], stream: Stream) -> None:
+        """
+        Queue all *requests* or none; events, or once a later refusal, go to *stream*.
+
+        Raises:
+            QueueFull: no slot is free, and too much waits; told without a wait, because
+                requests are counted here and not by the engine thread.
+            InvalidRequest: these are more than an idle engine takes.
+            ClosedError, EngineStopped.
+        """
+        self.check()
+        try:
+            self._mailbox.enter(requests)
+        except PyllamaError as error:
+            _log.info("requests were refused: %s", error)
+            raise
+        try:
+            if self._parts.media is not None:
+                self._parts.media.enter(requests)
+            now = self.clock()
+            self.waits.post(requests, now)
+            self._post(Submit(requests, stream, now))
+        except BaseException:
+            for request in requests:
+                self._loop.leave(request.request_id)
+            raise
+
+    def cancel(self, request_id: int) -> None:
+        """End a request within the running step; safe to call twice or too late."""
+        if self._is_running:
+            self._loop.driver.executor.stop(request_id)
+            self._post(Cancel(request_id))
+
+    def forget(self, request_id: int) -> None:
+        """Like cancel(), without a lock: for finalisers."""
+        if self._is_running:
+            self._mailbox.post(Cancel(request_id))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run *function* between two steps, in the engine thread."""
+        self.check()
+        return self._post_call(function)
+
+    def watch(self, watcher: Watcher) -> Future[None]:
+        """Tell *watcher* what happens from the next command on; of the end in any case."""
+        return self.call(partial(self._loop.watch, watcher))
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell it nothing any more, soon; can be repeated."""
+        if self._is_running:
+            discard = partial(self._loop.driver.watchers.discard, watcher)
+            self._mailbox.post(Call(discard))
+
+    @property
+    def last_step_at(self) -> float | None:
+        """When the result of the last step was taken in; None: there was no step."""
+        return self._loop.driver.last_step_at
+
+    @property
+    def n_watcher_faults(self) -> int:
+        """Watchers that raised, and the step log; they are told nothing more."""
+        return self._loop.driver.watchers.n_faults
+
+    def close(self, *, drains: bool = False) -> None:
+        """
+        Refuse new requests, end all others and the thread; does not wait.
+
+        Args:
+            drains: the others are done first. A later close() without it ends them.
+        """
+        if not self._is_running or (drains and self._refuses):
+            return
+        self._refuses = True
+        if not drains:
+            self._loop.driver.executor.stop()
+        self._post(Close(drains))
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until everything is freed; False if that took too long."""
+        if self._pid != os.getpid() or current_thread() is self._thread:
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise EngineStopped, or ClosedError, if no request can be taken."""
+        if self._pid != os.getpid():
+            raise ClosedError(
+                "the engine belongs to the parent process: open one after the fork"
+            )
+        if not self.alive:
+            raise self._why_ended()
+
+    def _post_call(self, function: Callable[[], T]) -> Future[T]:
+        call = Call(function)
+        self._post(call)
+        return call.answer
+
+    def _post(self, command: Command) -> None:
+        self._mailbox.post(command)
+        if self._ended:
+            self._refuse_rest()
+
+    def _why_ended(self) -> PyllamaError:
+        if self.error is None:
+            return ClosedError("the engine is closed")
+        error = EngineStopped(f"the engine thread has ended: {self.error!r}")
+        error.__cause__ = self.error
+        return error
+
+    def _refuse_rest(self) -> None:
+        """Answer the commands that nobody will obey."""
+        for command in self._mailbox.rest():
+            if isinstance(command, Submit):
+                refuse(command.stream, self._why_ended())
+            elif isinstance(command, Call) and not command.answer.done():
+                command.answer.set_exception(self._why_ended())
+
+    def _run(self) -> None:
+        self.has_begun = True
+        try:
+            self._loop.run()
+        except BaseException as error:  # noqa: BLE001 - readers are told why
+            self.error = error
+        self._ended = True
+        self._loop.delivery.refuse_all(self._why_ended)
+        self._loop.tell_watchers("closed" if self.error is None else "failed")
+        self._refuse_rest()
+        try:
+            with closing(self._parts.logs):
+                self._before_release()
+                self._parts.release()
+        except BaseException as error:  # noqa: BLE001 - the next caller is told
+            self.error = self.error or error
