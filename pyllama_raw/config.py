@@ -311,7 +311,7 @@ class EngineConfig(Frozen):
     max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""
     deterministic: bool = False
-    """Outputs depend on other requests by near ties of logits only; costs speed."""
+    """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

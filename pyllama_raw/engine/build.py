@@ -76,8 +76,14 @@ def assemble(
     writer = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
-        n_seq_max = layout.n_seq_max
-        return Context(model, n_seq_max=n_seq_max, abort=flag, lanes=lanes, **fields)
+        return Context(
+            model,
+            n_seq_max=layout.n_seq_max,
+            abort=flag,
+            lanes=lanes,
+            deterministic=config.deterministic,
+            **fields,
+        )
 
     n_slots = config.scheduler.n_slots
     executor = NativeExecutor(

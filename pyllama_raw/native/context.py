@@ -63,6 +63,7 @@ class Context(SlotMemory):
         abort: stops a decode while it is set; kept alive by the context.
         lanes: lanes[i] runs in the graph for slot i, see set_lanes().
         fast_kernels: our own kernels, where they are usable.
+        deterministic: what streams compute has the bits of each one alone, on CPUs.
         watch: notes whose kernels compute; kept alive by the context.
         fields: all others of ContextConfig, all optional; n_ctx and n_threads as numbers.
 
@@ -82,6 +83,7 @@ class Context(SlotMemory):
         abort: AbortFlag | None = None,
         lanes: Sequence[SamplerChain] = (),
         fast_kernels: bool = True,
+        deterministic: bool = False,
         watch: Watch | None = None,
         **fields: Any,
     ) -> None:
@@ -94,11 +96,13 @@ class Context(SlotMemory):
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
             parents.append(abort)  # C reads the flag
-        self.kernels = None
-        if fast_kernels:
-            one_cache = not (model.n_swa or model.is_recurrent or model.is_hybrid)
-            follows = bool(params.kv_unified) and one_cache
-            self.kernels = Kernels.attached(params, follows=follows)
+        one_cache = not (model.n_swa or model.is_recurrent or model.is_hybrid)
+        self.kernels = Kernels.attached(
+            params,
+            fast=fast_kernels,
+            follows=bool(params.kv_unified) and one_cache,
+            deterministic=deterministic,
+        )
         if self.kernels is not None:
             parents.append(self.kernels)
         if watch is not None:

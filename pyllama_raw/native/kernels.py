@@ -11,7 +11,7 @@ from pyllama_raw.native.libllama import ffi, lib, text
 class Kernel(NamedTuple):
     """One row of the table of our kernels."""
 
-    computes: str  # "attention", or products with a type of weights by its name
+    computes: str  # "attention", products of "streams", or with a type of weights
     needs: str  # of the CPU
     is_usable: bool  # on this machine
 
@@ -43,16 +43,20 @@ class Kernels(Handle):
     """
 
     @classmethod
-    def attached(cls, params: Any, *, follows: bool) -> Kernels | None:
+    def attached(
+        cls, params: Any, *, fast: bool, follows: bool, deterministic: bool
+    ) -> Kernels | None:
         """
         Those of the context that is made from llama_context_params *params*, if it can be.
 
         Args:
+            fast: those that are faster than libllama.
             follows: whether all slots share one pool of cells, in one cache: then cells are
                 listed by position, so sums do not depend on where they lie. What is done to
                 slots has to be told.
+            deterministic: the one that multiplies each of several streams like one alone.
         """
-        pointer = lib.plr_kernels_attach(params, follows)
+        pointer = lib.plr_kernels_attach(params, fast, follows, deterministic)
         return None if pointer == ffi.NULL else cls(pointer, lib.plr_kernels_free)
 
     def removed(self, slot: int, p0: int, p1: int) -> None:

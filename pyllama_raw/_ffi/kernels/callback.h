@@ -27,16 +27,19 @@ struct Decoding {
 
 class Kernels {
   public:
-    // Products need more of the CPU than attention, so one row decides for all.
-    static bool usable() { return kernels::is_usable(kernels::attention_row()); }
+    // Products need more of the CPU than attention, so one row decides for all that are fast.
+    static bool has_fast() { return kernels::is_usable(kernels::attention_row()); }
+    static bool has_streams() { return kernels::is_usable(kernels::STREAMS); }
 
     int64_t n_taken[kernels::N_ROWS] = {};  // operations of all graphs, by row of the table
     Cells   cells;
 
     // With *follows* there is one pool of cells in one cache, and they are listed by position.
-    void attach(llama_context_params * params, bool follows) {
-        follows_                  = follows;
-        makes_vectors_            = params->embeddings;
+    void attach(llama_context_params * params, bool fast, bool follows, bool deterministic) {
+        is_fast_                  = fast && has_fast();
+        is_deterministic_         = deterministic && has_streams();
+        follows_                  = is_fast_ && follows;
+        makes_vectors_            = is_fast_ && params->embeddings;
         attends_texts_            = makes_vectors_ && FloatProduct::is_usable();
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
@@ -57,11 +60,13 @@ class Kernels {
             follow(node);
         } else if (node->op == GGML_OP_CUSTOM) {
             reset(node);
-        } else if (has_q4_1_ && q4_1_.takes(node)) {
+        } else if (is_fast_ && has_q4_1_ && q4_1_.takes(node)) {
             take(node, kernels::Q4_1, q4_1_node_);
-        } else if (has_q8_0_ && q8_0_.takes(node)) {
+        } else if (is_fast_ && has_q8_0_ && q8_0_.takes(node)) {
             take(node, kernels::Q8_0, q8_0_node_);
-        } else if (Attention::takes(node)) {
+        } else if (is_deterministic_ && are_streams() && streams_.takes(node)) {
+            take(node, kernels::STREAMS, streams_node_);
+        } else if (is_fast_ && Attention::takes(node)) {
             take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
                  Attention::state(node));
         } else if (makes_vectors_) {
@@ -82,6 +87,13 @@ class Kernels {
         } else if (Halves::takes(node)) {
             take(node, kernels::HALVES, halves_node_);
         }
+    }
+
+    // Whether the tokens that are computed are of several slots, one of each.
+    static bool are_streams() {
+        const Decoding * decoding = Decoding::current();
+        return decoding != nullptr && decoding->batch->n_tokens > 1 &&
+               decoding->batch->seq_id[0][0] != decoding->batch->seq_id[1][0];
     }
 
     void take(ggml_tensor * node, int row, const CustomNode & custom, NodeState state = {}) {
@@ -120,8 +132,9 @@ class Kernels {
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &attention_node_, &text_node_,
-                                        &float_node_, &gelu_node_, &norm_node_, &halves_node_}) {
+        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &streams_node_, &attention_node_,
+                                        &text_node_, &float_node_, &gelu_node_, &norm_node_,
+                                        &halves_node_}) {
             if (ours->is_of(node)) {
                 NodeState::of(node).reset();
                 return;
@@ -165,6 +178,8 @@ class Kernels {
 
     const bool             has_q4_1_ = kernels::is_usable(kernels::Q4_1);
     const bool             has_q8_0_ = kernels::is_usable(kernels::Q8_0);
+    bool                   is_fast_  = false;
+    bool                   is_deterministic_ = false;
     bool                   follows_  = false;
     bool                   makes_vectors_ = false;  // bits then need not be libllama's
     bool                   attends_texts_ = false;
@@ -174,8 +189,10 @@ class Kernels {
     Attention::Orders      orders_;  // of the graph that is being computed
     Product<product::Q4_1> q4_1_;
     Product<product::Q8_0> q8_0_;
+    ColumnProduct          streams_;
     const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
     const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
+    const CustomNode streams_node_{ColumnProduct::compute, &streams_};
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode text_node_{TextAttention::compute, &orders_};
     const CustomNode float_node_{FloatProduct::compute, nullptr};
@@ -190,8 +207,9 @@ class Kernels {
   public:
     int64_t     n_taken[1] = {};
     Cells       cells;
-    static bool usable() { return false; }
-    void        attach(llama_context_params *, bool) {}
+    static bool has_fast() { return false; }
+    static bool has_streams() { return false; }
+    void        attach(llama_context_params *, bool, bool, bool) {}
 };
 
 #endif

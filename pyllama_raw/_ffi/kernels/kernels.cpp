@@ -17,13 +17,14 @@ bool plr_kernels_row(int32_t index, plr_kernel * row) {
     return false;
 }
 
-plr_kernels * plr_kernels_attach(llama_context_params * params, bool follows) {
+plr_kernels * plr_kernels_attach(llama_context_params * params, bool fast, bool follows,
+                                 bool deterministic) {
     return guarded<plr_kernels *>(nullptr, [&]() -> plr_kernels * {
-        if (!Kernels::usable()) {
+        if (!(fast && Kernels::has_fast()) && !(deterministic && Kernels::has_streams())) {
             return nullptr;
         }
         auto * kernels = new plr_kernels;
-        kernels->attach(params, follows);
+        kernels->attach(params, fast, follows, deterministic);
         return kernels;
     });
 }

@@ -12,7 +12,10 @@
 
 #include "llama.h"
 
-/* What a kernel computes: "attention", or products with a type of weights by its name. */
+/*
+ * What a kernel computes: "attention", products of "streams", or products with a type of weights
+ * by its name.
+ */
 typedef struct plr_kernel {
     const char * computes;
     const char * needs;      /* of the CPU */
@@ -24,11 +27,13 @@ bool plr_kernels_row(int32_t index, plr_kernel * row);
 
 /*
  * Those of the context that is made from *params*, freed after it; NULL: none is usable, or
- * there is no memory. follows: all slots share one pool of cells, in one cache. Then the cells
- * of a row are listed by position, and what is done to slots has to be told.
+ * there is no memory. fast: those that are faster than libllama. follows: all slots share one
+ * pool of cells, in one cache. Then the cells of a row are listed by position, and what is done
+ * to slots has to be told. deterministic: the one by which streams do not depend on each other.
  */
 typedef struct plr_kernels plr_kernels;
-plr_kernels * plr_kernels_attach(struct llama_context_params * params, bool follows);
+plr_kernels * plr_kernels_attach(struct llama_context_params * params, bool fast, bool follows,
+                                 bool deterministic);
 void          plr_kernels_free(plr_kernels * kernels);
 
 /* Operations that row *index* of the table took so far, in all graphs that were made. */

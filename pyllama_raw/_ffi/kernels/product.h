@@ -3,15 +3,14 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "custom_node.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "product_tile.h"
+#include "scratch.h"
 
 #pragma weak ggml_get_type_traits_cpu  // not there if the CPU backend is a plug-in
 
@@ -37,7 +36,8 @@ class Product {
                ggml_n_dims(columns) <= 2 && columns->ne[1] > 1 &&  // libllama is as fast with one
                rows->ne[0] <= product::kMaxBlocks * product::kBlock &&
                columns->type == GGML_TYPE_F32 && columns->nb[0] == sizeof(float) &&
-               reserve(node);
+               packed_.reserve(columns->ne[1] *
+                               Columns::bytes(int(rows->ne[0] / product::kBlock)));
     }
 
     // Every thread of libllama calls this for every product, as number *ith* of *n_threads*.
@@ -45,7 +45,7 @@ class Product {
         const auto &        self     = *static_cast<const Product *>(data);
         const int           n_rows   = int(node->ne[0]);
         const int           n_blocks = int(node->src[0]->ne[0] / product::kBlock);
-        const Columns       columns{self.packed_.get(), n_blocks};
+        const Columns       columns{self.packed_.data(), n_blocks};
         NodeState &         state = NodeState::of(node);
         pack(*node->src[1], columns, n_blocks * ith / n_threads,
              n_blocks * (ith + 1) / n_threads);
@@ -69,22 +69,6 @@ class Product {
 
     static constexpr int kChunk       = 16;  // rows that a thread takes at a time
     static constexpr int kColumnsOnce = 96;  // columns that stay in the cache of a core
-
-    struct Free {
-        void operator()(char * data) const { std::free(data); }
-    };
-
-    // False if there is no memory for the columns; then libllama computes.
-    bool reserve(const ggml_tensor * node) {
-        const int    n_blocks = int(node->src[0]->ne[0] / product::kBlock);
-        const size_t n_bytes  = node->ne[1] * Columns::bytes(n_blocks);
-        if (n_bytes > n_bytes_) {
-            const size_t padded = (n_bytes + 63) / 64 * 64;
-            packed_.reset(static_cast<char *>(std::aligned_alloc(64, padded)));
-            n_bytes_ = packed_ ? n_bytes : 0;
-        }
-        return n_bytes <= n_bytes_;
-    }
 
     // Quantise blocks first to last of each column, as libllama does.
     static void pack(const ggml_tensor & from, const Columns & to, int first, int last) {
@@ -151,6 +135,5 @@ class Product {
         return std::memcmp(ours, theirs, sizeof(ours)) == 0;
     }
 
-    std::unique_ptr<char, Free> packed_;  // columns of the product that runs
-    size_t                      n_bytes_ = 0;
+    Scratch packed_;
 };

@@ -6,6 +6,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include "attention.h"
+#include "column_product.h"
 #include "float_product.h"
 #include "gelu.h"
 #include "halves.h"
@@ -18,7 +19,9 @@ namespace kernels {
 constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
 constexpr const char * kAvx2   = "AVX2, FMA and F16C";
 
-enum Index { ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, F32, F16, GELU, NORM, HALVES, N_ROWS };
+enum Index {
+    ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, STREAMS, F32, F16, GELU, NORM, HALVES, N_ROWS
+};
 
 struct Row {
     const char * computes;
@@ -31,6 +34,7 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"attention", kAvx2, has_avx2},
     {"q4_1", kAvx512, Product<product::Q4_1>::is_usable},
     {"q8_0", kAvx512, Product<product::Q8_0>::is_usable},
+    {"streams", "x86-64", ColumnProduct::is_usable},  // only if deterministic
     {"f32", kAvx2, FloatProduct::is_usable},  // these five only where vectors are made of texts
     {"f16", kAvx2, FloatProduct::is_usable},
     {"gelu", kAvx2, has_avx2},
