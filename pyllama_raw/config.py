@@ -24,6 +24,7 @@ from pyllama_raw.kinds import (
 )
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
@@ -261,9 +262,9 @@ class MediaConfig(Frozen):
     The projector of the model: a GGUF file, hf:OWNER/REPO/FILE, or auto, which is the file
     mmproj*.gguf beside the model. None: prompts are text.
     """
-    image_min_tokens: Count | None = None
+    image_min_tokens: ImageRows | None = None
     """Fewest rows of an image, of projectors that can choose. None: as the file says."""
-    image_max_tokens: Count | None = None
+    image_max_tokens: ImageRows | None = None
     """Most rows of an image, of projectors that can choose. None: as the file says."""
     max_parts: Count = 32
     """Images and sounds in a prompt."""

@@ -22,7 +22,7 @@ from pyllama_raw.native.compute_thread import ComputeThread, compute_thread
 from pyllama_raw.native.cut import Cut, RowRun, Run, TokenRun
 from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.libllama import devices, ffi, last_error, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads
 from pyllama_raw.native.projector_check import check_projector
@@ -56,12 +56,12 @@ class Projector(Handle):
         self.n_embd = model.n_embd_inp  # width of a row
         self._params = params
         self._n_vocab = model.n_vocab
-        self._ctx = lib.plr_projector_ctx(pointer)
-        self.sees = bool(lib.mtmd_support_vision(self._ctx))
-        self.hears = bool(lib.mtmd_support_audio(self._ctx))
-        rate = int(lib.mtmd_get_audio_sample_rate(self._ctx))
+        ctx = lib.plr_projector_ctx(pointer)
+        self.sees = bool(lib.mtmd_support_vision(ctx))
+        self.hears = bool(lib.mtmd_support_audio(ctx))
+        rate = int(lib.mtmd_get_audio_sample_rate(ctx))
         self.sample_rate = rate if self.hears else None  # of samples, a second
-        self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._ctx))
+        self.uses_mrope = bool(lib.mtmd_decode_use_mrope(ctx))
 
     @classmethod
     def load(
@@ -87,7 +87,8 @@ class Projector(Handle):
             Unsupported: a kind that needs more than the image.
         """
         name = os.fspath(path)
-        check_projector(name)
+        on_device = use_gpu and any(device.kind == "gpu" for device in devices())
+        check_projector(name, on_host=not on_device)
         params = _params(n_threads, use_gpu, min_tokens, max_tokens)
         thread = compute_thread()
         since = log.mark()
@@ -205,7 +206,7 @@ class Projector(Handle):
         return RowRun(
             n_cells,
             int(lib.mtmd_input_chunk_get_n_pos(chunk)),
-            not lib.mtmd_decode_use_non_causal(self._ctx, chunk),
+            bool(lib.plr_chunk_is_causal(self.ptr, chunk)),
             sections,
             moves,
         )

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from pyllama_raw.errors import ProjectorLoadFailed, Unsupported
 from pyllama_raw.native.bitmap import MAX_SIDE
-from pyllama_raw.native.gguf_check import check_gguf
+from pyllama_raw.native.demand import available_bytes
+from pyllama_raw.native.gguf_check import check_gguf, n_bytes
 from pyllama_raw.native.gguf_header import Header, Scalar
 from pyllama_raw.native.params import INT32_MAX
 
@@ -34,8 +35,11 @@ _BIASED = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen2.5o")
 _LAYER = re.compile(r"([av]\.blk\.\d+\.)attn_out\.weight")
 
 
-def check_projector(path: str) -> None:
+def check_projector(path: str, *, on_host: bool) -> None:
     """
+    Args:
+        on_host: whether mtmd copies the weights to host memory.
+
     Raises:
         ModelLoadFailed: there is no such file, or it is damaged.
         ProjectorLoadFailed: it is no projector, or mtmd would end the process with it.
@@ -59,6 +63,13 @@ def check_projector(path: str) -> None:
     for name in _needed(kinds, names, values):
         if name not in names:
             raise ProjectorLoadFailed(path, f"tensor {name!r} is missing")
+    needed, available = sum(map(n_bytes, header.tensors)), available_bytes()
+    if on_host and available is not None and needed > available:
+        raise ProjectorLoadFailed(
+            path,
+            f"its weights have {needed / 2**30:.1f} GiB, "
+            f"available are {available / 2**30:.1f} GiB",
+        )
 
 
 def _check_numbers(path: str, header: Header, part: str) -> None:

@@ -66,7 +66,7 @@ class MediaPlayer:
         self.reader = MediaReader(projector, b"a projector")
         self.keys = parts.span_keys
         self.works: list[tuple[type, int]] = []  # types and numbers of rows computed
-        self.logits: dict[int, NDArray[np.float32]] = {}  # after each prompt
+        self.logits: dict[int, list[NDArray[np.float32]]] = {}  # one a token
         self.ends: dict[int, Finished] = {}
         self.tokens: dict[int, list[int]] = {}
         self.goes_ahead = self.aborts_in_span = False
@@ -123,7 +123,7 @@ class MediaPlayer:
             payloads=prompt.payloads,
             **{"sampling": GREEDY, **fields},
         )
-        self.tokens[number] = []
+        self.tokens[number], self.logits[number] = [], []
         self.driver.add([request], 0.0)
         self.driver.media_ready(number, len(prompt.spans))
         return number
@@ -201,9 +201,9 @@ class MediaPlayer:
         for work in plan.works:
             row += len(work.tokens)
             number = work.request_id
-            if work.samples and not self.tokens[number] and not plan.steady:
+            if work.samples and not plan.steady:
                 logits = self.context.logits(row)  # a sampler has ruled out some tokens
-                self.logits[number] = np.where(np.isinf(logits), 0, logits)
+                self.logits[number].append(np.where(np.isinf(logits), 0, logits))
 
     def _end_files(self) -> None:
         if self.parts.files is not None:

@@ -1,13 +1,17 @@
 """
 Every call on media that mtmd or libllama would end the process on is refused first.
 
-All run in a process of their own, which must end well.
+What libraries would abort on runs in a process of its own, which must end well.
 """
 
 import pytest
 
+from pyllama_raw.errors import ProjectorLoadFailed
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
+from scripts.mutations.gguf_file import read
 from tests.native.support import run_python
-from tests.tiny import tiny_projector
+from tests.tiny import PROJECTORS, tiny_projector
 
 pytestmark = pytest.mark.native
 
@@ -126,3 +130,108 @@ def test_calls_that_would_end_the_process():
     assert done.returncode == 0, done.stderr[-2000:]
     found = dict(line.split("|") for line in done.stdout.splitlines())
     assert found == EXPECTED
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
+from tests.native.media_support import rows_of
+
+def limit(n_more):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = resource.RLIM_INFINITY if n_more is None else used + n_more
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+def told(call):
+    try:
+        print(call())
+    except PyllamaError as error:
+        print(type(error).__name__, flush=True)
+
+model = Model.load(sys.argv[2], n_gpu_layers=0)
+projector = Projector.load(sys.argv[1], model, use_gpu=False, max_tokens=2**14)
+small = projector.cut(Bitmap.image(100, 60, bytes(18000)))
+large = projector.cut(Bitmap.image(4200, 3000, bytes(37_800_000)))
+before = rows_of(projector, small)
+limit(2**23)
+for cut in (large, large, small):
+    told(lambda: rows_of(projector, cut) == before)
+limit(2**24)
+told(lambda: Projector.load(sys.argv[1], model, use_gpu=False))
+limit(None)
+told(lambda: rows_of(projector, small) == before)
+"""
+
+
+def test_an_encode_without_memory_fails_alone():
+    """
+    ggml would write to the buffers that it did not get, with the next encode.
+    """
+    done = run_python(MEMORY, *tiny_projector("qwen2vl"))
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == [
+        "EncodeFailed",
+        "EncodeFailed",
+        "True",
+        "ProjectorLoadFailed",
+        "True",
+    ]
+
+
+def test_weights_that_memory_does_not_hold_are_refused(tmp_path):
+    """
+    mtmd copies weights to memory, and the system ends a process that has too many.
+    """
+    source, model_path = tiny_projector("llava")
+    file = read(source)
+    table = next(t for t in file.tensors if t.name == b"v.position_embd.weight")
+    file.tensors = [t for t in file.tensors if t is not table] + [table]
+    table.dims[1] = 2**35
+    path = tmp_path / "large.gguf"
+    path.write_bytes(file.encode())
+    with path.open("r+b") as stream:
+        stream.truncate(path.stat().st_size + 4 * table.dims[0] * table.dims[1])
+
+    with Model.load(model_path) as model:
+        with pytest.raises(ProjectorLoadFailed, match="weights have 4096"):
+            Projector.load(path, model, use_gpu=False)
+
+
+SIZES = """
+import sys
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
+from tests.native.media_support import rows_of
+
+model = Model.load(sys.argv[2], n_gpu_layers=0)
+projector = Projector.load(sys.argv[1], model, use_gpu=False)
+for n_x, n_y in (1, 1), (2, 3), (27, 29), (1, 300), (300, 1), (41, 2000), (500, 357):
+    try:
+        with projector.cut(Bitmap.image(n_x, n_y, bytes(3 * n_x * n_y))) as cut:
+            rows = rows_of(projector, cut)
+            assert sum(map(len, rows.values())) > 0
+    except PyllamaError as error:
+        print(n_x, n_y, type(error).__name__, flush=True)
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("name", [n for n, p in PROJECTORS.items() if p.size])
+def test_images_of_any_shape_are_encoded(name):
+    """
+    Graphs assert squares and multiples of patches: what the projector cuts has them, or it
+    refuses a shape.
+    """
+    refused = ["1 300 BadMedia", "300 1 BadMedia"] if name == "idefics3" else []
+
+    done = run_python(SIZES, *tiny_projector(name))
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == [*refused, "alive"]

@@ -1,17 +1,22 @@
 """
 Prompts with images and sounds on the whole of scheduler and executor.
 
-The measure is mtmd's own helper, on the same context when it is empty: in deterministic mode
-bit for bit, wherever the prompt comes from. In unified memory the last digits depend on how
-many rows are computed at once; there is a tolerance.
+The measure is mtmd's own helper, on the same context when it is empty: bit for bit, wherever
+the prompt comes from. Unified memory is never deterministic: where libllama computes attention
+in it, the last digits depend on how many rows are computed at once; there is a tolerance.
 """
 
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from pyllama_raw.core.memory.slots import HEADROOM
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.native.kernels import table
 from tests.native.media_player import MediaPlayer, Prompt, playing_media
 from tests.tiny import PROJECTORS
 
@@ -26,13 +31,26 @@ SMALL = 20  # tokens of a step: chunks end inside of images and sounds
 QUESTION = " and there again"
 
 
+def assert_same(layout: str, found: NDArray, expected: NDArray) -> None:
+    own = any(row.is_usable for row in table() if row.computes == "attention")
+    if layout == "split" or own:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
 def cold(player: MediaPlayer, prompt: Prompt) -> int:
     return player.play(prompt)
 
 
 def live(player: MediaPlayer, prompt: Prompt) -> int:
-    """Behind another question about the same image."""
-    player.play(player.prompt(after=QUESTION))
+    """Behind another question about the same image, or its own beginning."""
+    earlier = player.prompt(after=QUESTION)
+    limits = player.parts.scheduler.limits
+    if not limits.can_cut:
+        n_tokens = limits.n_movable(len(prompt.tokens) - 3)
+        earlier = replace(prompt, tokens=prompt.tokens[:n_tokens])
+    player.play(earlier, 1)
     return player.play(prompt)
 
 
@@ -77,9 +95,7 @@ def test_logits_are_those_of_the_helper(name, layout, way):
     with playing_media(name, **LAYOUTS[layout], **options) as player:
         prompt = player.prompt()
         number = way(player, prompt)
-        end, found = player.ends[number], player.logits[number]
-        if tier is CacheTier.LIVE and not player.parts.scheduler.limits.can_cut:
-            tier = CacheTier.HOST
+        end, found = player.ends[number], player.logits[number][0]
 
         expected = player.expected(prompt)
 
@@ -87,10 +103,7 @@ def test_logits_are_those_of_the_helper(name, layout, way):
     assert end.n_output == 4
     if tier is not None:
         assert end.n_cached >= prompt.spans[-1].stop
-    if layout == "split":
-        np.testing.assert_array_equal(found, expected)
-    else:
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert_same(layout, found, expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -110,17 +123,14 @@ def test_a_later_engine_finds_the_prompt_in_a_file(tmp_path, name, layout):
         player.keys.number(b"another image than in the first engine")
         prompt = player.prompt()
         number = player.play(prompt)
-        end, found = player.ends[number], player.logits[number]
+        end, found = player.ends[number], player.logits[number][0]
         n_rows = player.n_computed_rows()
 
         expected = player.expected(prompt)
 
     assert end.cache_tier is CacheTier.DISK
     assert n_rows == 0
-    if layout == "split":
-        np.testing.assert_array_equal(found, expected)
-    else:
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert_same(layout, found, expected)
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
@@ -150,7 +160,7 @@ def test_an_abort_within_an_image_loses_it_alone(name):
 
         number = player.play(prompt)
 
-        counters, found = player.parts.scheduler.stats(), player.logits[number]
+        counters, found = player.parts.scheduler.stats(), player.logits[number][0]
         expected = player.expected(prompt)
     assert counters.aborted_steps == 1
     np.testing.assert_array_equal(found, expected)
@@ -199,5 +209,46 @@ def test_requests_that_lose_their_slots_go_on_as_if_alone(name, layout, max_byte
     for one, other in zip(alone, pressed, strict=True):
         if layout == "split":
             assert player.tokens[other] == player.tokens[one]
-        found, expected = player.logits[other], player.logits[one]
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        assert_near(player, other, one)
+
+
+@pytest.mark.parametrize("max_bytes", [2**26, 0], ids=["swapped", "computed again"])
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_requests_for_which_cells_run_out_go_on_as_if_alone(name, max_bytes):
+    """
+    Two prompts leave the cells of one pool that admission asks for, and the outputs are longer.
+    """
+    n_ctx = {"ultravox": 1024, "qwen2a": 1792}.get(name, 512)
+    n_output = HEADROOM + 40
+    options = {"n_ctx": n_ctx, "max_bytes": max_bytes, **LAYOUTS["unified"]}
+    with playing_media(name, **options) as player:
+        prompts = [
+            filled(player.prompt(seed), n_ctx // 2 - HEADROOM) for seed in range(2)
+        ]
+        alone = [player.play(prompt, n_output) for prompt in prompts]
+        player.parts.scheduler.clear_cache()
+        calm = player.parts.scheduler.stats()
+        pressed = [player.add(prompt, n_output) for prompt in prompts]
+        player.run()
+        stats = player.parts.scheduler.stats()
+
+    assert (calm.preempted, stats.preempted) == (0, 1)
+    assert max_bytes > 0 or stats.swapped == 0
+    for one, other in zip(alone, pressed, strict=True):
+        assert_near(player, other, one)
+
+
+def filled(prompt: Prompt, n_tokens: int) -> Prompt:
+    """With so many tokens, text behind what it has."""
+    more = [3 + i * 7 % 150 for i in range(n_tokens - len(prompt.tokens))]
+    return replace(prompt, tokens=prompt.tokens + array("i", more))
+
+
+def assert_near(player: MediaPlayer, number: int, other: int) -> None:
+    """Streams side by side have other last digits, so a near tie may part their tokens."""
+    tokens, expected = player.tokens[number], player.tokens[other]
+    for index, logits in enumerate(player.logits[number]):
+        np.testing.assert_allclose(logits, player.logits[other][index], atol=TOLERANCE)
+        if tokens[index] != expected[index]:
+            break
+    assert len(tokens) == len(player.logits[number]) == len(expected)

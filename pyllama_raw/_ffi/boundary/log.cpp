@@ -85,6 +85,8 @@ LogRing & ring() {
     return *instance;
 }
 
+thread_local int n_unallocated = 0;
+
 void on_log(ggml_log_level level, const char * text, void *) noexcept {
     thread_local bool skips = false;  // continuations of a debug line
     if (level != GGML_LOG_LEVEL_CONT) {
@@ -92,6 +94,9 @@ void on_log(ggml_log_level level, const char * text, void *) noexcept {
     }
     if (skips || text == nullptr) {
         return;
+    }
+    if (level == GGML_LOG_LEVEL_ERROR && std::strstr(text, "failed to allocate") != nullptr) {
+        ++n_unallocated;
     }
     try {
         ring().write(static_cast<char>(level), text);
@@ -113,4 +118,8 @@ size_t plr_log_drain(char * buf, size_t size) {
 
 size_t plr_log_n_dropped(void) {
     return guarded<size_t>(0, [&] { return ring().n_dropped(); });
+}
+
+int plr_log_n_unallocated(void) {
+    return n_unallocated;
 }

@@ -11,6 +11,7 @@
 
 #include "boundary/errors.h"
 #include "boundary/exceptions.h"
+#include "boundary/log.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "node_fault.h"
@@ -70,12 +71,35 @@ int32_t plr_encode_n_borders(const plr_encode * encode) {
 }
 
 struct plr_projector {
-    explicit plr_projector(ComputeThread & thread) : thread(thread) {}
-    ~plr_projector() { mtmd_free(ctx); }
+    plr_projector(ComputeThread & thread, const char * path, const llama_model * model)
+        : thread(thread), path(path), model(model) {}
 
-    ComputeThread & thread;
-    mtmd_context *  ctx     = nullptr;
-    plr_encode *    current = nullptr;  // whose graph is computed
+    // The file, loaded when it is needed; nullptr: it cannot be loaded.
+    std::shared_ptr<mtmd_context> load() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (ctx == nullptr) {
+            const int n_before = plr_log_n_unallocated();
+            ctx.reset(mtmd_init_from_file(path.c_str(), model, params), mtmd_free);
+            if (plr_log_n_unallocated() > n_before) {
+                ctx.reset();
+            }
+        }
+        return ctx;
+    }
+
+    // A graph that got no memory is lost: ggml would write to its buffers the next time.
+    void unload() {
+        const std::lock_guard<std::mutex> lock(mutex);
+        ctx.reset();
+    }
+
+    ComputeThread &               thread;
+    std::string                   path;
+    const llama_model *           model;
+    mtmd_context_params           params{};
+    plr_encode *                  current = nullptr;  // whose graph is computed
+    std::mutex                    mutex;
+    std::shared_ptr<mtmd_context> ctx;
 };
 
 // clip.cpp names the result of each layer so, and nodes made of it by longer names.
@@ -114,12 +138,11 @@ plr_projector * plr_projector_new(plr_thread * thread, const char * path,
                                   const mtmd_context_params * params) {
     remember("");
     return guarded<plr_projector *>(nullptr, [&]() -> plr_projector * {
-        auto projector = std::make_unique<plr_projector>(*thread);
-        mtmd_context_params used = *params;
-        used.cb_eval             = on_node;
-        used.cb_eval_user_data   = projector.get();
-        projector->ctx           = mtmd_init_from_file(path, model, used);
-        return projector->ctx == nullptr ? nullptr : projector.release();
+        auto projector    = std::make_unique<plr_projector>(*thread, path, model);
+        projector->params = *params;
+        projector->params.cb_eval           = on_node;
+        projector->params.cb_eval_user_data = projector.get();
+        return projector->load() == nullptr ? nullptr : projector.release();
     });
 }
 
@@ -128,7 +151,12 @@ void plr_projector_free(plr_projector * projector) {
 }
 
 mtmd_context * plr_projector_ctx(const plr_projector * projector) {
-    return projector->ctx;
+    return projector->ctx.get();
+}
+
+bool plr_chunk_is_causal(plr_projector * projector, const mtmd_input_chunk * chunk) {
+    const auto ctx = projector->load();
+    return ctx != nullptr && !mtmd_decode_use_non_causal(ctx.get(), chunk);
 }
 
 size_t plr_projector_bytes(const char * path, const mtmd_context_params * params) {
@@ -142,14 +170,18 @@ size_t plr_projector_bytes(const char * path, const mtmd_context_params * params
     });
 }
 
-mtmd_bitmap * plr_bitmap_read(const plr_projector * projector, const uint8_t * data, size_t size) {
+mtmd_bitmap * plr_bitmap_read(plr_projector * projector, const uint8_t * data, size_t size) {
     remember("");
     return guarded<mtmd_bitmap *>(nullptr, [&]() -> mtmd_bitmap * {
+        const auto ctx = projector->load();
+        if (ctx == nullptr) {
+            return nullptr;
+        }
         mtmd_helper_init_opt options = mtmd_helper_init_opt_default();
         // A build with video helpers gives what no decoder takes to ffmpeg: there is none.
         options.video_params.ffmpeg_bin_dir = "/dev/null";
         const mtmd_helper_bitmap_wrapper found = mtmd_helper_bitmap_init_from_buf(
-            projector->ctx, data, size, false, options);
+            ctx.get(), data, size, false, options);
         if (found.video_ctx != nullptr) {
             mtmd_bitmap_free(found.bitmap);
             mtmd_helper_video_free(found.video_ctx);
@@ -168,28 +200,42 @@ mtmd_bitmap * plr_bitmap_sound(size_t n_samples, const float * samples) {
         nullptr, [&] { return mtmd_bitmap_init_from_audio(n_samples, samples); });
 }
 
-mtmd_input_chunks * plr_bitmap_cut(const plr_projector * projector, const mtmd_bitmap * bitmap) {
+mtmd_input_chunks * plr_bitmap_cut(plr_projector * projector, const mtmd_bitmap * bitmap) {
     remember("");
     return guarded<mtmd_input_chunks *>(nullptr, [&]() -> mtmd_input_chunks * {
+        const auto ctx = projector->load();
+        if (ctx == nullptr) {
+            return nullptr;
+        }
         std::unique_ptr<mtmd_input_chunks, decltype(&mtmd_input_chunks_free)> chunks(
             mtmd_input_chunks_init(), mtmd_input_chunks_free);
         const mtmd_input_part   part{nullptr, bitmap};
         const mtmd_input_part * parts[] = {&part};
         const int code =
-            mtmd_tokenize_from_parts(projector->ctx, chunks.get(), parts, 1, false);
+            mtmd_tokenize_from_parts(ctx.get(), chunks.get(), parts, 1, false);
         return code == 0 ? chunks.release() : nullptr;
     });
 }
 
-static int compute(plr_projector * projector, plr_encode * encode,
-                   const mtmd_input_chunk * chunk) {
+static int compute(plr_projector * projector, plr_encode * encode, const mtmd_input_chunk * chunk,
+                   float * rows, size_t n_floats) {
     return guarded<int>(PLR_EXCEPTION, [&]() -> int {
         if (!encode->pass_border()) {
             return PLR_CANCELLED;
         }
+        const auto ctx = projector->load();
+        if (ctx == nullptr) {
+            throw std::runtime_error("the projector cannot be loaded again");
+        }
+        const int n_before = plr_log_n_unallocated();
         projector->current = encode;
-        const int code     = mtmd_encode_chunk(projector->ctx, chunk);
+        const int code     = mtmd_encode_chunk(ctx.get(), chunk);
         projector->current = nullptr;
+        if (code == 0) {
+            std::memcpy(rows, mtmd_get_output_embd(ctx.get()), n_floats * sizeof(float));
+        } else if (plr_log_n_unallocated() > n_before) {
+            projector->unload();
+        }
         // Of an encode that ended early the rows are not those of the chunk, with code 0.
         return encode->pass_border() ? code : PLR_CANCELLED;
     });
@@ -207,11 +253,9 @@ int plr_projector_encode(plr_projector * projector, plr_encode * encode,
         LongJob     job;
         job.compute = [&] {
             encode->run_on(&projector->thread);
-            code = compute(projector, encode, chunk);
+            code = compute(projector, encode, chunk, rows, n_floats);
             encode->run_on(nullptr);
-            if (code == 0) {
-                std::memcpy(rows, mtmd_get_output_embd(projector->ctx), n_floats * sizeof(float));
-            } else if (code == PLR_EXCEPTION) {
+            if (code == PLR_EXCEPTION) {
                 error = plr_last_error();
             }
         };

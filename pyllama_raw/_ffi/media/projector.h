@@ -30,17 +30,20 @@ plr_projector * plr_projector_new(plr_thread * thread, const char * path,
                                   const struct llama_model * model,
                                   const struct mtmd_context_params * params);
 void            plr_projector_free(plr_projector * projector);
+/* Until an encode gets no memory: the file is loaded anew then. */
 mtmd_context *  plr_projector_ctx(const plr_projector * projector);
 /* Bytes of weights and of compute buffers, on all devices; 0: they cannot be told. */
 size_t          plr_projector_bytes(const char * path, const struct mtmd_context_params * params);
 
 /* The image or sound in *data*, whose first bytes the caller has looked at; NULL: it is none. */
-mtmd_bitmap * plr_bitmap_read(const plr_projector * projector, const uint8_t * data, size_t size);
+mtmd_bitmap * plr_bitmap_read(plr_projector * projector, const uint8_t * data, size_t size);
 /* Pixels of 3 bytes; NULL for *pixels*: a bitmap of this size without content. */
 mtmd_bitmap * plr_bitmap_image(uint32_t n_x, uint32_t n_y, const uint8_t * pixels);
 mtmd_bitmap * plr_bitmap_sound(size_t n_samples, const float * samples);
 /* The chunks of a bitmap, which may begin and end with text; NULL: it cannot be cut. */
-mtmd_input_chunks * plr_bitmap_cut(const plr_projector * projector, const mtmd_bitmap * bitmap);
+mtmd_input_chunks * plr_bitmap_cut(plr_projector * projector, const mtmd_bitmap * bitmap);
+/* Whether rows of *chunk* see those before them only. */
+bool plr_chunk_is_causal(plr_projector * projector, const mtmd_input_chunk * chunk);
 
 #define PLR_CANCELLED (-1001)
 /*
