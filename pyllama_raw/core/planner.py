@@ -1,4 +1,8 @@
-"""What a driver asks of a scheduler, whatever its requests are for."""
+"""
+What a driver asks of a scheduler, whatever its requests are for.
+
+One without a memory keeps nothing of past requests, and none of its requests has spans.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Sequence as Items
 from typing import Literal, Protocol
 
 from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.memory.cache_stats import CacheStats
+from pyllama_raw.core.memory.cache_stats import CacheStats, Ledger
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.stats import Occupancy, SchedulerStats
 from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
@@ -42,15 +46,6 @@ class Planner(Protocol):
     def cancel(self, request_id: int, now: float, reason: FinishReason = ...) -> bool:
         """End a request before the next step; False if it has ended already."""
 
-    def media_ready(self, request_id: int, n_spans: int) -> bool:
-        """The rows of the first *n_spans* spans of a request are there; False: it has ended."""
-
-    def spare(self, request_id: int) -> int:
-        """How many first spans of a request need no rows, because the cache has them."""
-
-    def take_wanted(self) -> list[tuple[int, int]]:
-        """Who needs rows that were spared, and from which span on."""
-
     def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
         """End a request by *error* before the next step; False if it has ended already."""
 
@@ -66,9 +61,6 @@ class Planner(Protocol):
     def take_report(self, report: Written | Fetched) -> None:
         """A file that a plan asked for is complete, or read."""
 
-    def last_plans(self) -> Iterator[StepPlan]:
-        """What is to be kept of idle slots when no request is left."""
-
     @property
     def occupancy(self) -> Occupancy:
         """What there is to do and what is held, at little cost."""
@@ -76,8 +68,28 @@ class Planner(Protocol):
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
 
+    # -- what a scheduler without a memory leaves as it is ------------------------
+
+    def media_ready(self, request_id: int, n_spans: int) -> bool:  # noqa: ARG002
+        """The rows of the first *n_spans* spans of a request are there; False: it has ended."""
+        return False
+
+    def spare(self, request_id: int) -> int:  # noqa: ARG002
+        """How many first spans of a request need no rows, because the cache has them."""
+        return 0
+
+    def take_wanted(self) -> list[tuple[int, int]]:
+        """Who needs rows that were spared, and from which span on."""
+        return []
+
+    def last_plans(self) -> Iterator[StepPlan]:
+        """What is to be kept of idle slots when no request is left."""
+        return iter(())
+
     def cache_stats(self) -> CacheStats:
         """What is kept of past requests."""
+        return Ledger(0, 0).stats()
 
-    def clear_cache(self, salt: str | None = None) -> int:
+    def clear_cache(self, salt: str | None = None) -> int:  # noqa: ARG002
         """Forget what is kept of *salt*, or all; returns bytes freed."""
+        return 0

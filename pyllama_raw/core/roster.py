@@ -189,6 +189,15 @@ class Roster:
                 self._unseat(running, now)
                 self.parked[request_id] = sequence
 
+    def end(
+        self, request_id: int, end: FinishReason | PyllamaError, now: float
+    ) -> bool:
+        """End a request; False if it has ended already."""
+        sequence = self.alive.get(request_id)
+        if sequence is not None:
+            self.finish(sequence, end, now)
+        return sequence is not None
+
     def finish(
         self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
     ) -> None:

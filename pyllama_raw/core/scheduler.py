@@ -165,11 +165,7 @@ class Scheduler:
         reason: FinishReason = FinishReason.CANCELLED,
     ) -> bool:
         """End a request at once; False if it has ended already."""
-        sequence = self._roster.alive.get(request_id)
-        if sequence is None:
-            return False
-        self._roster.finish(sequence, reason, now)
-        return True
+        return self._roster.end(request_id, reason, now)
 
     def media_ready(self, request_id: int, n_spans: int) -> bool:
         """
@@ -203,10 +199,7 @@ class Scheduler:
 
     def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
         """End a request by *error*, as when its rows never come; False if it has ended."""
-        sequence = self._roster.alive.get(request_id)
-        if sequence is not None:
-            self._roster.finish(sequence, error, now)
-        return sequence is not None
+        return self._roster.end(request_id, error, now)
 
     def take_events(self) -> list[Event]:
         """Events that arose outside apply(): cancelled, past the deadline, no space."""
@@ -266,9 +259,7 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
         for request_id in self._roster.deadlines.expired(now):
-            sequence = self._roster.alive.get(request_id)
-            if sequence is not None:
-                self._roster.finish(sequence, FinishReason.DEADLINE, now)
+            self._roster.end(request_id, FinishReason.DEADLINE, now)
         if self._policy is not None:
             self._policy.begin(now)
         if self._for_priority:

@@ -40,7 +40,7 @@ class Occupancy(NamedTuple):
     budget: int | None = None  # of the last plan; None: it divided nothing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
     """The scheduler at one moment. Finished + failed + running + waiting = submitted."""
 
@@ -54,13 +54,13 @@ class SchedulerStats:
     """Prompt tokens of the requests in the queue."""
     n_cells: int
     """KV cells of the context."""
-    n_cells_used: int
+    n_cells_used: int = 0
     """KV cells that hold tokens."""
-    kv_bytes_used: int
+    kv_bytes_used: int = 0
     """What these take, by the size that a state was measured to have; 0 if it has one size."""
-    cache_bytes: int
+    cache_bytes: int = 0
     """Bytes of snapshots in host memory, with those on their way."""
-    disk_bytes: int
+    disk_bytes: int = 0
     """Bytes of files of the cache."""
     submitted: int
     """Requests that came since the start."""
@@ -68,13 +68,13 @@ class SchedulerStats:
     """Requests that ended without an error, by finish reason."""
     failed: int
     """Requests that ended with an error."""
-    policy_faults: int
+    policy_faults: int = 0
     """How often a hook of the scheduling policy raised or returned what it must not."""
     preempted: int
     """How often a request lost its slot."""
-    swapped: int
+    swapped: int = 0
     """How often host memory kept what such a request had; else it is computed again."""
-    swapped_bytes: int
+    swapped_bytes: int = 0
     """Bytes that were kept so since the start."""
     shifted: int
     """How often a full slot dropped its oldest tokens."""

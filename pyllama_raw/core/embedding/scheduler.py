@@ -8,7 +8,7 @@ in steps that follow each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from pyllama_raw.core.budget import StepBudget
@@ -17,8 +17,7 @@ from pyllama_raw.core.embedding.packer import TextPacker
 from pyllama_raw.core.embedding.progress import Progress
 from pyllama_raw.core.embedding.request import EmbedRequest
 from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.memory.cache_stats import CacheStats, Ledger
-from pyllama_raw.core.planner import Note
+from pyllama_raw.core.planner import Note, Planner
 from pyllama_raw.core.request import Embedded, Event, FinishReason, Request
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Counters, Occupancy, SchedulerStats
@@ -37,7 +36,7 @@ from pyllama_raw.errors import PyllamaError
 STREAM_SHARE = 0.5  # of target_step_s
 
 
-class EmbedScheduler:
+class EmbedScheduler(Planner):
     """
     Texts of many requests, a step at a time.
 
@@ -53,7 +52,7 @@ class EmbedScheduler:
         token_budget: int | None = None,
         target_step_s: float = 0.3,
     ) -> None:
-        self.limits = limits
+        self._limits = limits
         self._speed = PrefillSpeed()
         target_s = STREAM_SHARE * target_step_s
         self._budget = StepBudget(token_budget, target_s, limits.n_batch, self._speed)
@@ -65,6 +64,10 @@ class EmbedScheduler:
         self._planned = 0.0
         self._note: Note = lambda *_: None
         self._n_alone = 0  # steps to come with a single text, after one that failed
+
+    @property
+    def limits(self) -> ContextLimits:
+        return self._limits
 
     def watch(self, note: Note) -> None:
         """Call *note*, and nobody else, when a request is in a step for the first time."""
@@ -95,18 +98,11 @@ class EmbedScheduler:
         reason: FinishReason = FinishReason.CANCELLED,
     ) -> bool:
         """End a request; False if it has ended already."""
-        progress = self._requests.get(request_id)
-        if progress is None:
-            return False
-        self._finish(progress, now, reason)
-        return True
+        return self._end(request_id, reason, now)
 
     def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
         """End a request by *error*; False if it has ended already."""
-        progress = self._requests.get(request_id)
-        if progress is not None:
-            self._finish(progress, now, None, error)
-        return progress is not None
+        return self._end(request_id, error, now)
 
     def take_events(self) -> list[Event]:
         """What has happened since the last call."""
@@ -118,7 +114,7 @@ class EmbedScheduler:
         for request_id in self._deadlines.expired(now):
             self.cancel(request_id, now, FinishReason.DEADLINE)
         self._planned = now
-        n_texts = 1 if self._n_alone else self.limits.n_slots
+        n_texts = 1 if self._n_alone else self._limits.n_slots
         plan = self._packer.pack(self._budget.limit(streams=True), n_texts)
         for work in plan.works:
             progress = self._requests[work.request_id]
@@ -158,9 +154,9 @@ class EmbedScheduler:
                 index = progress.complete(now)
                 self._events.append(Embedded(work.request_id, index, output.values))
                 if progress.is_done:
-                    self._finish(progress, now, FinishReason.STOP)
+                    self._end(work.request_id, FinishReason.STOP, now)
             elif isinstance(output, RowFailed):
-                self._finish(progress, now, None, output.error)
+                self._end(work.request_id, output.error, now)
             else:
                 progress.advance(len(work.tokens))
         self._packer.served(served.values())
@@ -170,52 +166,27 @@ class EmbedScheduler:
         if len(plan.works) > 1:
             self._n_alone = len(plan.works)
         else:
-            progress = self._requests[plan.works[0].request_id]
-            self._finish(progress, now, None, result.error)
+            assert result.error is not None
+            self._end(plan.works[0].request_id, result.error, now)
 
-    def _finish(
-        self,
-        progress: Progress,
-        now: float,
-        reason: FinishReason | None,
-        error: PyllamaError | None = None,
-    ) -> None:
-        del self._requests[progress.request.request_id]
+    def _end(
+        self, request_id: int, end: FinishReason | PyllamaError, now: float
+    ) -> bool:
+        """False if it has ended already."""
+        progress = self._requests.pop(request_id, None)
+        if progress is None:
+            return False
         self._packer.remove(progress)
-        self._events.append(progress.end(reason, error, now))
-        if reason is None:
-            self._counters.failed += 1
+        if isinstance(end, FinishReason):
+            self._counters.finished[end] += 1
+            self._events.append(progress.end(end, None, now))
         else:
-            self._counters.finished[str(reason)] += 1
-
-    # -- what only a scheduler with a memory has ----------------------------------
-
-    def media_ready(self, request_id: int, n_spans: int) -> bool:  # noqa: ARG002
-        """Texts have no spans."""
-        return False
-
-    def spare(self, request_id: int) -> int:  # noqa: ARG002
-        """Texts have no spans."""
-        return 0
-
-    def take_wanted(self) -> list[tuple[int, int]]:
-        """Texts have no spans."""
-        return []
+            self._counters.failed += 1
+            self._events.append(progress.end(None, end, now))
+        return True
 
     def take_report(self, report: Written | Fetched) -> None:
         """No file is ever asked for."""
-
-    def last_plans(self) -> Iterator[StepPlan]:
-        """Nothing is kept."""
-        return iter(())
-
-    def cache_stats(self) -> CacheStats:
-        """Nothing is kept."""
-        return Ledger(0, 0).stats()
-
-    def clear_cache(self, salt: str | None = None) -> int:  # noqa: ARG002
-        """Nothing is kept."""
-        return 0
 
     @property
     def occupancy(self) -> Occupancy:
@@ -227,19 +198,12 @@ class EmbedScheduler:
         """Requests run once they were in a step."""
         counters, requests = self._counters, self._requests.values()
         return SchedulerStats(
-            n_slots=self.limits.n_slots,
+            n_slots=self._limits.n_slots,
             running=self.occupancy.n_running,
             waiting=self.occupancy.n_waiting,
             waiting_tokens=sum(
                 one.request.n_prompt for one in requests if not one.has_begun
             ),
-            n_cells=self.limits.n_cells,
-            n_cells_used=0,
-            swapped=0,
-            swapped_bytes=0,
-            kv_bytes_used=0,
-            cache_bytes=0,
-            disk_bytes=0,
-            policy_faults=0,
+            n_cells=self._limits.n_cells,
             **asdict(counters),
         )
