@@ -37,6 +37,7 @@ class StepRecord(NamedTuple):
     host_s: float = 0.0  # of planning, of taking the result in and of telling it
     decode_s: float = 0.0  # in llama_decode; also what ran before it was planned
     sample_s: float = 0.0  # of choosing tokens
+    restore_s: float = 0.0  # of copying back from host memory or files
     status: str = "ok"  # how the decode ended
     decodes: tuple[tuple[int, int], ...] = ()  # request_id, slot
     chunks: tuple[tuple[int, int, int], ...] = ()  # request_id, slot, tokens
@@ -62,6 +63,7 @@ class Entry(NamedTuple):
     host_s: float
     decode_s: float
     sample_s: float
+    restore_s: float
     status: str
     request_ids: tuple[int, ...]
     slots: tuple[int, ...]
@@ -151,6 +153,7 @@ class StepLog:
             host_s,
             result.decode_s,
             result.sample_s,
+            sum(result.restore_s.values()),
             result.status.value,
             request_ids,
             slots,
@@ -186,6 +189,7 @@ def record_of(entry: Entry) -> StepRecord:
         entry.host_s,
         entry.decode_s,
         entry.sample_s,
+        entry.restore_s,
         entry.status,
         decodes,
         chunks,

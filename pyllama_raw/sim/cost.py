@@ -87,6 +87,9 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     """
     The least squares fit to *records* in which nothing costs less than nothing.
 
+    A loaded token costs what restores took, if there were some: core decides by that whether a
+    swap is worth it, and whole steps are too noisy to tell.
+
     Raises:
         ConfigError: there are fewer steps than it takes to know anything.
     """
@@ -99,7 +102,7 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     sizes = np.array([(1, *record[2:7]) for record in records], dtype=float)
     seconds = np.array([record.seconds for record in records])
     held = np.arange(len(records)) % HELD_OUT == HELD_OUT - 1
-    costs = _least_squares(sizes[~held], seconds[~held])
+    costs = _least_squares(sizes[~held], seconds[~held], _restore_s(records))
     known, found = seconds[~held], sizes[~held] @ costs
     variance = float(((known - known.mean()) ** 2).sum())
     r2 = 1 - float(((known - found) ** 2).sum()) / variance if variance else 1.0
@@ -110,16 +113,25 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     return Fit(model, r2, float(error), total_error, len(records))
 
 
+def _restore_s(records: Sequence[StepRecord]) -> float | None:
+    """Of a token; None if none was restored."""
+    each = [r.restore_s / r.n_loaded for r in records if r.restore_s and r.n_loaded]
+    return median(each) if each else None
+
+
 def _least_squares(
-    sizes: NDArray[np.float64], seconds: NDArray[np.float64]
+    sizes: NDArray[np.float64], seconds: NDArray[np.float64], last: float | None
 ) -> NDArray[np.float64]:
     """Without negative costs: what would have one is left out, the worst first."""
     import numpy as np
 
     scale = np.maximum(sizes.max(axis=0), 1.0)
-    used = list(range(sizes.shape[1]))
+    used = list(range(sizes.shape[1] - (last is not None)))
+    if last is not None:
+        seconds = seconds - last * sizes[:, -1]
     while True:
         costs = np.zeros(sizes.shape[1])
+        costs[-1] = last or 0.0
         found, *_ = np.linalg.lstsq(sizes[:, used] / scale[used], seconds, rcond=None)
         costs[used] = found / scale[used]
         if not used or (costs >= 0).all():

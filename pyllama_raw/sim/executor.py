@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pyllama_raw.core.request import CacheTier, Request
 from pyllama_raw.core.step import (
     Computed,
+    Load,
     Output,
     Sampled,
     Save,
@@ -78,7 +79,9 @@ class SimExecutor:
         outputs = tuple(map(self._output, plan.works))
         if not plan.moves:
             return StepResult(outputs=outputs)
-        return StepResult(outputs=outputs, saved=self._saved(plan))
+        return StepResult(
+            outputs=outputs, saved=self._saved(plan), restore_s=self._restore_s(plan)
+        )
 
     def _output(self, work: Work) -> Output:
         if not work.samples:
@@ -100,3 +103,11 @@ class SimExecutor:
                 if n_bytes <= move.max_bytes:
                     saved[move.save_id] = Saved(None, n_bytes)
         return saved
+
+    def _restore_s(self, plan: StepPlan) -> dict[int, float]:
+        """By slot: core decides by them whether a swap is worth it."""
+        return {
+            move.slot: self._cost.loaded_token * sum(p.stop - p.start for p in move.pieces)
+            for move in plan.moves
+            if type(move) is Load
+        }

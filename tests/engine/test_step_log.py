@@ -78,7 +78,8 @@ def test_a_record_says_who_was_computed():
     log.add(plan, scheduler, 0.0, 0.5)
     scheduler.add(make_request(9, n_prompt=20, max_tokens=3), 0.0)
     plan = scheduler.schedule(1.0)
-    result = answer(plan)._replace(decode_s=0.25, sample_s=0.125)
+    times = {"decode_s": 0.25, "sample_s": 0.125, "restore_s": {0: 0.5, 1: 0.25}}
+    result = answer(plan)._replace(**times)
     scheduler.apply(plan, result, 1.5)
     log.add(plan, scheduler, 1.0, 1.5, result=result, host_s=0.0625)
 
@@ -94,6 +95,7 @@ def test_a_record_says_who_was_computed():
             host_s=0.0625,
             decode_s=0.25,
             sample_s=0.125,
+            restore_s=0.75,
             decodes=((7, 0),),
             chunks=((9, 1, 7),),
         ),

@@ -108,6 +108,23 @@ def test_deadlines_end_requests():
     assert max(figures.e2e_s) < 4.5
 
 
+PRESSED = Workload(60, rate=20, prompt=Lengths(60), output=Lengths(100), seed=3)
+SMALL = Machine(n_slots=8, n_ctx_slot=256, n_cells=400, cached_tokens=4000)
+
+
+@pytest.mark.parametrize(("loaded_token", "n_restored"), [(1e-5, 20), (1e-2, 1)])
+def test_a_swap_is_chosen_by_what_a_restore_takes(loaded_token, n_restored):
+    """
+    As live: who lost its slot is swapped, until a restore was slower than to compute it again.
+    """
+    log = StepLog()
+    cost = CostModel(loaded_token=loaded_token)
+    simulate(PRESSED, replace(SMALL, cost=cost), log=log)
+
+    assert sum(record.n_preempted for record in log) == 20
+    assert sum(record.restore_s > 0 for record in log) == n_restored
+
+
 # -- what policies are for -------------------------------------------------------------
 
 OVERLOAD = Workload(n_requests=400, rate=8, seed=1)
@@ -235,6 +252,18 @@ def test_nothing_costs_less_than_nothing():
         records.append(StepRecord(0.0, seconds, n, 0, 0, 0, 0, 1, 0, 1))
 
     assert fit(records).cost.prefill_token == 0
+
+
+def test_a_restore_costs_what_was_measured():
+    """
+    However noisy the steps are that it is a part of.
+    """
+    rng, log = Random(0), StepLog()  # noqa: S311
+    cost = CostModel(loaded_token=2e-5)
+    simulate(PRESSED, replace(SMALL, cost=cost), log=log)
+    noisy = [r._replace(seconds=r.seconds * rng.uniform(0.5, 1.5)) for r in log]
+
+    assert fit(noisy).cost.loaded_token == pytest.approx(2e-5)
 
 
 def test_too_few_steps_are_no_log():
