@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.native
 
 N_REQUESTS = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "24"))
-N_DEFAULT = min(N_REQUESTS, 12)
+N_DEFAULT = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "12"))
 N_APART = 3  # steps between two arrivals: slots are taken again when the next one comes
 N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
 
