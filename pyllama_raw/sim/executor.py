@@ -106,8 +106,9 @@ class SimExecutor:
 
     def _restore_s(self, plan: StepPlan) -> dict[int, float]:
         """By slot: core decides by them whether a swap is worth it."""
-        return {
-            move.slot: self._cost.loaded_token * sum(p.stop - p.start for p in move.pieces)
+        tokens = {
+            move.slot: sum(piece.stop - piece.start for piece in move.pieces)
             for move in plan.moves
             if type(move) is Load
         }
+        return {slot: self._cost.loaded_token * n for slot, n in tokens.items()}

@@ -6,7 +6,6 @@ runs that.
 """
 
 import json
-import subprocess
 import tarfile
 from collections import Counter
 from pathlib import Path
