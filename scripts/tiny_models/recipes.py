@@ -121,6 +121,13 @@ EMBEDDING = (
     Recipe(
         "bert-labels", "bert", BERT | {"pooling_type": RANK} | LABELS, memory="none"
     ),
+    Recipe(  # rows of several parts for short_tile.h, the last one uneven
+        "bert-wide",
+        "bert",
+        BERT | {"pooling_type": RANK, "feed_forward_length": 912},
+        memory="none",
+        more=PAIRED,
+    ),
     Recipe(
         "nomic-bert-moe",
         "nomic-bert-moe",

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "cells.h"
 #include "llama.h"
@@ -40,12 +41,15 @@ class Kernels {
         is_deterministic_         = deterministic && has_streams();
         follows_                  = is_fast_ && follows;
         makes_vectors_            = is_fast_ && params->embeddings;
-        attends_texts_            = makes_vectors_ && FloatProduct::is_usable();
+        attends_texts_            = makes_vectors_ && multiplies_floats();
         params->cb_eval           = on_node;
         params->cb_eval_user_data = this;
     }
 
   private:
+    using F32Product = FloatProduct<float_tile::Tile>;
+    using F16Product = FloatProduct<short_tile::Tile>;
+
     static bool on_node(ggml_tensor * node, bool, void * data) {
         static_cast<Kernels *>(data)->see(node);
         return false;  // the result of the node is not wanted
@@ -55,7 +59,7 @@ class Kernels {
         if (is_view(node) || joins(node)) {
             return;
         }
-        leader_ = nullptr;
+        const ggml_tensor * before = std::exchange(leader_, nullptr);
         if (node->op == GGML_OP_SET_ROWS && follows_) {
             follow(node);
         } else if (node->op == GGML_OP_CUSTOM) {
@@ -70,14 +74,18 @@ class Kernels {
             take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
                  Attention::state(node));
         } else if (makes_vectors_) {
-            see_for_vectors(node);
+            see_for_vectors(node, before);
         }
     }
 
-    void see_for_vectors(ggml_tensor * node) {
-        if (FloatProduct::takes(node)) {
-            const bool is_half = node->src[0]->type == GGML_TYPE_F16;
-            take(node, is_half ? kernels::F16 : kernels::F32, float_node_);
+    // *before* is the last node, if others can join it.
+    void see_for_vectors(ggml_tensor * node, const ggml_tensor * before) {
+        if (f32_.takes(node)) {
+            take(node, kernels::F32, f32_node_);
+            tail_ = leader_ = node;
+        } else if (f16_.takes(node)) {
+            const bool follows = before != nullptr && f16_node_.is_of(before);
+            take(node, kernels::F16, f16_node_, F16Product::state(node, follows ? before : nullptr));
             tail_ = leader_ = node;
         } else if (Gelu::takes(node)) {
             take(node, kernels::GELU, gelu_node_);
@@ -107,8 +115,8 @@ class Kernels {
         if (leader_ == nullptr) {
             return false;
         }
-        const bool is_product = float_node_.is_of(leader_);
-        if (!(is_product ? FloatProduct::joins : Norm::joins)(leader_, tail_, node)) {
+        const bool is_norm = norm_node_.is_of(leader_);
+        if (!(is_norm ? Norm::joins : F32Product::joins)(leader_, tail_, node)) {
             return false;
         }
         n_taken[kernels::GELU] += node->op == GGML_OP_UNARY;
@@ -133,8 +141,8 @@ class Kernels {
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
         for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &streams_node_, &attention_node_,
-                                        &text_node_, &float_node_, &gelu_node_, &norm_node_,
-                                        &halves_node_}) {
+                                        &text_node_, &f32_node_, &f16_node_, &gelu_node_,
+                                        &norm_node_, &halves_node_}) {
             if (ours->is_of(node)) {
                 NodeState::of(node).reset();
                 return;
@@ -190,12 +198,15 @@ class Kernels {
     Product<product::Q4_1> q4_1_;
     Product<product::Q8_0> q8_0_;
     ColumnProduct          streams_;
+    F32Product             f32_;
+    F16Product             f16_;
     const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
     const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
     const CustomNode streams_node_{ColumnProduct::compute, &streams_};
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode text_node_{TextAttention::compute, &orders_};
-    const CustomNode float_node_{FloatProduct::compute, nullptr};
+    const CustomNode f32_node_{F32Product::compute, &f32_};
+    const CustomNode f16_node_{F16Product::compute, &f16_};
     const CustomNode gelu_node_{Gelu::compute, nullptr};
     const CustomNode norm_node_{Norm::compute, nullptr};
     const CustomNode halves_node_{Halves::compute, nullptr};

@@ -16,10 +16,11 @@ struct NodeState {
     float   scale, max_bias;  // of attention, from the operation that was replaced
     float   epsilon;          // of a norm
     int32_t has_gelu;         // a product, because GELU has joined it
+    int32_t has_columns;      // a product, whose columns the one before it has packed
     int32_t n_ready;  // threads that have passed wait_for_all()
     int32_t n_taken;  // parts that threads have taken
 
-    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 6 * sizeof(int32_t);
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 7 * sizeof(int32_t);
 
     static NodeState & of(ggml_tensor * node) {
         return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ggml.h"
 #include "simd.h"
 
 namespace float_tile {
@@ -94,5 +95,31 @@ PLR_AVX2 PLR_CALLED inline void add(float * out, size_t stride, const float * pa
         _mm256_storeu_ps(out + c * stride + 8, sums[c][1]);
     }
 }
+
+// For FloatProduct, which reads columns where they are.
+struct Tile {
+    static constexpr ggml_type kType         = GGML_TYPE_F32;
+    static constexpr bool      kPacksColumns = false;
+    static constexpr int       kDepth = 192;  // values of a row at a time: a panel is 12 KiB
+    static constexpr int       kOnce  = 1;    // a row has a multiple of these
+
+    using Column = float[kDepth];
+    struct Panel {
+        alignas(64) float values[kDepth * kPanel];
+    };
+
+    static void pack(Panel & to, const char * from, size_t stride, int n_rows, int n) {
+        float_tile::pack(to.values, from, stride, n_rows, false, n);
+    }
+
+    static void add(float * out, size_t stride, const Panel & panel,
+                    const Column * const (&columns)[kColumns], int n, bool begins) {
+        const float * at[kColumns];
+        for (int c = 0; c < kColumns; ++c) {
+            at[c] = *columns[c];
+        }
+        float_tile::add(out, stride, panel.values, at, n, begins);
+    }
+};
 
 }  // namespace float_tile

@@ -12,6 +12,7 @@
 #include "halves.h"
 #include "norm.h"
 #include "product.h"
+#include "short_tile.h"
 #include "text_attention.h"
 
 namespace kernels {
@@ -35,8 +36,8 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"q4_1", kAvx512, Product<product::Q4_1>::is_usable},
     {"q8_0", kAvx512, Product<product::Q8_0>::is_usable},
     {"streams", "x86-64", ColumnProduct::is_usable},  // only if deterministic
-    {"f32", kAvx2, FloatProduct::is_usable},  // these five only where vectors are made of texts
-    {"f16", kAvx2, FloatProduct::is_usable},
+    {"f32", kAvx2, multiplies_floats},  // these five only where vectors are made of texts
+    {"f16", kAvx2, multiplies_floats},
     {"gelu", kAvx2, has_avx2},
     {"norm", kAvx2, has_avx2},
     {"halves", kAvx2, has_avx2},

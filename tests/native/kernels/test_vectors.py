@@ -1,5 +1,7 @@
 """Our kernels where texts become vectors: products of floats, GELU, texts side by side."""
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import quantize
+from tests.api.bert_reference import BertReference
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -34,17 +37,20 @@ def vectors_of(path: Path, **fields: object) -> Iterator[Context]:
 
 
 def embed(context: Context, lengths: list[int], pooling_values: int) -> np.ndarray:
-    """A row for each text; the texts are random, and computed at once."""
-    rng = np.random.default_rng(len(lengths))
+    """A row for each text; the texts are computed at once."""
     batch = Batch(256)
-    for slot, length in enumerate(lengths):
-        tokens = array("i", rng.integers(3, 200, length).tolist())
+    for slot, tokens in enumerate(random_texts(lengths)):
         batch.add_scored(tokens, 0, slot)
     context.decode(batch)
     rows = [
         np.frombuffer(context.vector(slot), np.float32) for slot in range(len(lengths))
     ]
     return np.stack(rows).reshape(-1, pooling_values)
+
+
+def random_texts(lengths: list[int]) -> list[array[int]]:
+    rng = np.random.default_rng(len(lengths))
+    return [array("i", rng.integers(3, 200, length).tolist()) for length in lengths]
 
 
 def takes(*computes: str) -> list[str]:
@@ -100,6 +106,25 @@ def test_products_of_floats_are_exact_sums():
         found, expected = (embed(c, [20, 3, 100], 64) for c in (fast, slow))
 
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_products_of_halves_lose_what_half_floats_lose(tmp_path: Path):
+    """
+    Scores are as near to those in 64 bits as those of libllama, which makes half floats of
+    columns; rows have one part or several.
+    """
+    path = tmp_path / "half.gguf"
+    quantize(tiny_model("bert-wide"), path, "f16")
+    reference, lengths = BertReference(path), [13, 40, 1, 96, 7, 20, 33, 5]
+    expected = [reference.scores(tokens)[0] for tokens in random_texts(lengths)]
+    floats = {"pooling": "rank", "flash_attn": "off"}
+    with (
+        vectors_of(path, **floats) as fast,
+        vectors_of(path, fast_kernels=False, **floats) as slow,
+    ):
+        found, others = (embed(c, lengths, 1)[:, 0] - expected for c in (fast, slow))
+
+    assert np.linalg.norm(found) <= np.linalg.norm(others)
 
 
 def test_a_context_that_generates_leaves_floats_to_libllama():
