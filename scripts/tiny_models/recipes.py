@@ -20,6 +20,7 @@ ATTENTION = (
     Recipe("llama-ends", "llama", LLAMA, output="ends"),
     Recipe("llama-no-vocab", "llama", LLAMA, has_vocab=False),
     Recipe("qwen2", "qwen2", sizes(2, 1, n_embd=128)),
+    Recipe("bloom", "bloom", sizes(2, 2, attention__layer_norm_epsilon=1e-5)),  # ALiBi
     Recipe("llama-moe", "llama", sizes(2, 1) | experts()),
     Recipe("qwen3moe", "qwen3moe", sizes(2, 1) | experts()),
     Recipe(

@@ -89,6 +89,29 @@ async def test_no_prefix_is_shared_across_sets(engine):
     assert [r.token_ids for r in first] == [r.token_ids for r in second]
 
 
+async def test_a_file_with_two_names_is_two_adapters(engine):
+    """
+    Either name gives its output and what the other one has cached; both together are a set of
+    their own, twice as strong. One that is unloaded leaves the other.
+    """
+    wanted = [await alone({"lora-a": scale}) for scale in (1.0, 2.0)]
+    await engine.load_adapter("again", tiny_adapter("lora-a"))
+    sets = {"lora-a": 1.0}, {"again": 1.0}, {"lora-a": 1.0, "again": 1.0}
+
+    results = [await engine.complete(PROMPT, GREEDY, adapters=a) for a in sets]
+    await engine.unload_adapter("lora-a")
+    left = await engine.complete(PROMPT, GREEDY, adapters={"again": 1.0})
+
+    found = [result.token_ids for result in [*results, left]]
+    assert found == [wanted[0], wanted[0], wanted[1], wanted[0]]
+    assert wanted[0] != wanted[1]
+    assert [result.usage.cached_tokens > 0 for result in results] == [
+        False,
+        True,
+        False,
+    ]
+
+
 async def test_files_of_the_cache_belong_to_a_set_and_a_salt(tmp_path):
     """
     Another process finds what the same adapters computed, and nothing of other sets; what is

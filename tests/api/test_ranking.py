@@ -12,6 +12,7 @@ import pytest
 from pyllama_raw import (
     AsyncEngine,
     ContextConfig,
+    EmbeddingConfig,
     EmbeddingFailed,
     EngineConfig,
     InvalidRequest,
@@ -36,9 +37,10 @@ DOCUMENTS = [
 ]
 
 
-def open_engine(model: str | Path):
+def open_engine(model: str | Path, **fields: Any):
     path = tiny_model(model) if isinstance(model, str) else model
-    return AsyncEngine.open(path, EngineConfig(context=ContextConfig(n_threads=1)))
+    config = EngineConfig(context=ContextConfig(n_threads=1), **fields)
+    return AsyncEngine.open(path, config)
 
 
 class PairVocab:
@@ -119,6 +121,24 @@ async def test_documents_are_ranked(name):
         assert one.scores.keys() == alone[one.index].scores.keys()
         found, expected = list(one.scores.values()), alone[one.index].scores.values()
         np.testing.assert_allclose(found, list(expected), atol=1e-6)
+
+
+@native
+async def test_a_causal_reranker_reads_a_pair_in_parts():
+    """
+    Its last token sees all before it: a pair that no step holds has the scores of a whole one.
+    """
+    documents = [*DOCUMENTS, "pandas eat bamboo, and so on, " * 20]
+    async with open_engine("qwen3-rank") as engine:
+        whole = await engine.rank(QUERY, documents)
+    small = EmbeddingConfig(max_step_tokens=64)
+    async with open_engine("qwen3-rank", embedding=small) as engine:
+        parts = await engine.rank(QUERY, documents)
+
+    assert [one.index for one in parts] == [one.index for one in whole]
+    for one, other in zip(parts, whole, strict=True):
+        found, expected = list(one.scores.values()), list(other.scores.values())
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @native

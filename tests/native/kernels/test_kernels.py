@@ -195,10 +195,13 @@ def _mixed(context: Context, n_vocab: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kv_unified", [True, False])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "qwen3moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen2", "bloom", "gemma3", "qwen3moe", "gpt-oss"]
+)
 def test_attention_has_the_digits_of_the_plain_one(name, kv_unified):
     """
-    One pool and several, windows, heads that share keys; what it cannot do is left.
+    One pool and several, windows, heads that share keys, biases of heads; what it cannot do is
+    left.
     """
     fields = {"kv_unified": kv_unified}
     with (
