@@ -17,28 +17,10 @@ from pathlib import Path
 
 from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.projector import Projector
+from scripts.mutations import metadata, tensors
 from scripts.mutations.command import Files, search
 from scripts.mutations.gguf_file import ARRAY, F32, STRING, U32, File, Value, read
-from scripts.mutations.metadata import (
-    change_array,
-    change_header,
-    change_number,
-    change_text,
-    change_type,
-    huge_array,
-    random_scalar,
-    remove_key,
-)
 from scripts.mutations.mutations import Mutation, mutate
-from scripts.mutations.tensors import (
-    drop_tensor,
-    fill_data,
-    move,
-    rename,
-    reshape,
-    retype,
-    retype_all,
-)
 from scripts.mutations.trial import prepare, text_model
 from tests.native.media_support import sample
 from tests.tiny import PROJECTORS, tiny_projector
@@ -94,10 +76,12 @@ def add_key(rng: random.Random, file: File) -> str:
     key = f"clip.{name}".encode()
     kind = rng.choice((U32, U32, F32, 7, STRING, ARRAY))
     if kind == ARRAY:
-        numbers = [random_scalar(rng, U32) for _ in range(rng.choice((0, 1, 2, 4)))]
+        numbers = [
+            metadata.random_scalar(rng, U32) for _ in range(rng.choice((0, 1, 2, 4)))
+        ]
         file.values[key] = Value(ARRAY, numbers, U32)
     else:
-        file.values[key] = Value(kind, random_scalar(rng, kind))
+        file.values[key] = Value(kind, metadata.random_scalar(rng, kind))
     return f"{key.decode()}: {str(file.values[key].data)[:60]} as {kind}"
 
 
@@ -109,22 +93,22 @@ def change_kind(rng: random.Random, file: File) -> str:
 
 
 MUTATIONS: tuple[tuple[Mutation, int], ...] = (
-    (change_number, 30),
+    (metadata.change_number, 30),
     (add_key, 14),
     (change_kind, 6),
-    (remove_key, 5),
-    (change_type, 5),
-    (change_array, 4),
-    (change_text, 2),
-    (huge_array, 2),
-    (change_header, 2),
-    (retype, 14),
-    (retype_all, 4),
-    (reshape, 14),
-    (move, 1),
-    (rename, 3),
-    (drop_tensor, 6),
-    (fill_data, 4),
+    (metadata.remove_key, 5),
+    (metadata.change_type, 5),
+    (metadata.change_array, 4),
+    (metadata.change_text, 2),
+    (metadata.huge_array, 2),
+    (metadata.change_header, 2),
+    (tensors.retype, 14),
+    (tensors.retype_all, 4),
+    (tensors.reshape, 14),
+    (tensors.move, 1),
+    (tensors.rename, 3),
+    (tensors.drop_tensor, 6),
+    (tensors.fill_data, 4),
 )
 
 

@@ -1,4 +1,4 @@
-"""What may be done to an encode while it runs: pause it, go on, cancel it."""
+"""One encode: how far it has come, and how it is cancelled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyllama_raw.native.libllama import ffi, lib
 
 class Encode(Handle):
     """
-    One call of Projector.encode(). A pause or the end comes at the next border of a layer.
+    One call of Projector.encode(), which a cancel ends at the next border of a layer.
 
     Thread:
         Any.
@@ -20,14 +20,8 @@ class Encode(Handle):
             raise MemoryError("plr_encode_new")
         super().__init__(pointer, lib.plr_encode_free)
 
-    def pause(self) -> None:
-        lib.plr_encode_pause(self.ptr, True)
-
-    def resume(self) -> None:
-        lib.plr_encode_pause(self.ptr, False)
-
     def cancel(self) -> None:
-        """For good, also if it is paused or has not begun."""
+        """For good, also if it has not begun."""
         lib.plr_encode_cancel(self.ptr)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, Self
 
 from pyllama_raw.errors import (
@@ -20,6 +19,7 @@ from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.compute_thread import ComputeThread, compute_thread
 from pyllama_raw.native.cut import Cut, RowRun, Run, TokenRun
+from pyllama_raw.native.demand import available_bytes
 from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import devices, ffi, last_error, lib
@@ -44,17 +44,17 @@ class Projector(Handle):
     def __init__(
         self,
         pointer: Any,
-        params: Any,
         *,
         path: str,
         model: Model,
         thread: ComputeThread,
+        n_bytes: int,
     ) -> None:
         super().__init__(pointer, lib.plr_projector_free, parents=[model, thread])
         self._thread = thread  # contexts share it as long as somebody holds it
         self.path, self.model = path, model
         self.n_embd = model.n_embd_inp  # width of a row
-        self._params = params
+        self.n_bytes = n_bytes  # weights and compute buffers; 0: it cannot be told
         self._n_vocab = model.n_vocab
         ctx = lib.plr_projector_ctx(pointer)
         self.sees = bool(lib.mtmd_support_vision(ctx))
@@ -83,28 +83,24 @@ class Projector(Handle):
 
         Raises:
             ModelLoadFailed: there is no such file, or it is damaged.
-            ProjectorLoadFailed: it is no projector, or one for another model.
+            ProjectorLoadFailed: it is no projector, or one for another model; or it needs
+                more memory than there is.
             Unsupported: a kind that needs more than the image.
         """
         name = os.fspath(path)
         on_device = use_gpu and any(device.kind == "gpu" for device in devices())
         check_projector(name, on_host=not on_device)
         params = _params(n_threads, use_gpu, min_tokens, max_tokens)
+        n_bytes = _memory(name, params, on_host=not on_device)
         thread = compute_thread()
         since = log.mark()
         raw = lib.plr_projector_new(thread.ptr, os.fsencode(name), model.ptr, params)
         if raw == ffi.NULL:
             said = last_error() or log.last_errors(since) or "mtmd gave no reason"
             raise ProjectorLoadFailed(name, said)
-        projector = cls(raw, params, path=name, model=model, thread=thread)
+        projector = cls(raw, path=name, model=model, thread=thread, n_bytes=n_bytes)
         projector._check_words()
         return projector
-
-    @cached_property
-    def n_bytes(self) -> int:
-        """Memory of weights and compute buffers; 0: it cannot be told."""
-        params = ffi.new("struct mtmd_context_params *", self._params[0])
-        return int(lib.plr_projector_bytes(os.fsencode(self.path), params))
 
     def cut(self, bitmap: Bitmap) -> Cut:
         """
@@ -210,6 +206,22 @@ class Projector(Handle):
             sections,
             moves,
         )
+
+
+def _memory(path: str, params: Any, *, on_host: bool) -> int:
+    """
+    Bytes that a projector needs; weights are not read, and no buffer is touched.
+
+    Raises:
+        ProjectorLoadFailed: there is less: Linux would end the process in an encode.
+    """
+    needed = int(lib.plr_projector_bytes(os.fsencode(path), params))
+    available = available_bytes()
+    if on_host and available is not None and needed > available:
+        raise ProjectorLoadFailed(
+            path, f"it needs {needed} bytes, available are {available}"
+        )
+    return needed
 
 
 def _image_positions(image: Any, n_cells: int) -> tuple[array[int], ...]:

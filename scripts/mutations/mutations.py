@@ -9,51 +9,30 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from scripts.mutations import metadata, tensors
 from scripts.mutations.gguf_file import File
-from scripts.mutations.metadata import (
-    add_key,
-    change_array,
-    change_header,
-    change_id,
-    change_name,
-    change_number,
-    change_text,
-    change_tokens,
-    change_type,
-    huge_array,
-    remove_key,
-)
-from scripts.mutations.tensors import (
-    drop_tensor,
-    fill_data,
-    move,
-    rename,
-    reshape,
-    retype,
-    retype_all,
-)
 
 Mutation = Callable[[random.Random, File], str]
 
 MUTATIONS: tuple[tuple[Mutation, int], ...] = (
-    (change_number, 20),
-    (change_id, 5),
-    (add_key, 14),
-    (remove_key, 4),
-    (change_type, 6),
-    (change_array, 8),
-    (change_tokens, 6),
-    (change_name, 5),
-    (change_text, 3),
-    (huge_array, 2),
-    (change_header, 3),
-    (retype, 8),
-    (retype_all, 3),
-    (reshape, 6),
-    (move, 2),
-    (rename, 3),
-    (drop_tensor, 3),
-    (fill_data, 3),
+    (metadata.change_number, 20),
+    (metadata.change_id, 5),
+    (metadata.add_key, 14),
+    (metadata.remove_key, 4),
+    (metadata.change_type, 6),
+    (metadata.change_array, 8),
+    (metadata.change_tokens, 6),
+    (metadata.change_name, 5),
+    (metadata.change_text, 3),
+    (metadata.huge_array, 2),
+    (metadata.change_header, 3),
+    (tensors.retype, 8),
+    (tensors.retype_all, 3),
+    (tensors.reshape, 6),
+    (tensors.move, 2),
+    (tensors.rename, 3),
+    (tensors.drop_tensor, 3),
+    (tensors.fill_data, 3),
 )
 
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "boundary/views.h"
 #include "cells.h"
 #include "llama.h"
 #include "table.h"
@@ -123,19 +124,6 @@ class Kernels {
         node->op = GGML_OP_NONE;
         tail_    = node;
         return true;
-    }
-
-    static bool is_view(const ggml_tensor * node) {
-        switch (node->op) {
-            case GGML_OP_NONE:
-            case GGML_OP_RESHAPE:
-            case GGML_OP_VIEW:
-            case GGML_OP_PERMUTE:
-            case GGML_OP_TRANSPOSE:
-                return true;
-            default:
-                return false;
-        }
     }
 
     // libllama computes a graph again without making its nodes anew.

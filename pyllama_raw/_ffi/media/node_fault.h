@@ -7,8 +7,9 @@
 
 #include <cstdint>
 
-#include "ggml.h"
+#include "boundary/views.h"
 #include "ggml-backend.h"
+#include "ggml.h"
 
 inline bool is_float(const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 || t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_BF16;
@@ -47,14 +48,11 @@ inline bool can_rotate(const ggml_tensor * node) {
 
 // Whether the types, numbers and indices of *node* are such that each kernel takes them.
 inline bool can_compute(const ggml_tensor * node) {
+    if (is_view(node)) {
+        return true;
+    }
     const ggml_tensor * first = node->src[0], *second = node->src[1];
     switch (node->op) {
-        case GGML_OP_NONE:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_VIEW:
-        case GGML_OP_PERMUTE:
-        case GGML_OP_TRANSPOSE:
-            return true;
         case GGML_OP_MUL_MAT:
         case GGML_OP_MUL_MAT_ID:
             return is_f32(second) || (second->type == first->type && is_float(first));

@@ -19,33 +19,14 @@
 
 struct plr_encode {
     // False: the encode is to end here. Others compute meanwhile.
-    bool pass_border() {
+    bool pass_border(ComputeThread & thread) {
         ++n_borders;
-        const int64_t took_ns = now_ns() - since_ns;
-        thread->give_way(took_ns, [this] { return pauses && !cancelled; });
+        thread.give_way(now_ns() - since_ns);
         since_ns = now_ns();
         return !cancelled;
     }
 
-    // Of an encode that runs on *where*; nullptr: it does not run any more.
-    void run_on(ComputeThread * where) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        thread   = where;
-        since_ns = now_ns();
-    }
-
-    void set(std::atomic<bool> & flag, bool value) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        flag = value;
-        if (thread != nullptr) {
-            thread->wake();
-        }
-    }
-
-    std::mutex           mutex;
-    ComputeThread *      thread   = nullptr;
     int64_t              since_ns = 0;  // when the last border was passed
-    std::atomic<bool>    pauses{false};
     std::atomic<bool>    cancelled{false};
     std::atomic<int32_t> n_borders{0};
 };
@@ -58,12 +39,8 @@ void plr_encode_free(plr_encode * encode) {
     delete encode;
 }
 
-void plr_encode_pause(plr_encode * encode, bool pauses) {
-    encode->set(encode->pauses, pauses);
-}
-
 void plr_encode_cancel(plr_encode * encode) {
-    encode->set(encode->cancelled, true);
+    encode->cancelled = true;
 }
 
 int32_t plr_encode_n_borders(const plr_encode * encode) {
@@ -129,8 +106,8 @@ static bool on_node(ggml_tensor * node, bool asks, void * data) {
         check_node(node);
         return is_border(node->name);
     }
-    plr_encode * encode = static_cast<plr_projector *>(data)->current;
-    return encode == nullptr || encode->pass_border();
+    const auto * projector = static_cast<plr_projector *>(data);
+    return projector->current == nullptr || projector->current->pass_border(projector->thread);
 }
 
 plr_projector * plr_projector_new(plr_thread * thread, const char * path,
@@ -220,7 +197,8 @@ mtmd_input_chunks * plr_bitmap_cut(plr_projector * projector, const mtmd_bitmap 
 static int compute(plr_projector * projector, plr_encode * encode, const mtmd_input_chunk * chunk,
                    float * rows, size_t n_floats) {
     return guarded<int>(PLR_EXCEPTION, [&]() -> int {
-        if (!encode->pass_border()) {
+        encode->since_ns = now_ns();
+        if (!encode->pass_border(projector->thread)) {
             return PLR_CANCELLED;
         }
         const auto ctx = projector->load();
@@ -237,7 +215,7 @@ static int compute(plr_projector * projector, plr_encode * encode, const mtmd_in
             projector->unload();
         }
         // Of an encode that ended early the rows are not those of the chunk, with code 0.
-        return encode->pass_border() ? code : PLR_CANCELLED;
+        return encode->pass_border(projector->thread) ? code : PLR_CANCELLED;
     });
 }
 
@@ -252,9 +230,7 @@ int plr_projector_encode(plr_projector * projector, plr_encode * encode,
         std::string error;  // of the compute thread
         LongJob     job;
         job.compute = [&] {
-            encode->run_on(&projector->thread);
             code = compute(projector, encode, chunk, rows, n_floats);
-            encode->run_on(nullptr);
             if (code == PLR_EXCEPTION) {
                 error = plr_last_error();
             }

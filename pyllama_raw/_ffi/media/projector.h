@@ -1,6 +1,6 @@
 /*
  * A projector makes rows of embeddings of images and sounds (mtmd.h). Nothing throws, and an
- * encode can be paused and cancelled at the borders of layers.
+ * encode gives way to steps, and can be cancelled, at the borders of layers.
  */
 #pragma once
 
@@ -12,11 +12,10 @@
 #include "mtmd.h"
 #include "step/step.h"
 
-/* What a caller may do to an encode while it runs, from any thread. */
+/* An encode, which any thread may cancel while it runs. */
 typedef struct plr_encode plr_encode;
 plr_encode * plr_encode_new(void);
 void         plr_encode_free(plr_encode * encode);
-void         plr_encode_pause(plr_encode * encode, bool pauses);
 void         plr_encode_cancel(plr_encode * encode);
 /* Borders of layers that were reached. */
 int32_t      plr_encode_n_borders(const plr_encode * encode);

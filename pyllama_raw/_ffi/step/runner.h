@@ -58,7 +58,8 @@ struct LongJob {
 // A thread, and the runners that have something for it to compute: first come, first served.
 class ComputeThread {
   public:
-    ComputeThread() : thread_(&ComputeThread::run, this) {}
+    explicit ComputeThread(int64_t (*clock)() = now_ns)
+        : clock_(clock), thread_(&ComputeThread::run, this) {}
 
     // All runners are gone.
     ~ComputeThread() {
@@ -81,40 +82,30 @@ class ComputeThread {
         done_.wait(lock, [&job] { return job.is_done; });
     }
 
-    // In a long job: compute what waits, for about as long as took_ns, the time since the
-    // last call; and as long as *waits* holds, which wake() has looked at again.
+    // In a long job: compute the steps that wait, for as long as took_ns, the time since the
+    // last call.
     //
-    // Streams must have gone on, or each of them would wait for two parts of the job: beside
-    // rows of an image they go on in every second step only. Python needs some time between
-    // two steps, so the next one is waited for.
-    template <typename Waits>
-    void give_way(int64_t took_ns, Waits && waits) {
+    // Until a stream has gone on, it is up to MOST times as long: else the stream would wait for
+    // two parts of the job, because beside rows of an image streams go on in every second step
+    // only. Python needs some time between two steps, so the next one is waited for.
+    void give_way(int64_t took_ns) {
         std::unique_lock<std::mutex> lock(mutex_);
-        const int64_t end_ns  = now_ns() + took_ns;
-        const int64_t n_steps = n_steps_ + MAX_WITHOUT, n_sampled = n_sampled_;
-        const auto    goes_on = [&] {
-            const bool some_wait = n_sampled_ == n_sampled && n_steps_ < n_steps;
-            return some_wait || now_ns() < end_ns || waits();
+        const int64_t start_ns = clock_(), n_sampled = n_sampled_;
+        const auto    goes_on  = [&] {
+            const bool has_sampled = n_sampled_ > n_sampled;
+            return clock_() - start_ns < took_ns * (has_sampled ? 1 : MOST);
         };
-        do {
-            queued_.wait(lock, [&] { return !queue_.empty() || !waits(); });
-            for (int64_t wait_ns = 0; goes_on() && comes(lock, wait_ns);) {
-                turn_of_first(lock);
-                wait_ns = took_ns / PATIENCE;
-            }
-        } while (waits());
-    }
-
-    void wake() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        queued_.notify_all();
+        for (int64_t wait_ns = 0; goes_on() && comes(lock, wait_ns);) {
+            turn_of_first(lock);
+            wait_ns = took_ns / PATIENCE;
+        }
     }
 
   private:
     friend class Runner;
 
-    static constexpr int MAX_WITHOUT = 2;  // steps at a border if none samples anything
-    static constexpr int PATIENCE    = 8;  // the part of took_ns that a step is waited for
+    static constexpr int MOST     = 4;  // times took_ns
+    static constexpr int PATIENCE = 4;  // the part of took_ns that a step is waited for
 
     void run();
     void turn_of_first(std::unique_lock<std::mutex> & lock);
@@ -131,10 +122,10 @@ class ComputeThread {
     std::list<Runner *>     queue_;
     std::list<LongJob *>    long_jobs_;
     Runner *                current_   = nullptr;  // whose turn it is
-    int64_t                 n_steps_   = 0;
-    int64_t                 n_sampled_ = 0;  // of them those that sampled rows
+    int64_t                 n_sampled_ = 0;  // steps that sampled rows
     bool                    quits_     = false;
 
+    int64_t (*const clock_)();
     const pid_t pid_ = getpid();
     std::thread thread_;  // last: it uses all of the above
 };
@@ -249,7 +240,6 @@ class Runner {
                 note_error();
             }
         }
-        ++thread_.n_steps_;
         thread_.n_sampled_ += job_.n_rows > 0;
         result_ = advanced < 0 ? advanced : code_;
         is_decoded_ = asked_ = false;
