@@ -67,6 +67,8 @@ _CLASSES: Final = {
 }
 _CLASS_OF: Final = {name: kind for kind, names in _CLASSES.items() for name in names}
 _NON_CAUSAL: Final = (ModelClass.ENCODER_ONLY, ModelClass.DIFFUSION)
+# Their attention reads no memory, so a text is computed at once, whatever the file states.
+_AT_ONCE: Final = (*_CLASSES[ModelClass.ENCODER_ONLY], "llama-embed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ def model_info(path: str, header: Header) -> ModelInfo:
         architecture=arch,
         model_class=kind,
         pooling=_pooling(path, arch, number(f"{arch}.pooling_type", -1)),
-        is_causal=values.get(f"{arch}.attention.causal", kind not in _NON_CAUSAL)
-        is True,
+        is_causal=arch not in _AT_ONCE
+        and values.get(f"{arch}.attention.causal", kind not in _NON_CAUSAL) is True,
         n_ctx_train=number(f"{arch}.context_length"),
         n_vocab=n_vocab or number(f"{arch}.vocab_size"),
         n_embd=number(f"{arch}.embedding_length_out")

@@ -53,6 +53,8 @@ _DIVISORS = (
     "ssm.time_step_rank",
     "wkv.head_size",
 )
+_WINDOW = "attention.sliding_window"  # the graphs of _WINDOWED always have one
+_WINDOWED = ("afmoe",)
 _MAY_BE_ZERO = (("plamo2", "ssm.group_count"), ("llama4", "interleave_moe_layer_step"))
 _SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
@@ -103,6 +105,10 @@ def _check_divisors(values: Mapping[str, Scalar]) -> None:
             raise DamagedFile(
                 f"{arch}.{name}=0 is not allowed: the file, or kv_overrides, must give 1 or more"
             )
+    if arch in _WINDOWED and not values.get(f"{arch}.{_WINDOW}"):
+        raise DamagedFile(
+            f"{arch}.{_WINDOW} is not stated: the file, or kv_overrides, must give 1 or more"
+        )
 
 
 def check_tensors(header: Header) -> None:

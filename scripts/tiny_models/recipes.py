@@ -139,6 +139,14 @@ EMBEDDING = (
     Recipe(
         "jina-bert-v2", "jina-bert-v2", BERT | {"pooling_type": MEAN}, memory="none"
     ),
+    Recipe(
+        "jina-bert-v3", "jina-bert-v3", BERT | {"pooling_type": MEAN}, memory="none"
+    ),
+    Recipe(
+        "llama-embed",
+        "llama-embed",
+        sizes(2, 1, pooling_type=MEAN, attention__causal=False),
+    ),
     Recipe("modern-bert", "modern-bert", BERT | {"pooling_type": CLS}, memory="none"),
     Recipe("neo-bert", "neo-bert", BERT | {"pooling_type": CLS}, memory="none"),
     Recipe("eurobert", "eurobert", BERT | {"pooling_type": MEAN}, memory="none"),

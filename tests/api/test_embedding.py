@@ -38,6 +38,8 @@ TEXTS = [
 POOLED = ["bert", "bert-cls", "nomic-bert-moe", "qwen3-embedding"]
 
 OTHER_ENCODERS = [
+    "jina-bert-v3",
+    "llama-embed",
     "nomic-bert",
     "jina-bert-v2",
     "modern-bert",
@@ -56,7 +58,7 @@ def open_engine(name: str, **fields: Any):
     return AsyncEngine.open(tiny_model(name), config(**fields))
 
 
-@pytest.mark.parametrize("name", [*POOLED, *OTHER_ENCODERS[:5]])
+@pytest.mark.parametrize("name", [*POOLED, *OTHER_ENCODERS[:7]])
 async def test_a_vector_does_not_depend_on_its_pack(name):
     """
     Texts that are embedded together get the vectors that they get alone.

@@ -118,6 +118,7 @@ def test_a_width_of_vectors_of_its_own_counts():
         (info_of("llama"), (GENERATE, EMBED)),
         (info_of("qwen3", pooling_type=3), (GENERATE, EMBED)),
         (info_of("llama", attention__causal=False), (EMBED,)),
+        (info_of("llama-embed", attention__causal=True), (EMBED,)),
         (info_of("bert", pooling_type=2), (EMBED,)),
         (info_of("bert", pooling_type=4), (EMBED,)),
         (info_of("bert", [HEAD], pooling_type=4), (EMBED, RANK)),

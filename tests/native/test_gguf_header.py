@@ -17,6 +17,8 @@ from pyllama_raw.native.gguf_check import is_weight_type
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
 from scripts.mutations.gguf_file import ARRAY, STRING, U32, File, Value, read
+from scripts.tiny_models import gguf
+from scripts.tiny_models.recipe import Recipe, experts, sizes
 from tests.tiny import RECIPES, tiny_model
 
 pytestmark = pytest.mark.native
@@ -323,3 +325,19 @@ def test_nothing_is_divided_by_zero(tmp_path, name, key):
     assert said in refusal(path)
     with pytest.raises(ModelLoadFailed, match=said):
         Model.load(tiny_model(name), kv_overrides={whole: 0})
+
+
+def test_a_window_that_a_graph_takes_for_granted_has_to_be_stated(tmp_path):
+    """
+    libllama would make memory without windows, and end the process with the first graph.
+    """
+    recipe = Recipe(
+        "afmoe", "afmoe", sizes(2, 1, n_layer=4, expert_shared_count=1) | experts()
+    )
+    path = tmp_path / "model.gguf"
+    gguf.write(recipe, path)
+    said = "afmoe.attention.sliding_window is not stated"
+
+    assert said in refusal(path)
+    with Model.load(path, kv_overrides={"afmoe.attention.sliding_window": 32}) as model:
+        assert model.n_swa == 32
