@@ -12,9 +12,8 @@ from argparse import Namespace
 from statistics import median
 from time import perf_counter
 
-import anyio
 from load.client import fixed_length, open_engine
-from load.measure import Report, arguments, median_ratio, parse
+from load.measure import Report, arguments, median_ratio, run_script
 from load.workloads import token_prompts
 
 from pyllama_raw import AsyncEngine, SamplingParams
@@ -63,13 +62,5 @@ async def measure(options: Namespace, report: Report) -> None:
     report.claim("computed_tokens_n8", most, "<=", N_PROMPT + 2 * N_OUTPUTS)
 
 
-def main() -> int:
-    """Run the script."""
-    options = parse(arguments(__doc__))
-    report = Report("choices", options)
-    anyio.run(measure, options, report)
-    return report.finish()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script("choices", measure, arguments(__doc__)))

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import anyio
-from load.measure import Report, arguments, parse, say
+from load.measure import Report, arguments, run_script, say
 from load.workloads import token_prompts
 
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
@@ -141,13 +141,5 @@ async def measure(options: Namespace, report: Report) -> None:
     report.claim("longest_gap_to_median_step", median(ratios), "<=", 1.25)
 
 
-def main() -> int:
-    """Run the script."""
-    options = parse(arguments(__doc__))
-    report = Report("disk_read", options)
-    anyio.run(measure, options, report)
-    return report.finish()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script("disk_read", measure, arguments(__doc__)))

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from statistics import median
 
-import anyio
-from load.measure import Report, arguments, median_ratio, parse
+from load.measure import Report, arguments, median_ratio, run_script
 from load.rounds import results
 from peers.openers import peer_opener
 
@@ -87,10 +86,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--rate", type=float, default=1.0, help="calls a second (1)")
-    options = parse(parser)
-    report = Report("equal_arrivals", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("equal_arrivals", measure, parser)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from load.measure import Report, arguments, parse, say
+from load.measure import Report, arguments, run_script, say
 from load.workloads import generator, token_prompts
 from peers.llama_server import completed, llama_server
 
@@ -148,10 +148,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--budgets", type=int, nargs="+", default=[16, 64, 512])
-    options = parse(parser)
-    report = Report("equality", options, timed=False)
-    compare(options, report)
-    return report.finish()
+    return run_script("equality", compare, parser, timed=False)
 
 
 if __name__ == "__main__":

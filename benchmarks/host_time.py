@@ -24,7 +24,7 @@ from time import thread_time
 
 import anyio
 from fakes import N_WARMUP, answer, engine_host_s, running_scheduler
-from load.measure import Report, arguments, parse, say
+from load.measure import Report, arguments, run_script, say
 
 from pyllama_raw import (
     AsyncEngine,
@@ -148,10 +148,7 @@ def main() -> int:
 
     parser = arguments(__doc__)
     parser.set_defaults(model=str(tiny_model("llama")))
-    options = parse(parser)
-    report = Report("host_time", options)
-    measure(options, report)
-    return report.finish()
+    return run_script("host_time", measure, parser)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import Report, arguments, median_ratio, run_script, say
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
@@ -103,13 +103,5 @@ def measure(options: Namespace, report: Report) -> None:
         )
 
 
-def main() -> int:
-    """Run the script."""
-    options = parse(arguments(__doc__))
-    report = Report("kernels", options)
-    measure(options, report)
-    return report.finish()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script("kernels", measure, arguments(__doc__)))

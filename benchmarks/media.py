@@ -24,7 +24,7 @@ from typing import Protocol
 
 import anyio
 import numpy as np
-from load.measure import Report, arguments, parse, say
+from load.measure import Report, arguments, run_script, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
 
@@ -276,10 +276,7 @@ def main() -> int:
     parser.add_argument(
         "--min-encode-s", type=float, default=2.0, help="seconds alone at least (2)"
     )
-    options = parse(parser)
-    report = Report("media", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("media", measure, parser)
 
 
 if __name__ == "__main__":

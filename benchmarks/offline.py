@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 
 import anyio
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import Report, arguments, median_ratio, run_script, say
 from load.workloads import token_prompts
 from peers.batched_bench import batched_bench
 from peers.openers import PEERS, peer_opener
@@ -153,10 +153,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 4, 8, 16, 32])
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS))
-    options = parse(parser)
-    report = Report("offline", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("offline", measure, parser)
 
 
 if __name__ == "__main__":

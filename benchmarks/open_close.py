@@ -15,7 +15,7 @@ import anyio
 import psutil  # type: ignore[import-untyped]
 from load.client import fixed_length, open_engine
 from load.machine import settled_rss_bytes
-from load.measure import Report, arguments, parse
+from load.measure import Report, arguments, run_script
 
 N_SLOTS, N_CTX = 2, 256
 NEVER_CLOSES = """
@@ -89,10 +89,7 @@ def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--cycles", type=int, default=100)
-    options = parse(parser)
-    report = Report("open_close", options, timed=False)
-    measure(options, report)
-    return report.finish()
+    return run_script("open_close", measure, parser, timed=False)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from time import perf_counter
 
 import anyio
 from load.client import Call, EngineTarget, Run, closed_loop, open_engine
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import Report, arguments, median_ratio, run_script, say
 from load.workloads import token_prompts
 
 from pyllama_raw import AsyncEngine
@@ -154,10 +154,7 @@ def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--heap", type=int, default=100_000, help="objects (100000)")
-    options = parse(parser)
-    report = Report("pauses", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("pauses", measure, parser)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 
-from load.measure import Report, arguments, parse
+from load.measure import Report, arguments, run_script
 from load.workloads import token_prompts
 
 from pyllama_raw import (
@@ -135,13 +135,5 @@ def measure(options: Namespace, report: Report) -> None:
             report.claim(f"{n} tokens: swapped to computed", ratio, "<=", 1.0)
 
 
-def main() -> int:
-    """Run the script."""
-    options = parse(arguments(__doc__))
-    report = Report("preemption", options)
-    measure(options, report)
-    return report.finish()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script("preemption", measure, arguments(__doc__)))

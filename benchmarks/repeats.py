@@ -18,9 +18,8 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import anyio
 import numpy as np
-from load.measure import Report, arguments, parse, say
+from load.measure import Report, arguments, run_script, say
 
 from pyllama_raw import AsyncEngine, CacheConfig, EngineConfig, Result, SamplingParams
 
@@ -105,10 +104,7 @@ def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=100, help="how many (100)")
-    options = parse(parser)
-    report = Report("repeats", options, timed=False)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("repeats", measure, parser, timed=False)
 
 
 if __name__ == "__main__":

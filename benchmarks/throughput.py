@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import anyio
 from load.client import Call, EngineTarget, closed_loop, fixed_length, open_engine
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import Report, arguments, median_ratio, run_script, say
 from load.workloads import token_prompts
 from peers.batched_bench import batched_bench
 
@@ -177,10 +177,7 @@ def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--requests", type=int, default=32)
-    options = parse(parser)
-    report = Report("throughput", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("throughput", measure, parser)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from time import perf_counter
 import anyio
 from load.client import Call, EngineTarget, closed_loop
 from load.machine import settled_rss_bytes
-from load.measure import Report, arguments, median_ratio, parse, say
+from load.measure import Report, arguments, median_ratio, run_script, say
 from load.workloads import token_prompts
 
 from pyllama_raw import (
@@ -149,10 +149,7 @@ def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
     parser.add_argument("--requests", type=int, default=16, help="a case (16)")
-    options = parse(parser)
-    report = Report("two_engines", options)
-    anyio.run(measure, options, report)
-    return report.finish()
+    return run_script("two_engines", measure, parser)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,13 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Literal
+
+import anyio
 
 from pyllama_raw.bench.figures import median_ratio
 from pyllama_raw.bench.host import MAX_OTHERS
@@ -30,7 +33,16 @@ from pyllama_raw.results import percentile
 
 from .machine import OthersCpu
 
-__all__ = ["Claim", "Report", "arguments", "median_ratio", "parse", "percentile", "say"]
+__all__ = [
+    "Claim",
+    "Report",
+    "arguments",
+    "median_ratio",
+    "parse",
+    "percentile",
+    "run_script",
+    "say",
+]
 
 TEST_MODEL = "PYLLAMA_RAW_TEST_MODEL"
 
@@ -134,6 +146,23 @@ def parse(parser: ArgumentParser) -> Namespace:
     options.model = resolve_model(options.model or os.environ.get(TEST_MODEL))
     options.threads = ContextConfig(n_threads=options.threads).threads
     return options
+
+
+def run_script(
+    name: str,
+    measure: Callable[[Namespace, Report], object],
+    parser: ArgumentParser,
+    *,
+    timed: bool = True,
+) -> int:
+    """What most scripts do: the exit status of what *measure* reports; it may be async."""
+    options = parse(parser)
+    report = Report(name, options, timed=timed)
+    if iscoroutinefunction(measure):
+        anyio.run(measure, options, report)
+    else:
+        measure(options, report)
+    return report.finish()
 
 
 def say(line: str) -> None:

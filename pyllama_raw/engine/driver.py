@@ -124,8 +124,9 @@ class Driver:
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
         host_s = planned - start + self.clock() - end
-        add = partial(log.add, plan, self.scheduler, start, end)
-        add = partial(add, result=result, host_s=host_s)
+        add = partial(
+            log.add, plan, self.scheduler, start, end, result=result, host_s=host_s
+        )
         if not self.watchers.works(type(log).__name__, add):
             self.log = None
 
