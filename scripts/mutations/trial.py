@@ -40,7 +40,9 @@ from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.native import libllama
 from pyllama_raw.native.model import Model
 
-MAX_S = 20.0
+LOOK_S = 0.001  # between two looks at what runs
+# Of a trial, 20 s: looks, because who stops this process for a while stops the trials, too.
+MAX_LOOKS = 20_000
 MAX_BYTES = 6 * 2**30  # of addresses, those of threads and libraries included
 PROMPTS = ("The quick brown fox", "a")
 CONFIG = EngineConfig(
@@ -79,7 +81,6 @@ def text_model(path: Path) -> Model:
 def run_all(
     files: Iterable[tuple[int, bytes, str]],
     n_workers: int = 2,
-    max_s: float = MAX_S,
     attempt: Callable[[Path], str] | None = None,
 ) -> Iterator[Outcome]:
     """
@@ -90,7 +91,8 @@ def run_all(
     """
     attempt = attempt or _try
     prepare()
-    running: dict[int, tuple[int, str, Path, float]] = {}
+    running: dict[int, tuple[int, str, Path, int]] = {}
+    n_looks = 0
     with TemporaryDirectory(dir=_fast_folder()) as folder:
         source = iter(files)
         left = True
@@ -103,13 +105,11 @@ def run_all(
                 index, content, said = item
                 path = Path(folder) / f"{index}.gguf"
                 path.write_bytes(content)
-                running[_start(path, attempt)] = (
-                    index,
-                    said,
-                    path,
-                    time.monotonic() + max_s,
-                )
-            yield from _collect(running)
+                last_look = n_looks + MAX_LOOKS
+                running[_start(path, attempt)] = index, said, path, last_look
+            time.sleep(LOOK_S)
+            n_looks += 1
+            yield from _collect(running, n_looks)
 
 
 def _fast_folder() -> str | None:
@@ -163,12 +163,13 @@ async def _generate(path: Path) -> list[str]:
     return [result.text for result in results]
 
 
-def _collect(running: dict[int, tuple[int, str, Path, float]]) -> Iterator[Outcome]:
+def _collect(
+    running: dict[int, tuple[int, str, Path, int]], n_looks: int
+) -> Iterator[Outcome]:
     """Outcomes of the processes that have ended; those too late are ended."""
-    time.sleep(0.001)
-    for pid, (index, said, path, deadline) in list(running.items()):
+    for pid, (index, said, path, last_look) in list(running.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
-        late = not ended and time.monotonic() > deadline
+        late = not ended and n_looks > last_look
         if late:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
