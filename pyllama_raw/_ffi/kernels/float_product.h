@@ -79,7 +79,7 @@ class FloatProduct {
     static void compute(ggml_tensor * node, int ith, int n_threads, void * data) {
         const int   n_rows = int(node->ne[0]), n_columns = int(node->ne[1]);
         const int   n_chunks = (n_rows + kChunk - 1) / kChunk;
-        const int   n_groups = (n_columns + kGroup - 1) / kGroup;
+        const int   n_groups = std::max(1, std::min(kEach * n_threads / n_chunks, n_columns));
         const int   n_each   = n_chunks * n_groups;  // parts of a matrix
         const int   n_parts  = n_each * int(node->ne[2] * node->ne[3]);
         NodeState & state    = NodeState::of(node);
@@ -108,9 +108,9 @@ class FloatProduct {
     static constexpr int kBias = 2, kInput = 3;  // sources of a product that others have joined
     static constexpr int kPanel = float_tile::kPanel, kColumns = float_tile::kColumns;
     static constexpr int kDepth = Tile::kDepth;
-    static constexpr int kChunk = 32;    // rows that a thread takes at a time
-    static constexpr int kGroup = 768;   // and columns, for which it packs the rows anew
-    static constexpr int kBlock = 96;    // columns that stay in the cache of a core; whole tiles
+    static constexpr int kChunk = 32;  // rows that a thread takes at a time
+    static constexpr int kEach  = 4;   // parts for each thread, so that all have work to the end
+    static constexpr int kBlock = 48;  // columns that stay in the cache of a core; whole tiles
 
     // One product of a batch of them.
     struct Matrices {
@@ -154,7 +154,7 @@ class FloatProduct {
         constexpr int       n_panels = kChunk / kPanel;  // of a part
         const ggml_tensor & rows     = *of.node->src[0];
         Panel *             panels   = room(of.n_parts * n_panels);
-        alignas(64) float   sums[kBlock][kChunk];
+        alignas(64) float   sums[kBlock][kChunk] = {};
         for (int part = 0; part < of.n_parts; ++part) {
             for (int at = row; at < row_end; at += kPanel) {
                 Tile::pack(panels[part * n_panels + (at - row) / kPanel],
@@ -178,26 +178,28 @@ class FloatProduct {
                     }
                 }
             }
-            for (int c = block; c < end; ++c) {
-                finish(of, sums[c - block], row, row_end - row, c);
-            }
+            finish(of, sums[0], row, row_end - row, block, end - block);
         }
     }
 
-    // Does with *n* sums of a column what the nodes that have joined do, and puts them in place.
-    static void finish(const Matrices & of, float * sums, int row, int n, int column) {
+    // Does with *n* sums of each column what the nodes that have joined do, and puts them in
+    // place.
+    static void finish(const Matrices & of, float * sums, int row, int n, int column,
+                       int n_columns) {
         const ggml_tensor *bias = of.node->src[kBias], *input = of.node->src[kInput];
         if (bias != nullptr) {
-            joined::add(sums, static_cast<const float *>(bias->data) + row, n);
+            joined::add_row(sums, kChunk, n_columns, static_cast<const float *>(bias->data) + row,
+                            n);
         }
         if (NodeState::of(of.node).has_gelu) {
-            Attention::unit()->gelu(sums, sums, n);
+            Attention::unit()->gelu(sums, sums, n_columns * kChunk);
         }
-        if (input != nullptr) {
-            const char * data = static_cast<const char *>(input->data) + column * input->nb[1];
-            joined::add(sums, reinterpret_cast<const float *>(data) + row, n);
-        }
-        std::copy_n(sums, n, of.out + column * of.stride + row);
+        const size_t  stride = input == nullptr ? 0 : input->nb[1] / sizeof(float);
+        const float * more =
+            input == nullptr ? nullptr
+                             : static_cast<const float *>(input->data) + column * stride + row;
+        joined::place(of.out + column * of.stride + row, of.stride, sums, kChunk, more, stride,
+                      n_columns, n);
     }
 
     static void pack(const ggml_tensor & from, Column * to, int first, int last) {

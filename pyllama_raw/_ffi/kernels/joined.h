@@ -1,6 +1,9 @@
 // Nodes that join the one before them, which then does their work: they compute in place.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+
 #include "ggml.h"
 #include "simd.h"
 
@@ -18,9 +21,33 @@ inline bool is_row(const ggml_tensor * tensor, int64_t n) {
            tensor->ne[0] == n && ggml_nelements(tensor) == n;
 }
 
-PLR_AVX2 PLR_CALLED inline void add(float * to, const float * from, int n) {
-    for (int i = 0; i < n; ++i) {
-        to[i] += from[i];
+// Adds *row*, which has *n* values, to columns that stand *stride* floats apart.
+PLR_AVX2 PLR_CALLED inline void add_row(float * to, size_t stride, int n_columns,
+                                        const float * __restrict row, int n) {
+    for (int c = 0; c < n_columns; ++c, to += stride) {
+        for (int i = 0; i < n; ++i) {
+            to[i] += row[i];
+        }
+    }
+}
+
+// Copies *n* values of each column; adds those of *more*, if there are some. Strides are floats.
+PLR_AVX2 PLR_CALLED inline void place(float * __restrict to, size_t stride, const float * from,
+                                      size_t from_stride, const float * __restrict more,
+                                      size_t more_stride, int n_columns, int n) {
+    constexpr int kAhead = 8, kLine = 16;  // columns that are loaded ahead, floats
+    for (int c = 0; c < n_columns; ++c, to += stride, from += from_stride) {
+        if (more == nullptr) {
+            std::copy_n(from, n, to);
+            continue;
+        }
+        for (int i = 0; i < n; i += kLine) {
+            _mm_prefetch(more + kAhead * more_stride + i, _MM_HINT_T0);
+        }
+        for (int i = 0; i < n; ++i) {
+            to[i] = from[i] + more[i];
+        }
+        more += more_stride;
     }
 }
 
