@@ -8,7 +8,6 @@ import random
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Barrier
 from time import monotonic, sleep
 
@@ -39,7 +38,6 @@ from tests.api.media_engines import (
     picture,
 )
 from tests.media.files import wav_file
-from tests.native.support import run_python
 from tests.tiny import tiny_model, tiny_projector
 
 pytestmark = pytest.mark.native
@@ -301,45 +299,6 @@ def test_a_projector_of_another_model_opens_no_engine():
 
     with pytest.raises(ProjectorLoadFailed):
         Engine.open(tiny_model("gemma3"), config(path))
-
-
-ABORTS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from pyllama_raw import Audio, Engine, PyllamaError
-from tests.api.media_engines import GREEDY, config, picture
-from tests.media.files import wav_file
-from tests.native.test_projector import ultravox_of
-from tests.tiny import tiny_projector
-
-path = ultravox_of(8, Path(sys.argv[2]) / "eight.gguf")
-with Engine.open(tiny_projector("ultravox")[1], config(path)) as engine:
-    for _ in range(2):
-        try:
-            engine.complete(["a", Audio(wav_file(8000)), "b"], GREEDY)
-        except PyllamaError as error:
-            print(type(error).__name__, "output tokens" in str(error), flush=True)
-    print(engine.complete("a", GREEDY).usage.completion_tokens)
-with Engine.open(tiny_projector("llava")[1], config(tiny_projector("llava")[0])) as one:
-    try:
-        one.complete(["a", *[picture(i) for i in range(32)], "b " * 9000], GREEDY)
-    except PyllamaError as error:
-        print(type(error).__name__)
-"""
-
-
-def test_files_on_which_libraries_abort_fail_their_requests(tmp_path: Path):
-    """
-    A projector whose sizes do not agree: each request is an error, and the engine goes on.
-    """
-    root = Path(__file__).parents[2]
-
-    done = run_python(ABORTS, root, tmp_path)
-
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = ["EncodeFailed True", "EncodeFailed True", "6", "PromptTooLong"]
-    assert done.stdout.splitlines() == lines
 
 
 def test_a_slot_too_small_for_a_sound_is_told_before_it_is_decoded():
