@@ -342,6 +342,12 @@ class EngineConfig(Frozen):
                 raise wrong(name, value, f"at least {MIN_CHUNK}, if deterministic")
 
     @property
+    def resolved_model(self) -> ModelConfig:
+        """The model with what `deterministic` pins (docs/exactness.md)."""
+        pinned = {"use_extra_bufts": False} if self.deterministic else {}
+        return self.model.model_copy(update=pinned)
+
+    @property
     def resolved_context(self) -> ContextConfig:
         """The context with what `deterministic` pins (docs/exactness.md)."""
         if not self.deterministic:

@@ -151,6 +151,11 @@ def build_on(
     if config is not None and "model" in config.model_fields_set:
         _check_equal(model.config, config.model)
     config = (config or EngineConfig()).model_copy(update={"model": model.config})
+    if config.resolved_model != model.config:
+        raise ConfigError(
+            "deterministic=True needs weights in the order of the file: open the Model "
+            "with use_extra_bufts=False"
+        )
     try:
         use = model._use.share()
     except ClosedError:

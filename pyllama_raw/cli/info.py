@@ -83,7 +83,7 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
     capabilities = probe(path, config.model.kv_overrides)
     yield "file", {"path": str(path), **_file(capabilities)}
     capabilities.check(*Operation)
-    with Model.load(path, **config.model.model_dump()) as model:
+    with Model.load(path, **config.resolved_model.model_dump()) as model:
         yield "model", _model(model)
         used = with_projector(config, spec, path)
         if used is not None and used.media.mmproj is not None:

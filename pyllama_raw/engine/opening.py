@@ -109,7 +109,9 @@ def _wanted(needs: str | None) -> Iterable[Operation]:
 
 def model_options(config: EngineConfig | None) -> dict[str, Any]:
     """Options of the model that are not the default."""
-    return {} if config is None else config.model.model_dump(exclude_defaults=True)
+    if config is None:
+        return {}
+    return config.resolved_model.model_dump(exclude_defaults=True)
 
 
 def _import_all() -> None:

@@ -63,7 +63,7 @@ class Context(SlotMemory):
         abort: stops a decode while it is set; kept alive by the context.
         lanes: lanes[i] runs in the graph for slot i, see set_lanes().
         fast_kernels: our own kernels, where they are usable.
-        deterministic: what streams compute has the bits of each one alone, on CPUs.
+        deterministic: products do not depend on what is computed beside, on x86-64 CPUs.
         watch: notes whose kernels compute; kept alive by the context.
         fields: all others of ContextConfig, all optional; n_ctx and n_threads as numbers.
 

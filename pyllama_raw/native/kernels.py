@@ -11,7 +11,7 @@ from pyllama_raw.native.libllama import ffi, lib, text
 class Kernel(NamedTuple):
     """One row of the table of our kernels."""
 
-    computes: str  # "attention", products of "streams", or with a type of weights
+    computes: str  # "attention", products by "columns", or with a type of weights
     needs: str  # of the CPU
     is_usable: bool  # on this machine
 
@@ -54,7 +54,7 @@ class Kernels(Handle):
             follows: whether all slots share one pool of cells, in one cache: then cells are
                 listed by position, so sums do not depend on where they lie. What is done to
                 slots has to be told.
-            deterministic: the one that multiplies each of several streams like one alone.
+            deterministic: the one that multiplies each column like one alone.
         """
         pointer = lib.plr_kernels_attach(params, fast, follows, deterministic)
         return None if pointer == ffi.NULL else cls(pointer, lib.plr_kernels_free)

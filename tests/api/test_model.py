@@ -142,6 +142,20 @@ async def test_cancelling_one_who_opens_leaves_the_others(path, loaded):
 
 
 @pytest.mark.anyio
+async def test_deterministic_needs_weights_in_the_order_of_the_file(path, loaded):
+    """
+    Kernels for another order depend on what is computed beside; a shared model has one order.
+    """
+    config = CONFIG.model_copy(update={"deterministic": True})
+    async with Model.open(path) as model:
+        with pytest.raises(ConfigError, match="use_extra_bufts=False"):
+            await AsyncEngine.open(model, config)
+    async with Model.open(path, ModelConfig(use_extra_bufts=False)) as model:
+        async with AsyncEngine.open(model, config) as engine:
+            assert engine.info.config.deterministic
+
+
+@pytest.mark.anyio
 async def test_options_of_the_model_are_those_it_was_loaded_with(path, loaded):
     """
     An engine takes them over; options that differ are refused, and both are named.

@@ -31,7 +31,7 @@ class Kernels {
   public:
     // Products need more of the CPU than attention, so one row decides for all that are fast.
     static bool has_fast() { return kernels::is_usable(kernels::attention_row()); }
-    static bool has_streams() { return kernels::is_usable(kernels::STREAMS); }
+    static bool has_columns() { return kernels::is_usable(kernels::COLUMNS); }
 
     int64_t n_taken[kernels::N_ROWS] = {};  // operations of all graphs, by row of the table
     Cells   cells;
@@ -39,7 +39,7 @@ class Kernels {
     // With *follows* there is one pool of cells in one cache, and they are listed by position.
     void attach(llama_context_params * params, bool fast, bool follows, bool deterministic) {
         is_fast_                  = fast && has_fast();
-        is_deterministic_         = deterministic && has_streams();
+        is_deterministic_         = deterministic && has_columns();
         follows_                  = is_fast_ && follows;
         makes_vectors_            = is_fast_ && params->embeddings;
         attends_texts_            = makes_vectors_ && multiplies_floats();
@@ -69,8 +69,8 @@ class Kernels {
             take(node, kernels::Q4_1, q4_1_node_);
         } else if (is_fast_ && has_q8_0_ && q8_0_.takes(node)) {
             take(node, kernels::Q8_0, q8_0_node_);
-        } else if (is_deterministic_ && are_streams() && streams_.takes(node)) {
-            take(node, kernels::STREAMS, streams_node_);
+        } else if (is_deterministic_ && columns_.takes(node, are_streams())) {
+            take(node, kernels::COLUMNS, columns_node_);
         } else if (is_fast_ && Attention::takes(node)) {
             take(node, kernels::attention_row(), attends_texts_ ? text_node_ : attention_node_,
                  Attention::state(node));
@@ -128,7 +128,7 @@ class Kernels {
 
     // libllama computes a graph again without making its nodes anew.
     void reset(ggml_tensor * node) const {
-        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &streams_node_, &attention_node_,
+        for (const CustomNode * ours : {&q4_1_node_, &q8_0_node_, &columns_node_, &attention_node_,
                                         &text_node_, &f32_node_, &f16_node_, &gelu_node_,
                                         &norm_node_, &halves_node_}) {
             if (ours->is_of(node)) {
@@ -185,12 +185,12 @@ class Kernels {
     Attention::Orders      orders_;  // of the graph that is being computed
     Product<product::Q4_1> q4_1_;
     Product<product::Q8_0> q8_0_;
-    ColumnProduct          streams_;
+    ColumnProduct          columns_;
     F32Product             f32_;
     F16Product             f16_;
     const CustomNode q4_1_node_{Product<product::Q4_1>::compute, &q4_1_};
     const CustomNode q8_0_node_{Product<product::Q8_0>::compute, &q8_0_};
-    const CustomNode streams_node_{ColumnProduct::compute, &streams_};
+    const CustomNode columns_node_{ColumnProduct::compute, &columns_};
     const CustomNode attention_node_{Attention::compute, &orders_};
     const CustomNode text_node_{TextAttention::compute, &orders_};
     const CustomNode f32_node_{F32Product::compute, &f32_};
@@ -207,7 +207,7 @@ class Kernels {
     int64_t     n_taken[1] = {};
     Cells       cells;
     static bool has_fast() { return false; }
-    static bool has_streams() { return false; }
+    static bool has_columns() { return false; }
     void        attach(llama_context_params *, bool, bool, bool) {}
 };
 

@@ -20,7 +20,7 @@ bool plr_kernels_row(int32_t index, plr_kernel * row) {
 plr_kernels * plr_kernels_attach(llama_context_params * params, bool fast, bool follows,
                                  bool deterministic) {
     return guarded<plr_kernels *>(nullptr, [&]() -> plr_kernels * {
-        if (!(fast && Kernels::has_fast()) && !(deterministic && Kernels::has_streams())) {
+        if (!(fast && Kernels::has_fast()) && !(deterministic && Kernels::has_columns())) {
             return nullptr;
         }
         auto * kernels = new plr_kernels;

@@ -13,7 +13,7 @@
 #include "llama.h"
 
 /*
- * What a kernel computes: "attention", products of "streams", or products with a type of weights
+ * What a kernel computes: "attention", products by "columns", or products with a type of weights
  * by its name.
  */
 typedef struct plr_kernel {
@@ -29,7 +29,8 @@ bool plr_kernels_row(int32_t index, plr_kernel * row);
  * Those of the context that is made from *params*, freed after it; NULL: none is usable, or
  * there is no memory. fast: those that are faster than libllama. follows: all slots share one
  * pool of cells, in one cache. Then the cells of a row are listed by position, and what is done
- * to slots has to be told. deterministic: the one by which streams do not depend on each other.
+ * to slots has to be told. deterministic: the one that multiplies each
+ * column like one alone.
  */
 typedef struct plr_kernels plr_kernels;
 plr_kernels * plr_kernels_attach(struct llama_context_params * params, bool fast, bool follows,

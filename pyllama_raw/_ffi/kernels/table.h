@@ -21,7 +21,7 @@ constexpr const char * kAvx512 = "AVX-512 F, BW, DQ, VL and VNNI";
 constexpr const char * kAvx2   = "AVX2, FMA and F16C";
 
 enum Index {
-    ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, STREAMS, F32, F16, GELU, NORM, HALVES, N_ROWS
+    ATTENTION_AVX512, ATTENTION_AVX2, Q4_1, Q8_0, COLUMNS, F32, F16, GELU, NORM, HALVES, N_ROWS
 };
 
 struct Row {
@@ -35,7 +35,7 @@ constexpr Row kTable[N_ROWS] = {  // of one kind the first usable row computes
     {"attention", kAvx2, has_avx2},
     {"q4_1", kAvx512, Product<product::Q4_1>::is_usable},
     {"q8_0", kAvx512, Product<product::Q8_0>::is_usable},
-    {"streams", "x86-64", ColumnProduct::is_usable},  // only if deterministic
+    {"columns", "x86-64", ColumnProduct::is_usable},  // only if deterministic
     {"f32", kAvx2, multiplies_floats},  // these five only where vectors are made of texts
     {"f16", kAvx2, multiplies_floats},
     {"gelu", kAvx2, has_avx2},

@@ -21,7 +21,7 @@ def test_each_kind_has_a_row_and_names_its_cpu():
         "attention",
         "q4_1",
         "q8_0",
-        "streams",
+        "columns",
         "f32",
         "f16",
         "gelu",
