@@ -9,7 +9,7 @@ are counted when they end, those that were there before included.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -95,6 +95,11 @@ class Histogram:
             self.counts[index] += end - start
         self.total += sum(ordered)
 
+    def add_one(self, value: float) -> None:
+        """A look at the bounds is all that one value needs."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """As Prometheus reads it."""
         n, buckets = 0, []
@@ -146,7 +151,7 @@ class EngineMetrics(Collector, Watcher):
         with self._lock:
             for name, value in values.items():
                 if value is not None:
-                    self._histograms[name].add((value,))
+                    self._histograms[name].add_one(value)
             self._histograms["vllm:inter_token_latency_seconds"].add(times.itl_s)
             self._reasons[reason] += 1
             self._ends[why(end)] += 1
