@@ -30,7 +30,9 @@ WIDE = sizes(2, 1, n_embd=256, n_ff=256)  # rows of whole blocks of 256 weights
 BLOCKS = {"blocks": WIDE, "blocks-moe": WIDE | experts()}
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-moe", "gemma3", "jamba", *BLOCKS])
+@pytest.fixture(
+    scope="module", params=["llama", "llama-moe", "gemma3", "jamba", *BLOCKS]
+)
 def model(request, tmp_path_factory):
     """With floats, or in blocks of 256 weights."""
     name, path = request.param, None
