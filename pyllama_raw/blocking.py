@@ -19,15 +19,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from threading import Lock, Thread
-from typing import (
-    TYPE_CHECKING,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Self,
-    TypeVar,
-    Unpack,
-)
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 import anyio

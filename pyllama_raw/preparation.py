@@ -108,11 +108,8 @@ class Preparation:
         if adapters := options.get("adapters"):
             request = self._adapters.adapt(request, adapters)
         if request.spans and params.prompt_logprobs is not None:
-            given, allowed = (
-                params.prompt_logprobs,
-                "None with images, sounds or aLoRAs",
-            )
-            raise InvalidSampling("prompt_logprobs", given, allowed)
+            allowed = "None with images, sounds or aLoRAs"
+            raise InvalidSampling("prompt_logprobs", params.prompt_logprobs, allowed)
         return _fork(request, params, seed, request_ids)
 
     async def encode(

@@ -281,9 +281,7 @@ class PromptEncoder:
         given = messages if taken is None else taken.messages
         text, origins = self._chat.render(given, settings)
         bos = self._bos_text
-        if (
-            self._vocab.add_bos and bos and text.startswith(bos)
-        ):  # add_special brings it
+        if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
             text, origins = text[n_own:], origins[n_own:]
         _check_text(text)

@@ -79,10 +79,8 @@ def pair_tokens(
         return array("i", [token] if wanted and token is not None else [])
 
     end = special(vocab.sep if vocab.eos is None else vocab.eos, vocab.add_eos)
-    begin, between = (
-        special(vocab.bos, vocab.add_bos),
-        special(vocab.sep, vocab.add_sep),
-    )
+    begin = special(vocab.bos, vocab.add_bos)
+    between = special(vocab.sep, vocab.add_sep)
     return begin + text(query) + end + between + text(document) + end
 
 

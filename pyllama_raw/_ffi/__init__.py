@@ -17,7 +17,6 @@ from typing import Any
 from pyllama_raw.errors import LibraryNotBuilt
 
 EXTENSION = "pyllama_raw._ffi._llama"
-LIBRARY_DIR = Path(__file__).parent / "lib"  # bundled libraries, if they are bundled
 
 
 def load() -> tuple[Any, Any]:

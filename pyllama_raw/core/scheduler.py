@@ -40,13 +40,7 @@ from pyllama_raw.core.roster import Roster
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Occupancy, SchedulerStats
-from pyllama_raw.core.step import (
-    DecodeStatus,
-    Fetched,
-    StepPlan,
-    StepResult,
-    Written,
-)
+from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
 from pyllama_raw.core.suspects import Suspects
 from pyllama_raw.core.victims import Victim
 from pyllama_raw.errors import BadMedia, PromptTooLong, PyllamaError

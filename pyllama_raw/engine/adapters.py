@@ -37,9 +37,7 @@ class LoadedAdapter(Protocol):
 
     digest: str  # of the file
     n_bytes: int  # of its tensors
-    invocation: tuple[
-        int, ...
-    ]  # it is at work from these tokens on; empty: it always is
+    invocation: tuple[int, ...]  # at work from these tokens on; empty: always
 
     def close(self) -> None:
         """Free it, if no executor has it."""
@@ -98,9 +96,8 @@ class Adapters:
             keys: of the prompts of the engine.
         """
         self._keys = keys or SpanKeys()
-        self.post: Callable[
-            [Callable[[], None]], Future[None]
-        ]  # runs it between two steps
+        # Runs a function between two steps.
+        self.post: Callable[[Callable[[], None]], Future[None]]
         self._host = host
         self._max_bytes = max_bytes
         self._lock = RLock()

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.config import (
-    CacheConfig,
-    ContextConfig,
-    EngineConfig,
-    SchedulerConfig,
-)
+from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache

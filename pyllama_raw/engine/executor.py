@@ -46,10 +46,7 @@ from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
-from pyllama_raw.errors import (
-    InvalidBatch,
-    NativeError,
-)
+from pyllama_raw.errors import InvalidBatch, NativeError
 from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native.gguf_header import (
-    NO_OVERRIDES,
-    Header,
-    Scalar,
-    read_header,
-)
+from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header, Scalar, read_header
 
 
 class ModelClass(StrEnum):

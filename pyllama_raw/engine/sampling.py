@@ -15,12 +15,7 @@ from typing import NamedTuple, Self
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.native import stages
 from pyllama_raw.native.grammar import Grammar
-from pyllama_raw.native.sampler import (
-    FIRST_MAX,
-    RowSampler,
-    SamplerChain,
-    TokenTable,
-)
+from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain, TokenTable
 from pyllama_raw.native.stages import Stage
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.sampling.params import SamplingParams

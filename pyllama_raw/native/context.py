@@ -8,12 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyllama_raw.errors import (
-    ContextFailed,
-    InvalidBatch,
-    InvalidRequest,
-    NativeError,
-)
+from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest, NativeError
 from pyllama_raw.native import log
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.adapter import Adapter, ControlVector, Lora

@@ -184,10 +184,8 @@ class Model(Handle):
     def meta(self) -> dict[str, str]:
         """GGUF metadata without arrays, values as text."""
         count = lib.llama_model_meta_count(self.ptr)
-        keys, values = (
-            lib.llama_model_meta_key_by_index,
-            lib.llama_model_meta_val_str_by_index,
-        )
+        keys = lib.llama_model_meta_key_by_index
+        values = lib.llama_model_meta_val_str_by_index
         return {self._meta(keys, i): self._meta(values, i) for i in range(count)}
 
     def _meta(self, read: Callable[..., int], index: int) -> str:

@@ -7,12 +7,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any, Self
 
-from pyllama_raw.errors import (
-    BadMedia,
-    EncodeFailed,
-    ProjectorLoadFailed,
-    Unsupported,
-)
+from pyllama_raw.errors import BadMedia, EncodeFailed, ProjectorLoadFailed, Unsupported
 from pyllama_raw.native import log
 from pyllama_raw.native.arrays import FLOAT32, pointer, zeros
 from pyllama_raw.native.bitmap import Bitmap
