@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 TOKEN = re.compile(r"\.\.\.|\w+|[^\w\s]")
-EXPORT = re.compile(r"\b(?:LLAMA|MTMD|GGML|GGML_BACKEND)_API\b|\bextern\b")
+MARKS = re.compile(  # they say nothing of a type
+    r"\b(?:(?:LLAMA|MTMD|GGML|GGML_BACKEND)_API|extern|GGML_RESTRICT)\b"
+)
 CONSTANT = re.compile(r"#define (\w+) (?:\.\.\.|(?!__|extern\b)[\w ()<>|~+*-]+)$")
 DEPRECATED = re.compile(r"(?:GGML_)?DEPRECATED\s*\((.*?),\s*\".*\)$", re.DOTALL)
 CALLBACK = re.compile(r"\(\s*\*\s*(\w+)\s*\)\s*\(")
@@ -46,7 +48,7 @@ def parse(source: str) -> Declarations:
         elif match := CONSTANT.match(line):
             found["constant", match[1]] = ()
     for statement in split("\n".join(body), ";"):
-        found.update(declaration(EXPORT.sub("", statement).strip()))
+        found.update(declaration(MARKS.sub("", statement).strip()))
     return found
 
 

@@ -6,7 +6,6 @@
 #define GGML_ROPE_TYPE_MROPE ...
 #define GGML_ROPE_TYPE_VISION ...
 #define GGML_N_TASKS_MAX ...
-#define GGML_RESTRICT ...
 #define LLAMA_DEFAULT_SEED ...
 #define LLAMA_TOKEN_NULL ...
 #define GGUF_VERSION ...
@@ -162,14 +161,14 @@ typedef void (* ggml_abort_callback_t) (const char * error_message);
 typedef bool (* ggml_abort_callback) (void * data);
 typedef void (* ggml_custom_op_t) (struct ggml_tensor * dst, int ith, int nth, void * userdata);
 typedef void (* ggml_log_callback) (enum ggml_log_level level, const char * text, void * user_data);
-typedef void (* ggml_from_float_t) (const float * GGML_RESTRICT x, void * GGML_RESTRICT y, int64_t k);
+typedef void (* ggml_from_float_t) (const float * x, void * y, int64_t k);
 typedef struct ggml_backend_buffer_type * ggml_backend_buffer_type_t;
 typedef struct ggml_backend_buffer * ggml_backend_buffer_t;
 typedef struct ggml_backend_reg * ggml_backend_reg_t;
 typedef struct ggml_backend_device * ggml_backend_dev_t;
 typedef struct ggml_backend_feature * (* ggml_backend_get_features_t) (ggml_backend_reg_t reg);
 typedef bool (* ggml_backend_sched_eval_callback) (struct ggml_tensor * t, bool ask, void * user_data);
-typedef void (* ggml_vec_dot_t) (int n, float * GGML_RESTRICT s, size_t bs, const void * GGML_RESTRICT x, size_t bx, const void * GGML_RESTRICT y, size_t by, int nrc);
+typedef void (* ggml_vec_dot_t) (int n, float * s, size_t bs, const void * x, size_t bx, const void * y, size_t by, int nrc);
 typedef struct llama_memory_i * llama_memory_t;
 typedef int32_t llama_pos;
 typedef int32_t llama_token;
