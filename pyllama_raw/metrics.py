@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -29,7 +28,7 @@ from pyllama_raw.engine.request_log import why
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.facts import Facts
 from pyllama_raw.health import HealthState
-from pyllama_raw.results import EngineStats, timings_of
+from pyllama_raw.results import EngineStats
 
 SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
 LONG_S = (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -89,10 +88,14 @@ class Histogram:
 
     def add(self, values: Iterable[float]) -> None:
         """Sorting them costs less than a look at the bounds for each."""
-        ordered = sorted(values)
-        ends = [bisect_right(ordered, bound) for bound in self.bounds]
-        for index, (start, end) in enumerate(pairwise([0, *ends, len(ordered)])):
+        ordered, start = sorted(values), 0
+        while start < len(ordered):
+            index = bisect_left(self.bounds, ordered[start])
+            end = len(ordered)
+            if index < len(self.bounds):
+                end = bisect_right(ordered, self.bounds[index], start)
             self.counts[index] += end - start
+            start = end
         self.total += sum(ordered)
 
     def add_one(self, value: float) -> None:
@@ -133,26 +136,30 @@ class EngineMetrics(Collector, Watcher):
 
     def ended(self, end: Finished) -> None:
         """Take in a request. Thread: the engine's."""
-        times = timings_of(end)
+        times = end.timings
+        start, admitted, first = times.submitted, times.admitted, times.first_token
+        decode_s = sum(times.itl)
         values = {
-            "vllm:time_to_first_token_seconds": times.ttft_s,
-            "vllm:request_time_per_output_token_seconds": times.tpot_s,
-            "vllm:e2e_request_latency_seconds": times.e2e_s,
-            "vllm:request_queue_time_seconds": times.queue_s,
-            "vllm:request_prefill_time_seconds": times.prefill_s,
-            "vllm:request_decode_time_seconds": times.decode_s,
+            "vllm:e2e_request_latency_seconds": times.finished - start,
             "vllm:request_prompt_tokens": end.n_prompt,
             "vllm:request_generation_tokens": end.n_output,
         }
-        if times.queue_s is not None:
-            inference_s = times.e2e_s - times.queue_s
-            values["vllm:request_inference_time_seconds"] = inference_s
+        if admitted is not None:
+            values["vllm:request_queue_time_seconds"] = admitted - start
+            values["vllm:request_inference_time_seconds"] = times.finished - admitted
+        if first is not None:
+            values["vllm:time_to_first_token_seconds"] = first - start
+            if admitted is not None:
+                values["vllm:request_prefill_time_seconds"] = first - admitted
+        if times.itl:
+            values["vllm:request_decode_time_seconds"] = decode_s
+            mean_s = decode_s / len(times.itl)
+            values["vllm:request_time_per_output_token_seconds"] = mean_s
         reason = VLLM_REASONS.get(end.reason, "abort") if end.reason else "error"
         with self._lock:
             for name, value in values.items():
-                if value is not None:
-                    self._histograms[name].add_one(value)
-            self._histograms["vllm:inter_token_latency_seconds"].add(times.itl_s)
+                self._histograms[name].add_one(value)
+            self._histograms["vllm:inter_token_latency_seconds"].add(times.itl)
             self._reasons[reason] += 1
             self._ends[why(end)] += 1
             self._n_prompt += end.n_prompt
