@@ -13,13 +13,13 @@ from pyllama_raw import ConfigError, SchedulerConfig, policy
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.policy import (
-    RequestView,
     SchedulerView,
     SchedulingPolicy,
     make_policy,
     policy_names,
     register,
 )
+from tests.core.policies.support import waiting
 
 SHIPPED = ["edf", "fcfs", "hrrn", "lpm", "priority", "sjf", "vtc"]
 
@@ -175,7 +175,7 @@ def test_the_tutorial_needs_twenty_lines_and_one_import():
     code = "\n".join(["from pyllama_raw.policy import *", *lines])
 
     exec(code, found := {})  # noqa: S102 - it is ours
-    view = RequestView(0, None, 0, 5.0, None, 100, 10, 0, 100, 0, 0)
+    view = waiting(0, 5.0, n_prompt=100)
     key = found["ShortPrompts"]().order_key(view, SchedulerView())
 
     assert len(code.splitlines()) <= 20

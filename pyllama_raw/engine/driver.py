@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from logging import getLogger
 
 from pyllama_raw.core.planner import Planner
@@ -124,10 +123,8 @@ class Driver:
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
         host_s = planned - start + self.clock() - end
-        add = partial(
-            log.add, plan, self.scheduler, start, end, result=result, host_s=host_s
-        )
-        if not self.watchers.works(type(log).__name__, add):
+        step = (plan, self.scheduler, start, end)
+        if not self.watchers.works(log, log.add, *step, result=result, host_s=host_s):
             self.log = None
 
     def _report(self, events: list[Event]) -> None:

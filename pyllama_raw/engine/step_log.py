@@ -9,12 +9,22 @@ from typing import NamedTuple
 
 from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.stats import Occupancy
-from pyllama_raw.core.step import Copy, Decode, Load, Save, StepPlan, StepResult
+from pyllama_raw.core.step import (
+    Copy,
+    Decode,
+    DecodeStatus,
+    Load,
+    Save,
+    StepPlan,
+    StepResult,
+)
 from pyllama_raw.engine.records import read_records
 
 MAX_STEPS = 16384  # kept by default
 
 DONE = StepResult()
+
+Places = tuple[tuple[int, ...], tuple[int, ...]]  # request_ids and slots of all works
 
 
 class StepRecord(NamedTuple):
@@ -64,9 +74,8 @@ class Entry(NamedTuple):
     decode_s: float
     sample_s: float
     restore_s: float
-    status: str
-    request_ids: tuple[int, ...]
-    slots: tuple[int, ...]
+    status: DecodeStatus
+    places: Places
     n_tokens: tuple[int, ...] | None  # None: all works are decodes; 0 is a decode
     n_preempted: int
 
@@ -78,24 +87,28 @@ def size_of(plan: StepPlan) -> Size:
 
 def _measured(
     plan: StepPlan,
-) -> tuple[Size, tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Its size, request ids, slots, and tokens of chunks; the decodes cost few passes."""
+) -> tuple[Size, Places, tuple[int, ...] | None]:
+    """Its size, whose works it has, and tokens of chunks; the decodes cost few passes."""
     works = plan.works
+    saved_loaded = _moved(plan) if plan.moves else (0, 0)
+    if not works:
+        return Size(0, 0, 0, *saved_loaded), ((), ()), None
     n_works = len(works)
-    if not n_works:
-        return Size(0, 0, 0, *_moved(plan)), (), (), None
     request_ids, slots, positions, *_ = zip(*works, strict=False)
-    n_decode = list(map(type, works)).count(Decode)
-    n_prefill, n_context, n_tokens = 0, sum(positions) + n_works, None
-    if n_decode < n_works:
+    n_context, n_tokens, n_prefill, n_decode = (
+        sum(positions) + n_works,
+        None,
+        0,
+        n_works,
+    )
+    if type(works[-1]) is not Decode:  # these come first
         n_tokens = tuple([0 if type(w) is Decode else len(w.tokens) for w in works])
-        n_prefill = sum(n_tokens)
+        n_prefill, n_decode = sum(n_tokens), n_tokens.count(0)
         for n, position in zip(n_tokens, positions, strict=True):
             if n:
                 n_context += (n - 1) * (2 * position + n + 2) // 2
-    saved_loaded = _moved(plan) if plan.moves else (0, 0)
     size = Size(n_prefill, n_decode, n_context, *saved_loaded)
-    return size, request_ids, slots, n_tokens
+    return size, (request_ids, slots), n_tokens
 
 
 def _moved(plan: StepPlan) -> tuple[int, int]:
@@ -126,6 +139,7 @@ class StepLog:
         self._entries: deque[Entry] = deque(maxlen=max_steps)
         self._put = put
         self._n_preempted = 0
+        self._places: Places = ((), ())  # of the last step; most steps have the same
 
     def __iter__(self) -> Iterator[StepRecord]:
         return map(record_of, tuple(self._entries))
@@ -141,7 +155,9 @@ class StepLog:
         host_s: float = 0.0,
     ) -> None:
         """Take in a step that ran from *start* to *end*."""
-        size, request_ids, slots, n_tokens = _measured(plan)
+        size, places, n_tokens = _measured(plan)
+        if places != self._places:
+            self._places = places
         after = scheduler.occupancy
         n_preempted = after.n_preempted - self._n_preempted
         self._n_preempted = after.n_preempted
@@ -153,10 +169,9 @@ class StepLog:
             host_s,
             result.decode_s,
             result.sample_s,
-            sum(result.restore_s.values()),
-            result.status.value,
-            request_ids,
-            slots,
+            sum(result.restore_s.values()) if result.restore_s else 0.0,
+            result.status,
+            self._places,
             n_tokens,
             n_preempted,
         )
@@ -168,8 +183,7 @@ class StepLog:
 def record_of(entry: Entry) -> StepRecord:
     """What *entry* says, one fact a field."""
     after = entry.after
-    places = zip(entry.request_ids, entry.slots, strict=True)
-    decodes = tuple(places)
+    decodes = tuple(zip(*entry.places, strict=True))
     chunks: tuple[tuple[int, int, int], ...] = ()
     if entry.n_tokens is not None:
         works = list(zip(decodes, entry.n_tokens, strict=True))
@@ -190,7 +204,7 @@ def record_of(entry: Entry) -> StepRecord:
         entry.decode_s,
         entry.sample_s,
         entry.restore_s,
-        entry.status,
+        entry.status.value,
         decodes,
         chunks,
     )

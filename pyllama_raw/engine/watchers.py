@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from logging import getLogger
+from typing import ParamSpec
 
 from pyllama_raw.core.planner import SlotChange
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.engine.watcher import EngineChange, Watcher
+
+P = ParamSpec("P")
 
 _log = getLogger(__name__)
 
@@ -29,30 +31,32 @@ class Watchers(Watcher):
         self._all = tuple(each for each in self._all if each is not watcher)
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
-        self._each(lambda watcher: watcher.came(requests, submitted))
+        self._each("came", requests, submitted)
 
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
-        self._each(lambda watcher: watcher.changed(change, request_id, now))
+        self._each("changed", change, request_id, now)
 
     def ended(self, end: Finished) -> None:
-        self._each(lambda watcher: watcher.ended(end))
+        self._each("ended", end)
 
     def engine(self, change: EngineChange, now: float) -> None:
-        self._each(lambda watcher: watcher.engine(change, now))
+        self._each("engine", change, now)
 
-    def _each(self, tell: Callable[[Watcher], None]) -> None:
+    def _each(self, method: str, *arguments: object) -> None:
         for watcher in self._all:
-            if not self.works(type(watcher).__name__, partial(tell, watcher)):
+            if not self.works(watcher, getattr(watcher, method), *arguments):
                 self.discard(watcher)
 
-    def works(self, name: str, tell: Callable[[], None]) -> bool:
-        """Whether *tell* raises nothing; the log says that *name* is told nothing more."""
+    def works(
+        self, told: object, tell: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> bool:
+        """Whether *tell* raises nothing; the log says that *told* is told nothing more."""
         try:
-            tell()
+            tell(*args, **kwargs)
         except KeyboardInterrupt:
             raise  # it is the user's, not the watcher's
         except BaseException:  # noqa: BLE001 - it is told in the log
             self.n_faults += 1
-            _log.exception("%s raised; it is told nothing more", name)
+            _log.exception("%s raised; it is told nothing more", type(told).__name__)
             return False
         return True

@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from pyllama_raw.core.sequence import Running, Sequence
 
 API_VERSION = 1
 
@@ -20,21 +23,91 @@ Value = str | int | float | bool | None  # of policy_data
 NO_DATA: Mapping[str, Value] = MappingProxyType({})
 
 
-class RequestView(NamedTuple):
-    """A request at one moment; a copy, so it may be kept."""
+class RequestView:
+    """
+    A request as it is whenever it is looked at; nothing can be set.
 
-    request_id: int
-    client: str | None  # who sent it
-    priority: int  # lower is more urgent
-    submitted: float  # when it came, on the clock of `SchedulerView.now`
-    deadline: float | None  # on the same clock
-    n_prompt: int
-    max_tokens: int
-    n_computed: int  # tokens whose memory is in the slot; 0 while it waits
-    n_behind: int  # tokens known but not computed; a running one with 1 decodes
-    n_output: int
-    n_preempted: int  # how often it lost its slot
-    data: Mapping[str, Value] = NO_DATA  # policy_data of the caller
+    It may be kept: then it keeps all of the request in memory.
+    """
+
+    __slots__ = ("_running", "_sequence")
+
+    def __init__(
+        self, sequence: Sequence, running: Callable[[int], Running | None]
+    ) -> None:
+        """
+        Args:
+            running: finds by request_id what a slot has of it.
+        """
+        self._sequence = sequence
+        self._running = running
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={getattr(self, name)!r}" for name in FIELDS)
+        return f"RequestView({', '.join(fields)})"
+
+    @property
+    def request_id(self) -> int:
+        return self._sequence.request.request_id
+
+    @property
+    def client(self) -> str | None:
+        """Who sent it."""
+        return self._sequence.request.client
+
+    @property
+    def priority(self) -> int:
+        """Lower is more urgent."""
+        return self._sequence.request.priority
+
+    @property
+    def submitted(self) -> float:
+        """When it came, on the clock of `SchedulerView.now`."""
+        return self._sequence.submitted
+
+    @property
+    def deadline(self) -> float | None:
+        """When it ends at the latest, on the same clock."""
+        return self._sequence.request.deadline
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens."""
+        return len(self._sequence.request.tokens)
+
+    @property
+    def max_tokens(self) -> int:
+        """Of the output."""
+        return self._sequence.request.max_tokens
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens whose memory is in the slot; 0 without a slot."""
+        running = self._running(self.request_id)
+        return 0 if running is None else running.n_computed
+
+    @property
+    def n_behind(self) -> int:
+        """Tokens known but not computed; a running one with 1 decodes."""
+        return len(self._sequence.tokens) - self.n_computed
+
+    @property
+    def n_output(self) -> int:
+        """Tokens sampled."""
+        return self._sequence.n_output
+
+    @property
+    def n_preempted(self) -> int:
+        """How often it lost its slot."""
+        return self._sequence.n_preempted
+
+    @property
+    def data(self) -> Mapping[str, Value]:
+        """What the caller gave as policy_data."""
+        return self._sequence.request.policy_data or NO_DATA
+
+
+FIELDS = [name for name, what in vars(RequestView).items() if type(what) is property]
 
 
 def _nothing(request_id: int) -> int:  # noqa: ARG001 - without a cache

@@ -1,8 +1,9 @@
 """
 Asks a policy, and goes on without it where it fails.
 
-Rule: nothing that a hook does or returns changes what the scheduler holds. A hook gets copies,
-its answers are checked, and whatever it raises is counted and reported, never passed on.
+Rule: nothing that a hook does or returns changes what the scheduler holds. A hook gets views
+that cannot be written to, its answers are checked, and whatever it raises is counted and
+reported, never passed on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.sources import Prefixes
 from pyllama_raw.core.policies.checks import checked_key, checked_quota
 from pyllama_raw.core.policies.policy import (
-    NO_DATA,
     RequestView,
     SchedulerView,
     SchedulingPolicy,
@@ -60,25 +60,23 @@ class PolicyRunner:
         self._policy = policy
         self._memory = memory
         self._report = report
-        self._view = SchedulerView()
+        self._now = 0.0
+        self._view: SchedulerView | None = (
+            None  # of this step; made when a hook gets it
+        )
+        self._views: dict[
+            int, RequestView
+        ] = {}  # by request_id, of all who are told of
         self._probed: Sequence | None = None  # whom the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
         self._held = Counter[int]()  # steps without a token, by request_id
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
+        self._on_scheduled = policy.on_scheduled
 
     def begin(self, now: float) -> None:
-        """A step is planned; what hooks see is of this moment."""
-        self._prefixes = None
-        slots, limits = self._memory.slots, self._memory.slots.limits
-        self._view = SchedulerView(
-            now=now,
-            n_slots=limits.n_slots,
-            n_running=len(slots.running),
-            n_waiting=len(self.queue),
-            n_cells=limits.n_cells,
-            n_cells_used=slots.cells.n_used,
-            probe=self._n_cached,
-        )
+        """A step is planned."""
+        self._prefixes = self._view = None
+        self._now = now
 
     # -- decisions -----------------------------------------------------------------
 
@@ -88,7 +86,34 @@ class PolicyRunner:
 
     def _order_key(self, sequence: Sequence) -> Numbers | None:
         self._probed = sequence
-        return self._ask("order_key", checked_key, view_of(sequence), self._view)
+        return self._ask(
+            "order_key", checked_key, self._view_of(sequence), self._seen()
+        )
+
+    def _view_of(self, sequence: Sequence) -> RequestView:
+        request_id = sequence.request.request_id
+        view = self._views.get(request_id)
+        if view is None:
+            view = self._views[request_id] = RequestView(sequence, self._running)
+        return view
+
+    def _running(self, request_id: int) -> Running | None:
+        return self._memory.slots.running.get(request_id)
+
+    def _seen(self) -> SchedulerView:
+        """The scheduler as it was when the first hook of this step was asked."""
+        if self._view is None:
+            slots, limits = self._memory.slots, self._memory.slots.limits
+            self._view = SchedulerView(
+                now=self._now,
+                n_slots=limits.n_slots,
+                n_running=len(slots.running),
+                n_waiting=len(self.queue),
+                n_cells=limits.n_cells,
+                n_cells_used=slots.cells.n_used,
+                probe=self._n_cached,
+            )
+        return self._view
 
     def _n_cached(self, request_id: int) -> int:
         """Of the request that the policy is asked about; 0 for any other."""
@@ -111,12 +136,8 @@ class PolicyRunner:
             best: tuple[Numbers, tuple[int, int]] | None = None
             chosen = None
             for each in left:
-                answer = self._ask(
-                    "victim_key",
-                    _key_or_never,
-                    view_of(each.sequence, each),
-                    self._view,
-                )
+                view = self._view_of(each.sequence)
+                answer = self._ask("victim_key", _key_or_never, view, self._seen())
                 if answer is None:
                     break
                 if answer and (best is None or (answer, each.sequence.rank) > best):
@@ -138,9 +159,9 @@ class PolicyRunner:
         if "prefill_quota" not in self._hooks:
             return prompts, {}
         by_id = {running.request.request_id: running for running in prompts}
-        views = tuple(view_of(running.sequence, running) for running in prompts)
+        views = tuple(self._view_of(running.sequence) for running in prompts)
         check = partial(checked_quota, request_ids=by_id)
-        quota = self._ask("prefill_quota", check, views, self._view) or {}
+        quota = self._ask("prefill_quota", check, views, self._seen()) or {}
         low = {k for k, n in quota.items() if n < 2 and self._held[k] < MAX_HELD}
         if len(low) == len(prompts) and not all_may_wait:
             return prompts, {}
@@ -155,12 +176,11 @@ class PolicyRunner:
         """*works* were computed; what came of them is not taken in yet."""
         if "on_scheduled" not in self._hooks:
             return
-        get = self._memory.slots.running.get
+        get, on_scheduled = self._views.get, self._on_scheduled
         for work in works:  # as _ask(), but faster: each token of each stream comes by
-            if (running := get(work.request_id)) is not None:
-                view = view_of(running.sequence, running)
+            if (view := get(work.request_id)) is not None:
                 try:
-                    self._policy.on_scheduled(view, len(work.tokens), now)
+                    on_scheduled(view, len(work.tokens), now)
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # noqa: BLE001 - it is reported
@@ -169,11 +189,13 @@ class PolicyRunner:
     def tell(self, hook: str, sequence: Sequence, now: float) -> None:
         """*hook*, which has the name of what happened to *sequence*."""
         self._prefixes = None
+        view = self._view_of(sequence)
         if hook in self._hooks:
-            running = self._memory.slots.running.get(sequence.request.request_id)
-            self._ask(hook, id, view_of(sequence, running), now)
+            self._ask(hook, id, view, now)
         if hook in ("on_preempted", "on_finished"):
-            self._held.pop(sequence.request.request_id, None)
+            self._held.pop(view.request_id, None)
+        if hook == "on_finished":
+            del self._views[view.request_id]
 
     # -- calls ---------------------------------------------------------------------
 
@@ -207,24 +229,3 @@ def _overrides(policy: SchedulingPolicy, hook: str) -> bool:
 def _key_or_never(key: object) -> Numbers:
     """Empty: never, if there is anybody else."""
     return () if key is None else checked_key(key)
-
-
-def view_of(sequence: Sequence, running: Running | None = None) -> RequestView:
-    """A copy of what a policy may know of *sequence*; None: it waits."""
-    request = sequence.request
-    n_computed = 0 if running is None else running.n_computed
-    fields = (
-        request.request_id,
-        request.client,
-        request.priority,
-        sequence.submitted,
-        request.deadline,
-        len(request.tokens),
-        request.max_tokens,
-        n_computed,
-        len(sequence.tokens) - n_computed,
-        sequence.n_output,
-        sequence.n_preempted,
-        NO_DATA if request.policy_data is None else request.policy_data,
-    )
-    return tuple.__new__(RequestView, fields)  # RequestView(...) takes twice as long

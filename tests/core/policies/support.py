@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
-from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.policy import RequestView, SchedulingPolicy
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduler import Scheduler
-from tests.core.support import make_scheduler, run_until_idle
+from pyllama_raw.core.sequence import Sequence
+from tests.core.support import make_request, make_scheduler, run_until_idle
 
 
 def with_policy(
@@ -30,6 +31,11 @@ def order_of(
     plans, _ = run_until_idle(scheduler)
     assert not faults
     return list(dict.fromkeys(work.request_id for plan in plans for work in plan.works))
+
+
+def waiting(request_id: int, now: float = 0.0, **fields) -> RequestView:
+    """What a policy sees of a request that has come at *now*."""
+    return RequestView(Sequence(make_request(request_id, **fields), 0, now), {}.get)
 
 
 def shipped() -> list[SchedulingPolicy]:

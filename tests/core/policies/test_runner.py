@@ -5,13 +5,9 @@ from math import nan
 
 import pytest
 
-from pyllama_raw.core.policies.policy import (
-    RequestView,
-    SchedulerView,
-    SchedulingPolicy,
-)
+from pyllama_raw.core.policies.policy import SchedulerView, SchedulingPolicy
 from pyllama_raw.core.request import Finished
-from tests.core.policies.support import order_of, with_policy
+from tests.core.policies.support import order_of, waiting, with_policy
 from tests.core.support import answer, finished, make_request, run_until_idle, step
 
 
@@ -434,24 +430,54 @@ def test_ctrl_c_is_not_a_fault_of_the_policy(hook):
 # -- what hooks see ------------------------------------------------------------------
 
 
-def test_hooks_see_copies():
+def test_a_view_says_how_a_request_stands():
     """
-    A view says how a request stands, and stays what it is when that changes.
+    It follows the request, also when a policy keeps it, and cannot be written to.
     """
-    policy, seen = views_of("on_scheduled")
-    scheduler, _ = with_policy(policy, n_slots=1, n_batch=8)
+    seen = []
+
+    class Reading(SchedulingPolicy):
+        name = "reading"
+
+        def on_scheduled(self, request, n_tokens, now):
+            seen.append((repr(request), n_tokens, now))
+            self.kept = request
+
+    scheduler, _ = with_policy(policy := Reading(), n_slots=1, n_batch=8)
+    data = {"plan": "free"}
     request = make_request(
-        7, 12, 2, client="me", policy_data={"plan": "free"}, priority=3, deadline=1e9
+        7, 12, 2, client="me", policy_data=data, priority=3, deadline=1e9
     )
     scheduler.add(request, 1.0)
     run_until_idle(scheduler)
 
-    first = RequestView(7, "me", 3, 1.0, 1e9, 12, 2, 0, 12, 0, 0, {"plan": "free"})
+    view = (
+        "RequestView(request_id=7, client='me', priority=3, submitted=1.0, "
+        "deadline=1000000000.0, n_prompt=12, max_tokens=2, n_computed={}, n_behind={}, "
+        "n_output={}, n_preempted=0, data={{'plan': 'free'}})"
+    )
     assert seen == [
-        (first, 8, 0.5),
-        (first._replace(n_computed=8, n_behind=4), 4, 1.5),
-        (first._replace(n_computed=12, n_behind=1, n_output=1), 1, 2.5),
+        (view.format(0, 12, 0), 8, 0.5),
+        (view.format(8, 4, 0), 4, 1.5),
+        (view.format(12, 1, 1), 1, 2.5),
     ]
+    assert (policy.kept.n_computed, policy.kept.n_output) == (0, 2)
+    with pytest.raises(AttributeError):
+        policy.kept.n_prompt = 1
+
+
+def test_nothing_is_kept_of_who_has_ended():
+    """
+    However requests end, the scheduler forgets what a policy was shown of them.
+    """
+    scheduler, _ = with_policy(LastComeFirst(), n_slots=1)
+    for request_id in range(3):
+        scheduler.add(make_request(request_id), 0.0)
+    step(scheduler)
+    scheduler.cancel(0, 0.0)
+    run_until_idle(scheduler)
+
+    assert not scheduler._policy._views
 
 
 def test_the_scheduler_is_seen_as_it_is_when_a_step_begins():
@@ -491,7 +517,7 @@ def test_hooks_have_defaults():
     What a policy does not decide is left to the core, in the order of fcfs.
     """
     base, view = SchedulingPolicy(), SchedulerView()
-    request = RequestView(4, None, 2, 1.0, None, 9, 9, 0, 9, 0, 0)
+    request = waiting(4, 1.0, priority=2)
 
     assert base.order_key(request, view) == 2
     assert base.prefill_quota((request,), view) == {}

@@ -11,12 +11,11 @@ import pytest
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.policies.policy import RequestView, SchedulerView
-from pyllama_raw.core.policies.runner import view_of
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import Sequence
-from tests.core.policies.support import order_of, with_policy
+from tests.core.policies.support import order_of, waiting, with_policy
 from tests.core.support import (
     STOP_TOKEN,
     answer,
@@ -112,10 +111,12 @@ def test_edf_learns_nothing_of_who_was_cut():
     A request that ends by its deadline does not say how long others take.
     """
     policy = SHIPPED["edf"]()
-    view = view_of(Sequence(make_request(0, deadline=5.0), 0, 0.0))
+    sequence = Sequence(make_request(0, deadline=5.0), 0, 0.0)
+    view = RequestView(sequence, {}.get)
     for now in (4.0, 5.0):
         policy.on_admitted(view, 0.0)
-        policy.on_finished(view._replace(n_output=1), now)
+        sequence.n_output = 1
+        policy.on_finished(view, now)
 
     assert policy.order_key(view, SchedulerView(now=0.9))[1] == 0
     assert policy.order_key(view, SchedulerView(now=1.1))[1] == 2
@@ -192,12 +193,12 @@ def test_vtc_gives_nothing_for_idle_time():
     A client that comes back counts from the least of those that wait.
     """
     policy = Vtc()
-    view = RequestView(0, "old", 0, 0.0, None, 100, 10, 0, 100, 0, 0)
-    policy.on_arrival(view, 0.0)
-    policy.on_admitted(view, 0.0)
+    first = waiting(0, n_prompt=100, client="old")
+    policy.on_arrival(first, 0.0)
+    policy.on_admitted(first, 0.0)
 
-    policy.on_arrival(view._replace(request_id=1), 0.0)
-    policy.on_arrival(view._replace(request_id=2, client="new"), 0.0)
+    policy.on_arrival(waiting(1, client="old"), 0.0)
+    policy.on_arrival(waiting(2, client="new"), 0.0)
 
     assert policy.served == {"old": 100.0, "new": 100.0}
 
@@ -208,7 +209,7 @@ def test_vtc_forgets_clients_that_are_gone():
     """
     policy = Vtc()
     for request_id in range(5000):
-        view = RequestView(request_id, f"c{request_id}", 0, 0.0, None, 3, 1, 0, 3, 0, 0)
+        view = waiting(request_id, n_prompt=3, client=f"c{request_id}")
         policy.on_arrival(view, 0.0)
         policy.on_admitted(view, 0.0)
         policy.on_preempted(view, 0.0)
