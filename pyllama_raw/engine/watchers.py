@@ -12,6 +12,8 @@ from pyllama_raw.engine.watcher import EngineChange, Watcher
 
 P = ParamSpec("P")
 
+METHODS = ("came", "changed", "ended", "engine")
+
 _log = getLogger(__name__)
 
 
@@ -19,16 +21,22 @@ class Watchers(Watcher):
     """Tells each of *watchers* what it is told, in their order."""
 
     def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
-        self._all = tuple(watchers)
         self.n_faults = 0  # watchers that raised, and the step log
+        self._set(tuple(watchers))
 
     def add(self, watcher: Watcher) -> None:
         """Tell *watcher*, too."""
-        self._all += (watcher,)
+        self._set((*self._all, watcher))
 
     def discard(self, watcher: Watcher) -> None:
         """Tell it nothing more; can be repeated."""
-        self._all = tuple(each for each in self._all if each is not watcher)
+        self._set(tuple(each for each in self._all if each is not watcher))
+
+    def _set(self, watchers: tuple[Watcher, ...]) -> None:
+        self._all = watchers
+        self._those_of = {  # who has a method of its own
+            name: [each for each in watchers if _has(each, name)] for name in METHODS
+        }
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
         self._each("came", requests, submitted)
@@ -43,7 +51,7 @@ class Watchers(Watcher):
         self._each("engine", change, now)
 
     def _each(self, method: str, *arguments: object) -> None:
-        for watcher in self._all:
+        for watcher in self._those_of[method]:
             if not self.works(watcher, getattr(watcher, method), *arguments):
                 self.discard(watcher)
 
@@ -60,3 +68,7 @@ class Watchers(Watcher):
             _log.exception("%s raised; it is told nothing more", type(told).__name__)
             return False
         return True
+
+
+def _has(watcher: Watcher, method: str) -> bool:
+    return getattr(type(watcher), method) is not getattr(Watcher, method)
