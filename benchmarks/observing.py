@@ -54,7 +54,7 @@ N_SLOTS = 64
 N_TOKENS = 100  # of each request on the fake executor
 N_STREAMS = 8
 STREAM_TOKENS = 48
-N_REPEATS = 3  # of each in a round
+N_REPEATS = 4  # of each in a round
 KINDS = ("again", "logs", "files", "metrics", "hooks", "all")
 OF_MODEL = ("plain", "again", "all")
 
@@ -141,23 +141,30 @@ class Fake:
 
 async def fake_ratio(kind: str, folder: Path) -> float:
     """CPU seconds of what is plain by those of what is observed."""
-    runs = [await fake_run(kind, folder) for _ in range(N_REPEATS)]
+    runs = [await fake_run(kind, folder, index % 2) for index in range(N_REPEATS)]
     plain, observed, others = zip(*runs, strict=True)
     seconds = [sum(map(min, *steps)) for steps in (plain, observed)]
     return seconds[0] / (seconds[1] + min(others))
 
 
-async def fake_run(kind: str, folder: Path) -> tuple[list[float], list[float], float]:
-    """CPU seconds of each step of what is plain and of what is observed, and of files."""
+async def fake_run(
+    kind: str, folder: Path, first: int
+) -> tuple[list[float], list[float], float]:
+    """
+    CPU seconds of each step of what is plain and of what is observed, and of files.
+
+    Args:
+        first: which of the two is made and does a step first; each is in half of the runs.
+    """
     logs = open_logs(log_config(kind, folder))
+    made = [("plain", NO_LOGS), (kind, logs)]
     seconds: tuple[list[float], list[float]] = [], []
     gc.collect()
     gc.disable()  # it would take the time of one for what both have left
     others = time.process_time() - time.thread_time()
     async with anyio.create_task_group() as readers:
-        fakes = Fake("plain", NO_LOGS, readers), Fake(kind, logs, readers)
+        fakes = {index: Fake(*made[index], readers) for index in (first, 1 - first)}
         await checkpoint()
-        first = 0
         while fakes[0].driver.scheduler.has_work:
             for index in (first, 1 - first):
                 seconds[index].append(await fakes[index].step())

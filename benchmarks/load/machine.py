@@ -42,3 +42,9 @@ def settled_rss_bytes() -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
+
+
+def stolen_s() -> float:
+    """For how long a hypervisor has run others on our CPUs, their mean; 0 if it never does."""
+    stolen: float = getattr(psutil.cpu_times(), "steal", 0.0)
+    return stolen / psutil.cpu_count()
