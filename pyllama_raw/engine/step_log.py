@@ -85,22 +85,15 @@ def size_of(plan: StepPlan) -> Size:
     return _measured(plan)[0]
 
 
-def _measured(
-    plan: StepPlan,
-) -> tuple[Size, Places, tuple[int, ...] | None]:
+def _measured(plan: StepPlan) -> tuple[Size, Places, tuple[int, ...] | None]:
     """Its size, whose works it has, and tokens of chunks; the decodes cost few passes."""
     works = plan.works
     saved_loaded = _moved(plan) if plan.moves else (0, 0)
     if not works:
         return Size(0, 0, 0, *saved_loaded), ((), ()), None
-    n_works = len(works)
     request_ids, slots, positions, *_ = zip(*works, strict=False)
-    n_context, n_tokens, n_prefill, n_decode = (
-        sum(positions) + n_works,
-        None,
-        0,
-        n_works,
-    )
+    n_prefill, n_decode, n_tokens = 0, len(works), None
+    n_context = sum(positions) + n_decode
     if type(works[-1]) is not Decode:  # these come first
         n_tokens = tuple([0 if type(w) is Decode else len(w.tokens) for w in works])
         n_prefill, n_decode = sum(n_tokens), n_tokens.count(0)

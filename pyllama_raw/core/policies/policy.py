@@ -27,7 +27,7 @@ class RequestView:
     """
     A request as it is whenever it is looked at; nothing can be set.
 
-    It may be kept: then it keeps all of the request in memory.
+    It may be kept: then it keeps all of the request in memory. Thread: the engine's.
     """
 
     __slots__ = ("_running", "_sequence")
@@ -43,8 +43,9 @@ class RequestView:
         self._running = running
 
     def __repr__(self) -> str:
-        fields = (f"{name}={getattr(self, name)!r}" for name in FIELDS)
-        return f"RequestView({', '.join(fields)})"
+        names = (n for n, what in vars(RequestView).items() if type(what) is property)
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"RequestView({fields})"
 
     @property
     def request_id(self) -> int:
@@ -105,9 +106,6 @@ class RequestView:
     def data(self) -> Mapping[str, Value]:
         """What the caller gave as policy_data."""
         return self._sequence.request.policy_data or NO_DATA
-
-
-FIELDS = [name for name, what in vars(RequestView).items() if type(what) is property]
 
 
 def _nothing(request_id: int) -> int:  # noqa: ARG001 - without a cache

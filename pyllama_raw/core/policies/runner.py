@@ -61,12 +61,8 @@ class PolicyRunner:
         self._memory = memory
         self._report = report
         self._now = 0.0
-        self._view: SchedulerView | None = (
-            None  # of this step; made when a hook gets it
-        )
-        self._views: dict[
-            int, RequestView
-        ] = {}  # by request_id, of all who are told of
+        self._view: SchedulerView | None = None  # of this step, once a hook gets it
+        self._views: dict[int, RequestView] = {}  # by request_id; of all told of
         self._probed: Sequence | None = None  # whom the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
         self._held = Counter[int]()  # steps without a token, by request_id
