@@ -18,6 +18,7 @@ import gc
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
@@ -78,7 +79,9 @@ class Listening(SchedulingPolicy):
 
     def on_admitted(self, request: RequestView, now: float) -> None: ...
 
-    def on_scheduled(self, request: RequestView, n_tokens: int, now: float) -> None: ...
+    def on_scheduled(self, done: Iterable[object], now: float) -> None:
+        for _ in done:
+            pass
 
     def on_preempted(self, request: RequestView, now: float) -> None: ...
 

@@ -115,7 +115,7 @@ class Roster:
     @property
     def n_waiting(self) -> int:
         """Who has no slot."""
-        return len(self.waiting) + len(self.parked)
+        return len(self.alive) - len(self.slots.running)
 
     @property
     def could_start(self) -> bool:
@@ -256,7 +256,7 @@ class Roster:
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits
-        cache_bytes, disk_bytes = self.memory.n_bytes
+        host, disk = self.memory.ledgers
         return SchedulerStats(
             n_slots=limits.n_slots,
             running=len(self.slots.running),
@@ -267,8 +267,8 @@ class Roster:
             swapped=self.memory.swaps.n_swapped,
             swapped_bytes=self.memory.swaps.n_swapped_bytes,
             kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
-            cache_bytes=cache_bytes,
-            disk_bytes=disk_bytes,
+            cache_bytes=host.n_used_bytes,
+            disk_bytes=disk.n_used_bytes,
             policy_faults=0 if self.policy is None else self.policy.n_faults,
             **asdict(self.counters),
         )

@@ -203,11 +203,14 @@ class Scheduler:
     def occupancy(self) -> Occupancy:
         """What there is to do and what is held, at little cost."""
         slots, roster = self._slots, self._roster
+        host, disk = self._memory.ledgers
+        n_running = len(slots.running)
         return Occupancy(
-            len(slots.running),
-            roster.n_waiting,
+            n_running,
+            len(roster.alive) - n_running,
             slots.cells.n_used,
-            *self._memory.n_bytes,
+            host.n_used_bytes,
+            disk.n_used_bytes,
             roster.counters.preempted,
             self._packer.budget,
         )

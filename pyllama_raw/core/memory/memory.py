@@ -63,7 +63,9 @@ class Memory:
         self.cache = cache or PrefixCache(limits.kind, max_bytes=0, max_entries=0)
         self.slots = slots = Slots(limits)
         host = Tier(CacheTier.HOST, self.cache, cost.bound)
-        self._tiers = tiers = Tiers(host, disk or Tier.without_files(), prefill)
+        disk = disk or Tier.without_files()
+        self.ledgers = self.cache.ledger, disk.cache.ledger  # what host and files hold
+        self._tiers = tiers = Tiers(host, disk, prefill)
         self._points = points = Points(self.cache, limits, interval)
         self._keeping = Keeping(slots, tiers)
         self.restores = Restores(slots, tiers, self._keeping, points)
@@ -184,11 +186,6 @@ class Memory:
     def stats(self) -> CacheStats:
         """What was reused and what is stored."""
         return replace(self.cache.stats(), disk=self._tiers.disk.cache.stats())
-
-    @property
-    def n_bytes(self) -> tuple[int, int]:
-        """Of snapshots in host memory, and of files."""
-        return self.cache.n_bytes, self._tiers.disk.cache.n_bytes
 
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""

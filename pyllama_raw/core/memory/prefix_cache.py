@@ -43,8 +43,8 @@ class PrefixCache:
         self.max_bytes = max_bytes
         self.stores = max_bytes > 0 and max_entries > 0
         self._layout = LAYOUTS[kind]
-        self._ledger = Ledger(max_bytes, max_entries)
-        self._store = EntryStore(self._layout, self._ledger)
+        self.ledger = Ledger(max_bytes, max_entries)
+        self._store = EntryStore(self._layout, self.ledger)
         self._reservations: set[Reservation] = set()
         self._now = 0  # queries and stores so far
 
@@ -64,7 +64,7 @@ class PrefixCache:
     def record(self, hit: Hit, n_live: int = 0) -> None:
         """Count *hit* as one query, its first *n_live* tokens served from a slot."""
         self._now += 1
-        self._ledger.query(hit, n_live)
+        self.ledger.query(hit, n_live)
         for entry in hit.entries:
             entry.last_used = self._now
 
@@ -103,16 +103,16 @@ class PrefixCache:
         """
         reservation = Reservation(plan, n_bytes)
         if self._missing(plan.namespace, plan.key) != plan or self._is_under_way(plan):
-            self._ledger.refusals[Refusal.STALE] += 1
+            self.ledger.refusals[Refusal.STALE] += 1
             return None
         self._store.pin(plan.ground)
-        if (refusal := self._ledger.why_not(reservation.n_charged)) is not None:
+        if (refusal := self.ledger.why_not(reservation.n_charged)) is not None:
             self._store.unpin(plan.ground)
-            self._ledger.refusals[refusal] += 1
+            self.ledger.refusals[refusal] += 1
             return None
         replaced = self._layout.replaced(self._store.walk(plan.namespace, plan.key))
         self._store.make_room(reservation.n_charged, first=replaced)
-        self._ledger.reserve(reservation)
+        self.ledger.reserve(reservation)
         self._reservations.add(reservation)
         return reservation
 
@@ -132,7 +132,7 @@ class PrefixCache:
             entry = self._store.add(plan, payload, n_bytes, self._now)
         else:
             self._store.release(payload)
-            self._ledger.refusals[refusal] += 1
+            self.ledger.refusals[refusal] += 1
         self._store.unpin(plan.ground)
         return entry
 
@@ -140,11 +140,11 @@ class PrefixCache:
         """Give the room of *reservation* back: nothing was captured."""
         self._end(reservation)
         self._store.unpin(reservation.plan.ground)
-        self._ledger.refusals[Refusal.ABANDONED] += 1
+        self.ledger.refusals[Refusal.ABANDONED] += 1
 
     def can_lend(self, n_bytes: int) -> bool:
         """Whether lend() would find room."""
-        return self._ledger.n_fixed_bytes + n_bytes <= self.max_bytes
+        return self.ledger.n_fixed_bytes + n_bytes <= self.max_bytes
 
     def lend(self, n_bytes: int) -> bool:
         """
@@ -155,12 +155,12 @@ class PrefixCache:
         if not self.can_lend(n_bytes):
             return False
         self._store.make_room(n_bytes, n_entries=0)
-        self._ledger.n_lent_bytes += n_bytes
+        self.ledger.n_lent_bytes += n_bytes
         return True
 
     def give_back(self, n_bytes: int) -> None:
         """The memory is free again."""
-        self._ledger.n_lent_bytes -= n_bytes
+        self.ledger.n_lent_bytes -= n_bytes
 
     def clear(self, salt: str | Private | None = None) -> int:
         """
@@ -169,14 +169,14 @@ class PrefixCache:
         Pinned entries can no longer be found and are freed when they are unpinned. What
         is being captured will not be stored.
         """
-        n_before = self._ledger.n_bytes
+        n_before = self.ledger.n_bytes
         for reservation in self._reservations:
             if is_of(reservation.plan.namespace, salt):
                 reservation.is_lost = True
         for name in self._store.namespaces(salt):
             for entry in self._store.entries_of(name):
                 self._store.forget(entry, Eviction.CLEARED)
-        return n_before - self._ledger.n_bytes
+        return n_before - self.ledger.n_bytes
 
     def take_released(self) -> list[object]:
         """Payloads nobody needs any more, since the last call; the caller frees them."""
@@ -192,15 +192,15 @@ class PrefixCache:
     @property
     def n_bytes(self) -> int:
         """What counts against the limit right now."""
-        return self._ledger.n_used_bytes
+        return self.ledger.n_used_bytes
 
     def stats(self) -> CacheStats:
         """What the cache holds and has done."""
-        return self._ledger.stats()
+        return self.ledger.stats()
 
     def check_integrity(self) -> None:
         """Conservation laws as assertions: limits, sums, pins, every entry reachable."""
-        ledger, reservations = self._ledger, self._reservations
+        ledger, reservations = self.ledger, self._reservations
         self._store.check_integrity()
         assert ledger.n_reserved == len(reservations)
         assert ledger.n_reserved_bytes == sum(r.n_charged for r in reservations)
@@ -230,4 +230,4 @@ class PrefixCache:
     def _end(self, reservation: Reservation) -> None:
         assert reservation in self._reservations, "ended twice"
         self._reservations.remove(reservation)
-        self._ledger.unreserve(reservation)
+        self.ledger.unreserve(reservation)

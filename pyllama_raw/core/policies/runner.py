@@ -67,7 +67,6 @@ class PolicyRunner:
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
         self._held = Counter[int]()  # steps without a token, by request_id
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
-        self._on_scheduled = policy.on_scheduled
 
     def begin(self, now: float) -> None:
         """A step is planned."""
@@ -172,15 +171,13 @@ class PolicyRunner:
         """*works* were computed; what came of them is not taken in yet."""
         if "on_scheduled" not in self._hooks:
             return
-        get, on_scheduled = self._views.get, self._on_scheduled
-        for work in works:  # as _ask(), but faster: each token of each stream comes by
-            if (view := get(work.request_id)) is not None:
-                try:
-                    on_scheduled(view, len(work.tokens), now)
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - it is reported
-                    self._note_fault("on_scheduled", error)
+        self._ask("on_scheduled", id, self._done(works), now)
+
+    def _done(self, works: Items[Work]) -> Iterator[tuple[RequestView, int]]:
+        """Whose tokens were computed, and how many; who has ended meanwhile is left out."""
+        for work in works:
+            if (view := self._views.get(work.request_id)) is not None:
+                yield view, len(work.tokens)
 
     def tell(self, hook: str, sequence: Sequence, now: float) -> None:
         """*hook*, which has the name of what happened to *sequence*."""

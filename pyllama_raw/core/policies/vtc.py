@@ -10,6 +10,7 @@ Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush, heapreplace
 
 from pyllama_raw.core.policies.policy import (
@@ -57,9 +58,10 @@ class Vtc(SchedulingPolicy):
         if not request.n_preempted:
             self._serve(request.client, request.n_prompt)
 
-    def on_scheduled(self, request: RequestView, n_tokens: int, now: float) -> None:
-        if n_tokens == request.n_behind:
-            self._serve(request.client, OUTPUT_COST)
+    def on_scheduled(self, done: Iterable[tuple[RequestView, int]], now: float) -> None:
+        for request, n_tokens in done:
+            if n_tokens == request.n_behind:
+                self._serve(request.client, OUTPUT_COST)
 
     def on_preempted(self, request: RequestView, now: float) -> None:
         self._wait(request)

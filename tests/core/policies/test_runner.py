@@ -439,9 +439,9 @@ def test_a_view_says_how_a_request_stands():
     class Reading(SchedulingPolicy):
         name = "reading"
 
-        def on_scheduled(self, request, n_tokens, now):
-            seen.append((repr(request), n_tokens, now))
-            self.kept = request
+        def on_scheduled(self, done, now):
+            [(self.kept, n_tokens)] = done
+            seen.append((repr(self.kept), n_tokens, now))
 
     scheduler, _ = with_policy(policy := Reading(), n_slots=1, n_batch=8)
     data = {"plan": "free"}
@@ -528,13 +528,20 @@ def test_who_left_during_a_step_is_not_told_of():
     """
     Tokens of a request that ended while they were computed count for nobody.
     """
-    policy, seen = views_of("on_scheduled")
-    scheduler, _ = with_policy(policy)
+    seen = []
+
+    class Counting(SchedulingPolicy):
+        name = "counting"
+
+        def on_scheduled(self, done, now):
+            seen.extend((view.request_id, n_tokens) for view, n_tokens in done)
+
+    scheduler, _ = with_policy(Counting())
     for request_id in range(2):
         scheduler.add(make_request(request_id), 0.0)
     plan = scheduler.schedule(0.0)
     scheduler.cancel(0, 0.0)
     scheduler.apply(plan, answer(plan), 0.0)
 
-    assert [view.request_id for view, *_ in seen] == [1]
+    assert seen == [(1, 4)]
     assert scheduler.occupancy[:3] == (1, 0, 4)
