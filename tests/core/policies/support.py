@@ -40,3 +40,35 @@ def waiting(request_id: int, now: float = 0.0, **fields) -> RequestView:
 
 def shipped() -> list[SchedulingPolicy]:
     return [policy() for policy in SHIPPED.values()]
+
+
+class LastComeFirst(SchedulingPolicy):
+    name = "lcfs"
+
+    def order_key(self, request, view):
+        return -request.request_id
+
+
+class ByTurn(SchedulingPolicy):
+    """Keys change with the time."""
+
+    name = "by turn"
+    keys = "changing"
+
+    def order_key(self, request, view):
+        return (request.request_id + view.now) % 100
+
+
+def views_of(hook):
+    """A policy that keeps what *hook* sees."""
+    seen = []
+
+    class Keeping(SchedulingPolicy):
+        name = "keeping"
+
+    def keep(self, *arguments):
+        seen.append(arguments)
+        return getattr(SchedulingPolicy, hook)(self, *arguments)
+
+    setattr(Keeping, hook, keep)
+    return Keeping(), seen
