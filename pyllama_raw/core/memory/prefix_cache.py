@@ -189,11 +189,6 @@ class PrefixCache:
             return path.n_tokens or None
         return None
 
-    @property
-    def n_bytes(self) -> int:
-        """What counts against the limit right now."""
-        return self.ledger.n_used_bytes
-
     def stats(self) -> CacheStats:
         """What the cache holds and has done."""
         return self.ledger.stats()
