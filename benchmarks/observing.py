@@ -18,7 +18,7 @@ import gc
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
@@ -79,7 +79,7 @@ class Listening(SchedulingPolicy):
 
     def on_admitted(self, request: RequestView, now: float) -> None: ...
 
-    def on_scheduled(self, done: Iterable[object], now: float) -> None:
+    def on_scheduled(self, done: Sequence[object], now: float) -> None:
         for _ in done:
             pass
 

@@ -48,6 +48,7 @@ class Packer:
         self._quantum = quantum
         self._mode = mode
         self._n_without = 0  # steps in a row in which streams left prompts nothing
+        self._decoded: list[Running] = []  # by the last plan, if that was all it did
         self._next_stream = 0  # slot of the stream that has waited longest for its turn
         self._turns: dict[Lot, PrefillTurns] = {}
         self.lots = LotTurns()
@@ -58,6 +59,7 @@ class Packer:
         streams, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
         if not (streams or prompts):
+            self._decoded = []
             return StepPlan()
         groups = self._groups(streams, prompts)
         lot = self.lots.pick(groups, now)
@@ -84,7 +86,10 @@ class Packer:
             and self._all_go_on(decodes)
             and self._all_go_on(prompts)
         )
-        return StepPlan((), tuple(works), lot, steady)
+        only_decodes = [] if replays or len(works) > len(decodes) else decodes
+        same = only_decodes == self._decoded != []
+        self._decoded = only_decodes
+        return StepPlan((), tuple(works), lot, steady, same)
 
     def repeat(self, *, from_start: bool) -> None:
         """Take the failed step, or all, again: equal steps give equal last digits."""

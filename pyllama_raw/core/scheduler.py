@@ -265,10 +265,10 @@ class Scheduler:
         self._memory.catch_up()
         if self._roster.spared:
             self._roster.want_lost()
-        _, works, lot, steady = self._packer.pack(now)
+        plan = self._packer.pack(now)
         self._started = now
-        steady = steady and not self._memory.restores.is_loading
-        plan = StepPlan(self._memory.take_moves(), works, lot, steady)
+        steady = plan.steady and not self._memory.restores.is_loading
+        plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         waits = self._memory.restores.is_fetching or self._roster.unready
         if self.has_work and not (plan or self._roster.events or waits):
@@ -342,7 +342,7 @@ class Scheduler:
             return self.take_events()
         self._packer.prefill_cap = None
         if self._policy is not None:
-            self._policy.computed(plan.works, now)
+            self._policy.computed(plan, now)
         n_tokens = self._outputs.take(plan.works, result.outputs, now)
         if self._suspects.all:
             self._suspects.clear(self._roster.alive, self._slots.running)

@@ -214,6 +214,8 @@ class StepPlan(NamedTuple):
     # The scheduler expects the next plan to hold just the next token of each work. The
     # executor may begin it early, and must discard that if another plan comes.
     steady: bool = False
+    # The works are decodes of just those whose decodes the plan before was, at their places.
+    same: bool = False
 
     @property
     def n_tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ MAX_STEPS = 16384  # kept by default
 
 DONE = StepResult()
 
+POS = itemgetter(Decode._fields.index("pos"))
+
 Places = tuple[tuple[int, ...], tuple[int, ...]]  # request_ids and slots of all works
+NOWHERE: Places = ((), ())
 
 
 class StepRecord(NamedTuple):
@@ -82,15 +86,20 @@ class Entry(NamedTuple):
 
 def size_of(plan: StepPlan) -> Size:
     """How much *plan* does."""
-    return _measured(plan)[0]
+    return _measured(plan, NOWHERE)[0]
 
 
-def _measured(plan: StepPlan) -> tuple[Size, Places, tuple[int, ...] | None]:
-    """Its size, whose works it has, and tokens of chunks; the decodes cost few passes."""
+def _measured(
+    plan: StepPlan, last: Places
+) -> tuple[Size, Places, tuple[int, ...] | None]:
+    """Its size, whose works it has if not those of *last*, and tokens of chunks."""
     works = plan.works
     saved_loaded = _moved(plan) if plan.moves else (0, 0)
     if not works:
-        return Size(0, 0, 0, *saved_loaded), ((), ()), None
+        return Size(0, 0, 0, *saved_loaded), NOWHERE, None
+    if plan.same and last[0]:
+        n_context = sum(map(POS, works)) + len(works)
+        return Size(0, len(works), n_context, *saved_loaded), last, None
     request_ids, slots, positions, *_ = zip(*works, strict=False)
     n_prefill, n_decode, n_tokens = 0, len(works), None
     n_context = sum(positions) + n_decode
@@ -132,7 +141,7 @@ class StepLog:
         self._entries: deque[Entry] = deque(maxlen=max_steps)
         self._put = put
         self._n_preempted = 0
-        self._places: Places = ((), ())  # of the last step; most steps have the same
+        self._places = NOWHERE  # of the last step; most steps have the same
 
     def __iter__(self) -> Iterator[StepRecord]:
         return map(record_of, tuple(self._entries))
@@ -148,9 +157,7 @@ class StepLog:
         host_s: float = 0.0,
     ) -> None:
         """Take in a step that ran from *start* to *end*."""
-        size, places, n_tokens = _measured(plan)
-        if places != self._places:
-            self._places = places
+        size, self._places, n_tokens = _measured(plan, self._places)
         after = scheduler.occupancy
         n_preempted = after.n_preempted - self._n_preempted
         self._n_preempted = after.n_preempted

@@ -22,6 +22,7 @@ from pyllama_raw.core.request import TOKENS, CacheTier, Delta, Lot, Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     Copy,
+    Decode,
     DecodeStatus,
     Held,
     Load,
@@ -140,6 +141,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.requests = {}  # by id
         self.events = []
         self.plan = None
+        self.decoded = None  # by the last plan, which did nothing else
 
     @rule(
         prefix=st.sampled_from([(), (10,) * 6, (10,) * 6 + (11,) * 8, (12,) * 20]),
@@ -254,6 +256,10 @@ class SchedulerModel(RuleBasedStateMachine):
         assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
         slots = [work.slot for work in self.plan.works]
         assert len(set(slots)) == len(slots)
+        if self.plan.same:
+            assert self.decoded == decoded(self.plan.works)
+        if self.plan:
+            self.decoded = decoded(self.plan.works)
         requests = [self.requests[work.request_id] for work in self.plan.works]
         assert len({request.lot for request in requests}) <= 1
         assert_one_lot(self.plan, self.requests, self.scheduler.limits)
@@ -460,6 +466,13 @@ class SchedulerModel(RuleBasedStateMachine):
             whole = self.scored[request_id]
             assert end.prompt_logprobs == whole[: len(end.prompt_logprobs)]
             assert end.prompt_logprobs == whole or not end.n_output
+
+
+def decoded(works):
+    """Whose tokens a plan decodes, and where; None if it does anything else."""
+    if {type(work) for work in works} != {Decode}:
+        return None
+    return [(work.request_id, work.slot) for work in works]
 
 
 def n_rows(work):

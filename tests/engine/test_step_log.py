@@ -102,6 +102,26 @@ def test_a_record_says_who_was_computed():
     ]
 
 
+def test_a_record_says_who_was_computed_when_these_are_the_same():
+    """
+    Steps of the same streams are measured by what differs: each record is that of its plan.
+    """
+    log, scheduler = StepLog(), make_scheduler(n_slots=2)
+    for request_id, n_tokens in enumerate((4, 7, 3)):
+        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=n_tokens), 0.0)
+    plans = []
+    while scheduler.has_work:
+        plan, _ = step(scheduler)
+        log.add(plan, scheduler, 0.0, 0.5)
+        plans.append(plan)
+
+    assert [plan.same for plan in plans].count(True) > 2
+    for plan, record in zip(plans, log, strict=True):
+        decodes = [work for work in plan.works if type(work) is Decode]
+        assert record.decodes == tuple((work[0], work[1]) for work in decodes)
+        assert record[:7] == (0.0, 0.5, *size_of(plan._replace(same=False)))
+
+
 def test_a_record_counts_the_preempted_of_its_step():
     """
     Not those of earlier steps.

@@ -7,7 +7,7 @@ must return soon, because all streams wait for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -174,9 +174,9 @@ class SchedulingPolicy:
     def on_admitted(self, request: RequestView, now: float) -> None:
         """A waiting request has got a slot."""
 
-    def on_scheduled(self, done: Iterable[tuple[RequestView, int]], now: float) -> None:
+    def on_scheduled(self, done: Items[tuple[RequestView, int]], now: float) -> None:
         """
-        A step was computed: whose tokens, and how many; to be read at once.
+        A step was computed: whose tokens, and how many.
 
         Requests are as before it. Of whom all that was behind is computed, one token came.
         """

@@ -10,7 +10,7 @@ Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 
 from pyllama_raw.core.policies.policy import (
@@ -58,7 +58,7 @@ class Vtc(SchedulingPolicy):
         if not request.n_preempted:
             self._serve(request.client, request.n_prompt)
 
-    def on_scheduled(self, done: Iterable[tuple[RequestView, int]], now: float) -> None:
+    def on_scheduled(self, done: Sequence[tuple[RequestView, int]], now: float) -> None:
         for request, n_tokens in done:
             if n_tokens == request.n_behind:
                 self._serve(request.client, OUTPUT_COST)

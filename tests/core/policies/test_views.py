@@ -101,7 +101,8 @@ def test_hooks_have_defaults():
     assert base.victim_key(request, view) == (2, 1.0, 4)
 
 
-def test_who_left_during_a_step_is_not_told_of():
+@pytest.mark.parametrize("n_before", [0, 1, 2])
+def test_who_left_during_a_step_is_not_told_of(n_before):
     """
     Tokens of a request that ended while they were computed count for nobody.
     """
@@ -116,9 +117,35 @@ def test_who_left_during_a_step_is_not_told_of():
     scheduler, _ = with_policy(Counting())
     for request_id in range(2):
         scheduler.add(make_request(request_id), 0.0)
+    for _ in range(n_before):
+        step(scheduler)
+    seen.clear()
     plan = scheduler.schedule(0.0)
     scheduler.cancel(0, 0.0)
     scheduler.apply(plan, answer(plan), 0.0)
 
-    assert seen == [(1, 4)]
-    assert scheduler.occupancy[:3] == (1, 0, 4)
+    assert seen == [(1, 1 if n_before else 4)]
+    assert scheduler.occupancy[:3] == (1, 0, 4 + n_before)
+
+
+def test_each_step_tells_of_those_that_it_computed():
+    """
+    Also where it computes the same requests as the step before.
+    """
+    told = []
+
+    class Counting(SchedulingPolicy):
+        name = "counting"
+
+        def on_scheduled(self, done, now):
+            told.append([(view.request_id, n_tokens) for view, n_tokens in done])
+
+    scheduler, _ = with_policy(Counting(), n_slots=2)
+    for request_id, n_tokens in enumerate((4, 7, 3)):
+        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=n_tokens), 0.0)
+    plans = []
+    while scheduler.has_work:
+        plans.append(step(scheduler)[0])
+
+    assert [plan.same for plan in plans].count(True) > 2
+    assert told == [[(w.request_id, len(w.tokens)) for w in p.works] for p in plans]
