@@ -40,6 +40,7 @@ class Packer:
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
         self.budget: int | None = None  # tokens of the last plan, if prompts share it
+        self.decoded: list[Running] = []  # all that the last plan did, if it worked
         self._roster = roster
         self._memory = roster.memory
         self._slots = roster.slots
@@ -48,7 +49,6 @@ class Packer:
         self._quantum = quantum
         self._mode = mode
         self._n_without = 0  # steps in a row in which streams left prompts nothing
-        self._decoded: list[Running] = []  # by the last plan, if that was all it did
         self._next_stream = 0  # slot of the stream that has waited longest for its turn
         self._turns: dict[Lot, PrefillTurns] = {}
         self.lots = LotTurns()
@@ -59,7 +59,7 @@ class Packer:
         streams, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
         if not (streams or prompts):
-            self._decoded = []
+            self.decoded = []
             return StepPlan()
         groups = self._groups(streams, prompts)
         lot = self.lots.pick(groups, now)
@@ -87,8 +87,8 @@ class Packer:
             and self._all_go_on(prompts)
         )
         only_decodes = [] if replays or len(works) > len(decodes) else decodes
-        same = only_decodes == self._decoded != []
-        self._decoded = only_decodes
+        same = only_decodes == self.decoded != []
+        self.decoded = only_decodes
         return StepPlan((), tuple(works), lot, steady, same)
 
     def repeat(self, *, from_start: bool) -> None:

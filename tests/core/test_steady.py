@@ -2,7 +2,9 @@
 
 import pytest
 
+from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.errors import NativeError
 from tests.core.support import answer, make_request, make_scheduler, step
 
 
@@ -144,3 +146,21 @@ def test_a_plan_is_not_the_same_after_there_was_nothing_to_do():
     sames(scheduler, make_request(0, n_prompt=1, max_tokens=2), n_steps=3)
 
     assert sames(scheduler, make_request(1, n_prompt=1), n_steps=1) == [False]
+
+
+@pytest.mark.parametrize(
+    "status", [DecodeStatus.NO_SPACE, DecodeStatus.INVALID, DecodeStatus.FAILED]
+)
+def test_a_plan_is_not_the_same_after_one_that_failed(status):
+    """
+    Nobody was told of what that was to compute.
+    """
+    scheduler = make_scheduler()
+    requests = [make_request(number, max_tokens=30) for number in range(3)]
+    sames(scheduler, *requests, n_steps=3)
+    plan = scheduler.schedule(0.0)
+    result = answer(plan)._replace(status=status, error=NativeError("decode", -1, "no"))
+    scheduler.apply(plan, result, 0.0)
+
+    assert plan.same
+    assert not scheduler.schedule(0.0).same
