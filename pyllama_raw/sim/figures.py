@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Sequence
 from html import escape
 from math import nan
-from statistics import median
+
+import numpy as np
 
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.stats import SchedulerStats
@@ -57,15 +58,14 @@ class Figures:
 
     def row(self) -> dict[str, float]:
         """The figures of the table, by the name of their column."""
-        ttft, e2e = sorted(self.ttft_s), sorted(self.e2e_s)
-        medians = [median(times) for times in self.by_client.values()]
+        medians = [_percentile(times, 50) for times in self.by_client.values()]
         n_requests = max(self.n_requests, 1)
         return {
             "tok/s": self.n_output / self.end_s if self.end_s else nan,
-            "ttft p50": percentile(ttft, 50),
-            "ttft p99": percentile(ttft, 99),
-            "e2e p50": percentile(e2e, 50),
-            "e2e p99": percentile(e2e, 99),
+            "ttft p50": _percentile(self.ttft_s, 50),
+            "ttft p99": _percentile(self.ttft_s, 99),
+            "e2e p50": _percentile(self.e2e_s, 50),
+            "e2e p99": _percentile(self.e2e_s, 99),
             "cached %": 100 * self.n_cached / max(self.n_prompt, 1),
             "late %": 100 * self.n_late / n_requests,
             "unfair x": max(medians) / min(medians) if medians else nan,
@@ -73,11 +73,11 @@ class Figures:
         }
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of *ordered*, the smallest that *percent* of them do not exceed."""
-    if not ordered:
+def _percentile(values: array[float], percent: float) -> float:
+    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
+    if not values:
         return nan
-    return ordered[max(-(-len(ordered) * percent // 100), 1).__int__() - 1]
+    return float(np.percentile(values, percent, method="inverted_cdf"))
 
 
 CAPTION = (
