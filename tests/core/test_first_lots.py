@@ -9,8 +9,8 @@ import pytest
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import TOKENS, Delta, Lot, Request
 from pyllama_raw.core.spans import Span, border, position, span_at
+from tests.core.span_support import Engine
 from tests.core.support import finished
-from tests.core.test_spans import Engine
 
 N_HISTORIES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "200"))
 X, Y = (Lot(name, adapters=((number, 1.0),)) for number, name in enumerate("xy"))

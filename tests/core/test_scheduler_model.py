@@ -141,7 +141,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.requests = {}  # by id
         self.events = []
         self.plan = None
-        self.decoded = None  # by the last plan, which did nothing else
+        self.decoded = None  # all that the last plan did, if it worked
 
     @rule(
         prefix=st.sampled_from([(), (10,) * 6, (10,) * 6 + (11,) * 8, (12,) * 20]),
@@ -327,6 +327,8 @@ class SchedulerModel(RuleBasedStateMachine):
         refuses_cuts = self.memory.refuses_cuts
         result = StepResult(**fields, refuses_cuts=refuses_cuts)
         events = self.scheduler.apply(plan, result, self.now)
+        if result.status is not DecodeStatus.OK:
+            self.decoded = None
         for event in events:
             if isinstance(event, Delta):
                 self.texts[event.request_id] += event.tokens
