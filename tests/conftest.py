@@ -1,6 +1,7 @@
 """Fixtures for all tests: the event loops, and the model file of the native tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from hypothesis import settings
 # A busy machine is no failure; a hang is found by pytest's own limit.
 settings.register_profile("pyllama_raw", deadline=None)
 settings.load_profile("pyllama_raw")
+
+# A shell ignores interrupts for what it runs in the background; processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
