@@ -21,7 +21,7 @@ from pyllama_raw import (
 )
 from pyllama_raw.ranking import pair_tokens
 from tests.api.bert_reference import BertReference
-from tests.api.test_embedding import with_nan
+from tests.api.embedding_support import with_nan
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio
