@@ -44,7 +44,7 @@ def load_by_path(path: Path) -> ModuleType:
     return module
 
 
-fetch = load_by_path(ROOT / "pyllama_raw" / "fetch.py")
+fetch = load_by_path(ROOT / "pyllama_raw" / "options" / "fetch.py")
 toolchain = load_by_path(ROOT / "scripts" / "toolchain.py")
 c_declarations = load_by_path(ROOT / "scripts" / "c_declarations.py")
 c_fit = load_by_path(ROOT / "scripts" / "c_fit.py")

@@ -23,7 +23,7 @@ import uvicorn
 from pydantic_core import from_json, to_json
 
 from pyllama_raw import AsyncEngine, EngineConfig, PyllamaError, SamplingParams
-from pyllama_raw.generation import Generation
+from pyllama_raw.api.generation import Generation
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -20,9 +20,9 @@ from load.rounds import results
 from peers.openers import peer_opener
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.rounds import Opener, Point
-from pyllama_raw.bench.targets import open_engine
+from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.rounds import Opener, Point
+from pyllama_raw.lab.bench.targets import open_engine
 
 N_SLOTS, N_CTX = 8, 8192
 OURS, PEER = "ours", "llama-server"

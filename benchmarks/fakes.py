@@ -11,11 +11,11 @@ from dataclasses import replace
 from threading import Event as Signal
 from time import thread_time
 
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Computed, Sampled, StepPlan, StepResult
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.stream import Stream

@@ -37,7 +37,15 @@ from pyllama_raw import (
 )
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
 from pyllama_raw.engine.step_log import StepRecord
-from pyllama_raw.sim import CostModel, Fit, Machine, Trace, fit, simulate, until_next
+from pyllama_raw.lab.sim import (
+    CostModel,
+    Fit,
+    Machine,
+    Trace,
+    fit,
+    simulate,
+    until_next,
+)
 
 N_SLOTS = 8
 CACHED_TOKENS = 40_000  # the default host memory holds more than a run has

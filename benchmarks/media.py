@@ -41,8 +41,8 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.bench.http_client import HttpClient
-from pyllama_raw.results import percentile
+from pyllama_raw.api.results import percentile
+from pyllama_raw.lab.bench.http_client import HttpClient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.tiny_models.projectors import PROJECTORS, write

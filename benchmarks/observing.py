@@ -40,14 +40,14 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.api.facts import Facts
+from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.core.request import Finished
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.delivery import Delivery
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
 from pyllama_raw.engine.stream import Stream
-from pyllama_raw.facts import Facts
-from pyllama_raw.metrics import EngineMetrics
 from pyllama_raw.policy import Key, RequestView, SchedulerView, SchedulingPolicy
 from pyllama_raw.testing import FakeExecutor, FakeVocab
 

@@ -27,10 +27,10 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw.bench.call import Call
-from pyllama_raw.bench.drive import closed_loop
-from pyllama_raw.bench.rounds import Opener
-from pyllama_raw.bench.targets import open_engine
+from pyllama_raw.lab.bench.call import Call
+from pyllama_raw.lab.bench.drive import closed_loop
+from pyllama_raw.lab.bench.rounds import Opener
+from pyllama_raw.lab.bench.targets import open_engine
 
 N_PROMPT, N_OUTPUT, CELLS = 128, 64, 256
 N_BATCH = 2048

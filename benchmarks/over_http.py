@@ -27,10 +27,10 @@ from load.workloads import token_prompts
 from peers import free_port, serving
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.bench.call import Call, Target
-from pyllama_raw.bench.drive import Run, closed_loop
-from pyllama_raw.bench.rounds import Opened
-from pyllama_raw.bench.targets import open_engine, open_server
+from pyllama_raw.lab.bench.call import Call, Target
+from pyllama_raw.lab.bench.drive import Run, closed_loop
+from pyllama_raw.lab.bench.rounds import Opened
+from pyllama_raw.lab.bench.targets import open_engine, open_server
 
 N_SLOTS, N_CTX, N_BATCH = 8, 4096, 2048
 N_PROMPT, N_OUTPUT = 128, 64

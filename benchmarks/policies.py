@@ -36,9 +36,9 @@ from pyllama_raw import (
 from pyllama_raw.core.policies.vtc import OUTPUT_COST
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
 from pyllama_raw.engine.step_log import StepLog, StepRecord
-from pyllama_raw.plot import Pictures
-from pyllama_raw.plot.style import STYLE, canvas, cdf, look
-from pyllama_raw.sim import CostModel, Lengths, Machine, Workload, simulate
+from pyllama_raw.lab.plot import Pictures
+from pyllama_raw.lab.plot.style import STYLE, canvas, cdf, look
+from pyllama_raw.lab.sim import CostModel, Lengths, Machine, Workload, simulate
 
 MACHINE = Machine(n_slots=8, n_ctx_slot=512)
 LOAD = Workload(600, rate=6.0, seed=1)

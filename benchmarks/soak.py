@@ -25,7 +25,7 @@ from load.workloads import generator
 
 from pyllama_raw import AsyncEngine, FinishReason, PyllamaError, SamplingParams
 from pyllama_raw.core.request import Event, Finished
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.engine import build
 

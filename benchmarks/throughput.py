@@ -27,7 +27,8 @@ from load.measure import Report, arguments, median_ratio, run_script, say
 from load.workloads import token_prompts
 from peers.batched_bench import batched_bench
 
-from pyllama_raw import AsyncEngine, ContextConfig, EngineStats
+from pyllama_raw import AsyncEngine, ContextConfig
+from pyllama_raw.api.results import EngineStats
 
 N_PROMPT, N_OUTPUT, N_SLOTS, N_CTX = 128, 64, 8, 4096
 N_BATCH = 2048

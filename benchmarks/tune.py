@@ -17,11 +17,11 @@ from statistics import median
 
 from load.measure import Report, arguments, parse, say
 
+from pyllama_raw.lab.tune import Work, tune
+from pyllama_raw.lab.tune.space import Space
+from pyllama_raw.lab.tune.tuning import make_space
 from pyllama_raw.native.quantize import quantize
-from pyllama_raw.profile import Measured, Settings
-from pyllama_raw.tune import Work, tune
-from pyllama_raw.tune.space import Space
-from pyllama_raw.tune.tuning import make_space
+from pyllama_raw.options.profile import Measured, Settings
 
 N_FINALISTS = 3  # of the grid: the fastest by one measurement is often the luckiest
 GRID_WORK = Work(n_repeats=1)

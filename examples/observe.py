@@ -5,15 +5,10 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from pyllama_raw import (
-    AsyncEngine,
-    EngineConfig,
-    EngineEvent,
-    LogConfig,
-    RequestEvent,
-    SamplingParams,
-)
-from pyllama_raw.metrics import EngineMetrics
+from pyllama_raw import AsyncEngine, EngineConfig, LogConfig, SamplingParams
+from pyllama_raw.api.metrics import EngineMetrics
+from pyllama_raw.lab.chrome_trace import write_trace
+from pyllama_raw.results import EngineEvent, RequestEvent
 
 CONFIG = EngineConfig(log=LogConfig(max_steps=1000, max_requests=1000))
 PARAMS = SamplingParams(max_tokens=8, temperature=0)
@@ -39,7 +34,8 @@ def report(engine: AsyncEngine, metrics: EngineMetrics) -> None:
     print(f"{len(steps)} steps computed {n_tokens} tokens")
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"  # open such a file at ui.perfetto.dev
-        engine.write_trace(trace)
+        with trace.open("w") as file:
+            write_trace(file, steps, engine.request_log())
         print("trace:", "traceEvents" in trace.read_text())
     health = engine.health()
     print(f"health: {health.state}, waits {health.oldest_wait_s} s")

@@ -3,8 +3,8 @@
 import anyio
 
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConfig
+from pyllama_raw.lab.sim import Machine, Workload, simulate, table
 from pyllama_raw.policy import RequestView, SchedulerView, SchedulingPolicy, register
-from pyllama_raw.sim import Machine, Workload, simulate, table
 
 
 @register

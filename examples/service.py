@@ -36,10 +36,10 @@ from pyllama_raw import (
     AsyncEngine,
     FinishReason,
     Generation,
-    InvalidRequest,
     PyllamaError,
     SamplingParams,
 )
+from pyllama_raw.errors import InvalidRequest
 
 MAX_BODY_BYTES = 2**22
 BODY_S = 30.0  # that a client may take to send its body

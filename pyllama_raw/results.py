@@ -1,202 +1,78 @@
-"""What a caller gets back. All of it is frozen."""
+"""What engines give back."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
-from math import ceil, exp, fsum, nan
-
-from pyllama_raw.core import request as core
+from pyllama_raw.api.blocking import BlockingEvents, BlockingGeneration
+from pyllama_raw.api.events import (
+    EngineEvent,
+    Events,
+    EventsLost,
+    RequestEvent,
+    RequestState,
+)
+from pyllama_raw.api.generation import Generation
+from pyllama_raw.api.health import Health, HealthState
+from pyllama_raw.api.ranking import Ranked
+from pyllama_raw.api.results import (
+    Delta,
+    EngineState,
+    EngineStats,
+    Result,
+    Score,
+    Timings,
+    Usage,
+)
+from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.request import (
     CacheTier,
     FinishDetail,
     FinishReason,
+    LengthLimit,
     SamplerUse,
+    StopString,
+    StopToken,
     TokenLogprobs,
 )
-from pyllama_raw.core.stats import MediaStats, SchedulerStats, StepTimes
-from pyllama_raw.errors import shown
+from pyllama_raw.engine.adapters import AdapterInfo
+from pyllama_raw.engine.capabilities import Capabilities, Operation
+from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
+from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.step_log import StepRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """
-    What was generated since the last one.
-
-    text may be empty while a character or a stop string is incomplete, and token_ids
-    may be empty when held back text comes at the end.
-    """
-
-    text: str
-    """What is new; empty while a character or a stop string is incomplete."""
-    token_ids: tuple[int, ...]
-    """The new tokens; none when text that was held back comes at the end."""
-    index: int = 0
-    """Which of the n outputs it belongs to."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One entry a token, if asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one request."""
-
-    prompt_tokens: int
-    """Tokens of the prompt."""
-    completion_tokens: int
-    """Tokens of the output."""
-    cached_tokens: int
-    """Prompt tokens that were not computed."""
-    cache_tier: CacheTier | None = None
-    """Where the cached tokens came from; None if there are none."""
-    media_tokens: int = 0
-    """Those prompt tokens that are rows of images and sounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Durations of one request in seconds; None if it never came to that."""
-
-    queue_s: float | None
-    """Submitted to admitted."""
-    ttft_s: float | None
-    """Submitted to first output token."""
-    itl_p50_s: float | None
-    """Median gap between output tokens."""
-    itl_p99_s: float | None
-    """99th percentile of the gaps."""
-    tpot_s: float | None
-    """Mean gap."""
-    e2e_s: float
-    """Submitted to finished."""
-    itl_s: tuple[float, ...] = field(default=(), repr=False)
-    """Every gap, in order."""
-    prefill_s: float | None = None
-    """Admitted to first output token."""
-    decode_s: float | None = None
-    """First to last output token; None with fewer than two."""
-    encode_s: float | None = None
-    """Encodes of its images and sounds, which others may share; None: it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One finished output."""
-
-    text: str
-    """The output without the stop string that ended it."""
-    token_ids: tuple[int, ...]
-    """The tokens of the output."""
-    finish_reason: FinishReason
-    """Why the output ended."""
-    usage: Usage
-    """Counts of tokens."""
-    timings: Timings
-    """Durations in seconds."""
-    seed: int
-    """The seed that was given or drawn, plus the index."""
-    index: int = 0
-    """Which of the n outputs this is."""
-    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
-    """One entry an output token, if asked for."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
-    """
-    Of prompt tokens 1, 2, ..., if asked for; only the output with index 0 has them.
-    """
-    sampler: SamplerUse | None = None
-    """Where the tokens were chosen; None if there are none."""
-    finish_detail: FinishDetail | None = None
-    """Which stop or limit ended the output; None for any other reason."""
-
-    @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens that were computed, by the time until the first output token."""
-        n_computed = self.usage.prompt_tokens - self.usage.cached_tokens
-        return _rate(n_computed, self.timings.prefill_s)
-
-    @property
-    def decode_tokens_per_s(self) -> float | None:
-        """Output tokens after the first one, by the time that they took."""
-        return _rate(len(self.timings.itl_s), self.timings.decode_s)
-
-    def __repr__(self) -> str:
-        detail = "" if self.finish_detail is None else f" ({self.finish_detail})"
-        return (
-            f"<Result {shown(self.text)}: {len(self.token_ids)} tokens, "
-            f"{self.finish_reason}{detail}, seed {self.seed}>"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """How likely a model finds a text."""
-
-    token_ids: tuple[int, ...]
-    """The text as tokens."""
-    logprobs: tuple[TokenLogprobs, ...]
-    """Of token_ids[1:], each after all tokens before it."""
-
-    def __repr__(self) -> str:
-        return f"<Score of {len(self.token_ids)} tokens: {self.total:.2f} in all>"
-
-    @property
-    def total(self) -> float:
-        """Natural logarithm of the probability of all tokens after the first."""
-        return fsum(item.logprob for item in self.logprobs)
-
-    @property
-    def perplexity(self) -> float:
-        """exp of the mean negative log-probability; 1 is certain."""
-        return exp(-self.total / len(self.logprobs))
-
-
-class EngineState(StrEnum):
-    """Whether an engine takes requests, and if not, why."""
-
-    RUNNING = "running"
-    CLOSING = "closing"  # what runs may go on
-    CLOSED = "closed"
-    FAILED = "failed"  # by itself; `AsyncEngine.error` says why
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats(MediaStats, StepTimes, SchedulerStats):
-    """The engine after its latest step, and all totals."""
-
-    state: EngineState = EngineState.RUNNING
-    """Whether the engine takes requests, and if not, how it ended."""
-    watcher_faults: int = 0
-    """Watchers that raised, such as logs and metrics; they are told nothing more."""
-
-
-def timings_of(finished: core.Finished) -> Timings:
-    """Durations between the moments that were written down."""
-    moments = finished.timings
-    start, gaps = moments.submitted, moments.itl
-    return Timings(
-        queue_s=None if moments.admitted is None else moments.admitted - start,
-        ttft_s=None if moments.first_token is None else moments.first_token - start,
-        itl_p50_s=percentile(gaps, 50) if gaps else None,
-        itl_p99_s=percentile(gaps, 99) if gaps else None,
-        tpot_s=sum(gaps) / len(gaps) if gaps else None,
-        e2e_s=moments.finished - start,
-        itl_s=moments.itl,
-        prefill_s=_between(moments.admitted, moments.first_token),
-        decode_s=fsum(gaps) if gaps else None,
-        encode_s=finished.encode_s,
-    )
-
-
-def _rate(n: int, seconds: float | None) -> float | None:
-    return n / seconds if seconds else None
-
-
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
-    ordered = sorted(values)
-    return ordered[max(ceil(len(ordered) * percent / 100), 1) - 1] if ordered else nan
+__all__ = [
+    "AdapterInfo",
+    "BlockingEvents",
+    "BlockingGeneration",
+    "CacheStats",
+    "CacheTier",
+    "Capabilities",
+    "Delta",
+    "EngineEvent",
+    "EngineInfo",
+    "EngineState",
+    "EngineStats",
+    "Events",
+    "EventsLost",
+    "FinishDetail",
+    "FinishReason",
+    "Generation",
+    "Health",
+    "HealthState",
+    "LengthLimit",
+    "ModelClass",
+    "ModelInfo",
+    "Operation",
+    "Pooling",
+    "Ranked",
+    "RequestEvent",
+    "RequestRecord",
+    "RequestState",
+    "Result",
+    "SamplerUse",
+    "Score",
+    "StepRecord",
+    "StopString",
+    "StopToken",
+    "Timings",
+    "TokenLogprobs",
+    "Usage",
+]

@@ -23,9 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.markers import Markers
-from pyllama_raw.messages import plain_messages
-from pyllama_raw.rendering.template import CompiledTemplate
+from pyllama_raw.prompts.markers import Markers
+from pyllama_raw.prompts.messages import plain_messages
+from pyllama_raw.prompts.rendering.template import CompiledTemplate
 
 MARKER = re.compile(
     r"<\|[^|<>\s{}]{1,40}\|>|<\uff5c[^\uff5c\n]{1,40}\uff5c>|</?[a-z_]{1,30}>|\[/?[A-Z_]{3,30}\]"

@@ -26,6 +26,6 @@ def model_path() -> Path:
     named = os.environ.get("PYLLAMA_RAW_TEST_MODEL")
     if named:
         return Path(named)
-    from pyllama_raw.models import default_model
+    from pyllama_raw.options.models import default_model
 
     return default_model(progress=False)

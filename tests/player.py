@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import CacheConfig, ContextConfig, ModelConfig, SchedulerConfig
 from pyllama_raw.core.request import CacheTier, Finished, Request
 from pyllama_raw.core.step import (
     Copy,
@@ -41,6 +40,12 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from tests.experts import Routers, Scores, listening
 
 GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
 
-from pyllama_raw import InvalidRequest
-from pyllama_raw.messages import plain_messages
-from pyllama_raw.prompt import PromptEncoder
-from pyllama_raw.rendering.template import CompiledTemplate
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.prompts.messages import plain_messages
+from pyllama_raw.prompts.prompt import PromptEncoder
+from pyllama_raw.prompts.rendering.template import CompiledTemplate
 from tests.markers import MarkerVocab, texts
 
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "75"))

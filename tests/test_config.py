@@ -12,8 +12,8 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native import params as native
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, letters

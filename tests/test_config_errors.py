@@ -11,12 +11,12 @@ from pyllama_raw import (
     ConfigError,
     ContextConfig,
     EngineConfig,
-    InvalidRequest,
     LogConfig,
     ModelConfig,
     SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.errors import InvalidRequest
 from tests.hostile import Unhashable, Unreadable, nested
 
 KINDS = (

@@ -20,29 +20,31 @@ from pydantic import BaseModel
 
 from pyllama_raw import (
     CacheConfig,
-    CacheStats,
-    Capabilities,
     ContextConfig,
     Delta,
     EmbeddingConfig,
     EngineConfig,
-    EngineStats,
     LogConfig,
     ModelConfig,
-    ModelInfo,
     Profile,
-    Ranked,
     RequestOptions,
     Result,
     SamplingParams,
     SchedulerConfig,
-    Score,
-    Timings,
     Usage,
 )
 from pyllama_raw.cli.command import _parser
 from pyllama_raw.cli.flag_help import help_of
-from pyllama_raw.described import descriptions
+from pyllama_raw.options.described import descriptions
+from pyllama_raw.results import (
+    CacheStats,
+    Capabilities,
+    EngineStats,
+    ModelInfo,
+    Ranked,
+    Score,
+    Timings,
+)
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 OPTIONS: tuple[type[BaseModel], ...] = (
@@ -138,8 +140,8 @@ def test_no_start_waits_for_descriptions():
     The package and its options are imported without a look at any source.
     """
     script = """
-import pyllama_raw.config, pyllama_raw.profile, pyllama_raw.sampling.params
-from pyllama_raw import described
+import pyllama_raw.options.config, pyllama_raw.options.profile, pyllama_raw.options.sampling
+from pyllama_raw.options import described
 
 print(described._classes.cache_info().currsize)
 """

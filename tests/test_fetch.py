@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_raw import fetch
-from pyllama_raw.fetch import Artifact, FetchFailed
+from pyllama_raw.options import fetch
+from pyllama_raw.options.fetch import Artifact, FetchFailed
 
 CONTENT = b"the pinned content" * 1000
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw import InvalidRequest, markers
-from pyllama_raw.markers import Markers
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.prompts import markers
+from pyllama_raw.prompts.markers import Markers
 from tests.markers import MarkerVocab, texts
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyllama_raw import InvalidRequest
-from pyllama_raw.messages import plain_messages
+from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.prompts.messages import plain_messages
 
 
 def message(**fields):

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyllama_raw import fetch, models
 from pyllama_raw.errors import ModelNotFound
-from pyllama_raw.fetch import Artifact
+from pyllama_raw.options import fetch, models
+from pyllama_raw.options.fetch import Artifact
 
 MODEL = b"GGUF, or so it says" * 5000
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import ConfigError, ContextConfig, Profile
-from pyllama_raw.profile import Measured, Settings
+from pyllama_raw.options.profile import Measured, Settings
 
 
 def test_a_profile_survives_its_file(tmp_path: Path):

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pytest
 
-from pyllama_raw import InvalidRequest, PromptTooLong, Unsupported
-from pyllama_raw.chat import ChatTemplate
-from pyllama_raw.markers import PIECE
-from pyllama_raw.prompt import SEAM, PromptEncoder
+from pyllama_raw.errors import InvalidRequest, PromptTooLong, Unsupported
+from pyllama_raw.prompts.chat import ChatTemplate
+from pyllama_raw.prompts.markers import PIECE
+from pyllama_raw.prompts.prompt import SEAM, PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
 from tests.markers import MarkerVocab
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import pyllama_raw
-from pyllama_raw import LibraryNotBuilt, _ffi
+from pyllama_raw import _ffi
+from pyllama_raw.errors import LibraryNotBuilt
 
 # A finder that refuses the extension, as on a machine where it was never built.
 HIDE_EXTENSION = """
@@ -99,7 +100,7 @@ def test_what_only_a_running_engine_needs_comes_later():
     """
     code = """
 import sys, pyllama_raw
-print('pyllama_raw.results' in sys.modules, set(pyllama_raw.__all__) <= set(dir(pyllama_raw)))
+print('pyllama_raw.api.results' in sys.modules, set(pyllama_raw.__all__) <= set(dir(pyllama_raw)))
 print(pyllama_raw.Result.__name__, hasattr(pyllama_raw, 'Resultat'))
 """
 
@@ -121,7 +122,7 @@ print('pydantic' in sys.modules)
 
 
 @pytest.mark.parametrize(
-    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.sampling.grammar"]
+    "name", ["numpy", "jinja2", "opentelemetry", "pyllama_raw.options.grammar"]
 )
 def test_no_engine_waits_for_what_few_requests_need(name):
     """
@@ -144,7 +145,8 @@ def test_first_native_use_says_what_to_run():
     Without the extension the first use of C names the command that builds it.
     """
     code = """
-from pyllama_raw import LibraryNotBuilt, _ffi
+from pyllama_raw import _ffi
+from pyllama_raw.errors import LibraryNotBuilt
 try:
     _ffi.lib
 except LibraryNotBuilt as error:

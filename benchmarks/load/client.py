@@ -1,5 +1,5 @@
 """
-What the scripts take from pyllama_raw.bench, with engines opened as their options say.
+What the scripts take from pyllama_raw.lab.bench, with engines opened as their options say.
 
 Here nothing may go wrong: a call that fails ends the script.
 """
@@ -18,11 +18,11 @@ from pyllama_raw import (
     EngineConfig,
     SchedulerConfig,
 )
-from pyllama_raw.bench import drive
-from pyllama_raw.bench.call import Call, Record, Target, ask
-from pyllama_raw.bench.drive import Run
-from pyllama_raw.bench.engine_target import EngineTarget, fixed_length
-from pyllama_raw.bench.http_target import http_target
+from pyllama_raw.lab.bench import drive
+from pyllama_raw.lab.bench.call import Call, Record, Target, ask
+from pyllama_raw.lab.bench.drive import Run
+from pyllama_raw.lab.bench.engine_target import EngineTarget, fixed_length
+from pyllama_raw.lab.bench.http_target import http_target
 
 __all__ = [
     "Call",

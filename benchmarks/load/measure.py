@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 import anyio
 
-from pyllama_raw.bench.figures import median_ratio
-from pyllama_raw.bench.host import MAX_OTHERS
-from pyllama_raw.bench.machine import machine
-from pyllama_raw.bench.table import table
-from pyllama_raw.results import percentile
+from pyllama_raw.api.results import percentile
+from pyllama_raw.lab.bench.figures import median_ratio
+from pyllama_raw.lab.bench.machine import machine
+from pyllama_raw.lab.bench.table import table
+from pyllama_raw.options.host import MAX_OTHERS
 
 from .machine import OthersCpu
 
@@ -139,7 +139,7 @@ def parse(parser: ArgumentParser) -> Namespace:
     From here on SIGTERM ends a script as ^C does, so that no server outlives it.
     """
     from pyllama_raw import ContextConfig
-    from pyllama_raw.models import resolve_model
+    from pyllama_raw.options.models import resolve_model
 
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -1,15 +1,15 @@
-"""A workload of pyllama_raw.bench in interleaved rounds, where nothing may go wrong."""
+"""A workload of pyllama_raw.lab.bench in interleaved rounds, where nothing may go wrong."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
 
-from pyllama_raw.bench.result import Result
-from pyllama_raw.bench.rounds import Opener, Plan, Point
-from pyllama_raw.bench.words import generator
-from pyllama_raw.bench.workloads import WORKLOADS
-from pyllama_raw.bench.writer import writer_for
+from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.rounds import Opener, Plan, Point
+from pyllama_raw.lab.bench.words import generator
+from pyllama_raw.lab.bench.workloads import WORKLOADS
+from pyllama_raw.lab.bench.writer import writer_for
 
 
 async def results(

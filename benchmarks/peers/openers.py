@@ -1,5 +1,5 @@
 """
-The servers among the peers as targets of pyllama_raw.bench, each started when opened.
+The servers among the peers as targets of pyllama_raw.lab.bench, each started when opened.
 
 Settings are the best that is fair: the same file, threads and cells, one pool of cells
 for all slots, steps of 2,048 tokens, flash attention where the model allows it; all else
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from pyllama_raw.bench.rounds import Opened, Opener
-from pyllama_raw.bench.targets import open_server
+from pyllama_raw.lab.bench.rounds import Opened, Opener
+from pyllama_raw.lab.bench.targets import open_server
 from pyllama_raw.native.model import Model
 
 from .llama_cpp_sequence import llama_cpp_sequence

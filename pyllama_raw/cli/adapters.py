@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 
-from pyllama_raw.arguments import MAX_SCALE
 from pyllama_raw.cli.flags import reader
-from pyllama_raw.config import Finite
+from pyllama_raw.options.arguments import MAX_SCALE
+from pyllama_raw.options.config import Finite
 
 if TYPE_CHECKING:
-    from pyllama_raw.api import AsyncEngine
+    from pyllama_raw.api.engine import AsyncEngine
 
 _scale = reader(Annotated[Finite, Field(ge=-MAX_SCALE, le=MAX_SCALE)])
 

@@ -18,7 +18,9 @@ from functools import partial
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.api.generation import Generation
+from pyllama_raw.api.results import Result
 from pyllama_raw.cli.adapters import load_adapters
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
@@ -26,10 +28,8 @@ from pyllama_raw.cli.sampling_options import SAMPLING
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PromptTooLong, RequestError
-from pyllama_raw.generation import Generation
-from pyllama_raw.models import resolve_model
-from pyllama_raw.results import Result
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.sampling import SamplingParams
 
 WAKE_S = 0.2
 

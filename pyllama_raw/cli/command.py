@@ -4,23 +4,106 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from signal import SIG_IGN, SIGINT, signal
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyllama_raw import __version__
-from pyllama_raw.cli import bench_options, options
 from pyllama_raw.cli.flags import Parser, told
 from pyllama_raw.cli.profiles import note_of
-from pyllama_raw.cli.simulate_options import add_plot, add_simulate
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
-NEED_BENCH = ("bench", "plot")  # packages of that extra
-MODULES = {"embed": "vectors", "rank": "vectors"}  # where the name is another one
+
+
+class Command(NamedTuple):
+    """A command: the functions that add its flags and run it, each `module:function`."""
+
+    name: str
+    flags: str
+    run: str
+    text: str
+    needs_bench: bool = False  # packages of the extra `bench`
+
+
+LAB = "lab.cli"
+COMMANDS = (
+    Command("chat", "cli.options:add_chat", "cli.chat:chat", "talk with a model"),
+    Command(
+        "generate",
+        "cli.options:add_generate",
+        "cli.generate:generate",
+        "complete prompts, many at a time",
+    ),
+    Command(
+        "embed",
+        "cli.options:add_embed",
+        "cli.vectors:embed",
+        "make vectors of texts",
+    ),
+    Command(
+        "rank",
+        "cli.options:add_rank",
+        "cli.vectors:rank",
+        "rank documents by how they answer a query",
+    ),
+    Command(
+        "info",
+        "cli.options:add_info",
+        "cli.info:info",
+        "show library, devices, model, limits",
+    ),
+    Command(
+        "tune",
+        f"{LAB}.options:add_tune",
+        f"{LAB}.tune:tune",
+        "find the fastest options on a machine",
+    ),
+    Command(
+        "simulate",
+        f"{LAB}.simulate_options:add_simulate",
+        f"{LAB}.simulate:simulate",
+        "compare scheduling policies without a model",
+    ),
+    Command(
+        "trace",
+        f"{LAB}.options:add_trace",
+        f"{LAB}.trace:trace",
+        "turn logs into a trace for ui.perfetto.dev",
+    ),
+    Command(
+        "plot",
+        f"{LAB}.options:add_plot",
+        f"{LAB}.plot:plot",
+        "draw logs and results",
+        needs_bench=True,
+    ),
+    Command(
+        "bench run",
+        f"{LAB}.bench_options:add_run",
+        f"{LAB}.bench:run",
+        "put a workload on targets",
+        needs_bench=True,
+    ),
+    Command(
+        "bench compare",
+        f"{LAB}.bench_options:add_compare",
+        f"{LAB}.bench:compare",
+        "tell changes from noise",
+        needs_bench=True,
+    ),
+    Command(
+        "bench report",
+        f"{LAB}.bench_options:add_report",
+        f"{LAB}.bench:report",
+        "show results again",
+        needs_bench=True,
+    ),
+)
+GROUPS = {"bench": "measure, compare and report speed"}
 STATUS = """\
 exit status:
   0    everything that was asked for succeeded
@@ -70,61 +153,45 @@ def _parser() -> Parser:
         "--version", action="version", version=f"pyllama_raw {__version__}"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, add_flags, text in (
-        ("chat", options.add_chat, "talk with a model"),
-        ("generate", options.add_generate, "complete prompts, many at a time"),
-        ("embed", options.add_embed, "make vectors of texts"),
-        ("rank", options.add_rank, "rank documents by how they answer a query"),
-        ("info", options.add_info, "show library, devices, model, limits"),
-        ("tune", options.add_tune, "find the fastest options on a machine"),
-        ("simulate", add_simulate, "compare scheduling policies without a model"),
-        ("trace", options.add_trace, "turn logs into a trace for ui.perfetto.dev"),
-        ("plot", add_plot, "draw logs and results"),
-    ):
-        _add(
-            commands,
-            name,
-            add_flags,
-            partial(_run, MODULES.get(name, name), name),
-            text,
-        )
-    bench = commands.add_parser("bench", help="measure, compare and report speed")
-    of_bench = bench.add_subparsers(required=True, metavar="COMMAND")
-    for name, add_flags, text in (
-        ("run", bench_options.add_run, "put a workload on targets"),
-        ("compare", bench_options.add_compare, "tell changes from noise"),
-        ("report", bench_options.add_report, "show results again"),
-    ):
-        _add(of_bench, name, add_flags, partial(_run, "bench", name), text)
+    groups: dict[str, Any] = {}
+    for command in COMMANDS:
+        group, _, name = command.name.rpartition(" ")
+        if group and group not in groups:
+            of_group = commands.add_parser(group, help=GROUPS[group])
+            groups[group] = of_group.add_subparsers(required=True, metavar="COMMAND")
+        _add(groups.get(group, commands), name, command)
     return parser
 
 
-def _add(
-    commands: Any,
-    name: str,
-    add_flags: Callable[[ArgumentParser], None],
-    run: Callable[[Namespace], int],
-    text: str,
-) -> None:
+def _add(commands: Any, name: str, command: Command) -> None:
     parser: Parser = commands.add_parser(
         name,
-        help=text,
-        description=text,
+        help=command.text,
+        description=command.text,
         epilog=STATUS,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    add_flags(parser)
-    parser.set_defaults(run=run, parser=parser)
+    _found(command.flags)(parser)
+    parser.set_defaults(run=partial(_run, command), parser=parser)
 
 
-def _run(module: str, function: str, parsed: Namespace) -> int:
+def _run(command: Command, parsed: Namespace) -> int:
     """Import a command only when it is run: parsing is then over at once."""
     try:
-        command = import_module(f"pyllama_raw.cli.{module}")
+        run = _found(command.run)
     except ImportError as error:
-        if module not in NEED_BENCH:
+        if not command.needs_bench:
             raise
         missing = "pip install httptools matplotlib psutil"
         raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error
-    status: int = getattr(command, function)(parsed)
+    status: int = run(parsed)
     return status
+
+
+def _found(place: str) -> Callable[..., Any]:
+    """The function at *place*, `module:function`."""
+    module, _, function = place.partition(":")
+    found: Callable[..., Any] = getattr(
+        import_module(f"pyllama_raw.{module}"), function
+    )
+    return found

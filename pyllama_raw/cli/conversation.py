@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.messages import Message
+from pyllama_raw.prompts.messages import Message
 
 HELP = """\
 /system TEXT  tell the model how to behave from here on; without TEXT: tell it nothing

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.config import (
+from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
@@ -18,7 +18,7 @@ from pyllama_raw.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from pyllama_raw.profile import Profile
+from pyllama_raw.options.profile import Profile
 
 ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
     (SchedulerConfig, ("n_slots", "token_budget", "target_step_s", "context_full")),

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import byte_size, json_file, reader, text_file
-from pyllama_raw.sampling.params import Text
+from pyllama_raw.options.sampling import Text
 
 NAMES = {
     "n_slots": "--slots",

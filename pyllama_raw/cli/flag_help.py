@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyllama_raw.described import descriptions
+from pyllama_raw.options.described import descriptions
 
 UNITS = "KMGT"
 

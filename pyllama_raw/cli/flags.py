@@ -16,9 +16,9 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pyllama_raw.config import Count, Finite
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.frozen import allowed
+from pyllama_raw.options.config import Count, Finite
+from pyllama_raw.options.frozen import allowed
 
 SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 

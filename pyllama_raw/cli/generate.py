@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import anyio
 
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli.adapters import AdapterFlag, load_adapters
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
@@ -32,8 +32,8 @@ from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
 from pyllama_raw.errors import ConfigError, PyllamaError
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.models import resolve_model, with_projector
-from pyllama_raw.replacing import check_writable
+from pyllama_raw.options.models import resolve_model, with_projector
+from pyllama_raw.options.replacing import check_writable
 
 STATUS_S = 0.25  # between two looks at the engine
 

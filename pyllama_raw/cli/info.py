@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.engine_options import engine_config, model_spec
-from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
 from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError, Unsupported
-from pyllama_raw.models import resolve_model, with_projector
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
-from pyllama_raw.sampling.declared import declared, with_declared
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.config import EngineConfig
+from pyllama_raw.options.declared import declared, with_declared
+from pyllama_raw.options.models import resolve_model, with_projector
+from pyllama_raw.options.sampling import SamplingParams
 
 MODEL_FACTS = (
     "desc",

@@ -23,13 +23,13 @@ from pydantic import (
 )
 
 from pyllama_raw.cli.conversation import Conversation
-from pyllama_raw.config import Token
 from pyllama_raw.errors import InvalidRequest, PyllamaError
-from pyllama_raw.frozen import allowed
 from pyllama_raw.media import Audio, Image
-from pyllama_raw.options import PolicyData
-from pyllama_raw.prompt import Prompt
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.config import Token
+from pyllama_raw.options.frozen import allowed
+from pyllama_raw.options.requests import PolicyData
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.prompts.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True)

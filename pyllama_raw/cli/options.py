@@ -8,10 +8,9 @@ from pathlib import Path
 from pyllama_raw.cli.adapters import add_adapters
 from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, count, positive
+from pyllama_raw.cli.flags import add, count
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
-from pyllama_raw.config import MediaConfig, SchedulerConfig
-from pyllama_raw.native.quantize import FILE_TYPES
+from pyllama_raw.options.config import MediaConfig
 
 OF_REQUEST = ("priority", "deadline_s", "client", "policy_data", "adapters")
 CHAT_CTX = 8192  # cells; a model that knows less uses less
@@ -121,38 +120,3 @@ def add_info(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     add_fields(parser, MediaConfig, ("mmproj",))
     add_engine(parser)
-
-
-def add_trace(parser: ArgumentParser) -> None:
-    """Flags of `trace`."""
-    parser.add_argument(
-        "steps", type=Path, metavar="STEPS", help="what --step-log has written"
-    )
-    text = "what --request-log has written at the same time (no arrivals and ends)"
-    add(parser, "--requests", Path, "FILE", text)
-    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="JSON")
-
-
-def add_tune(parser: ArgumentParser) -> None:
-    """Flags of `tune`."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    add(parser, "--out", str, "FILE", "the profile (MODEL's name with .profile.json)")
-    parser.add_argument(
-        "--requantize",
-        type=Path,
-        metavar="FILE",
-        help="keep the requantised model as FILE, which must not exist, and use it in "
-        "the profile if it is faster (measured, reported and thrown away)",
-    )
-    parser.add_argument(
-        "--file-type",
-        dest="file_types",
-        action="append",
-        choices=FILE_TYPES,
-        help="what to requantise to; repeatable (q4_0)",
-    )
-    add_fields(parser, SchedulerConfig, ("n_slots",), n_slots=8)
-    add(parser, "--prompt-tokens", count, "N", "of each request", default=128)
-    add(parser, "--output-tokens", count, "N", "of each request", default=16)
-    text = "how long a step of a fixed token budget may stall running streams"
-    add(parser, "--max-step-s", positive, "S", text, default=0.3)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from pyllama_raw.replacing import replacing
+from pyllama_raw.options.replacing import replacing
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyllama_raw.bench.host import MAX_OTHERS, cpu_name, n_cpus
 from pyllama_raw.cli.engine_options import profile_of
-from pyllama_raw.profile import Machine, Profile
+from pyllama_raw.options.host import MAX_OTHERS, cpu_name, n_cpus
+from pyllama_raw.options.profile import Machine, Profile
 
 
 def is_busy(profile: Profile) -> bool:

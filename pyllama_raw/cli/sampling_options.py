@@ -7,8 +7,8 @@ from argparse import ArgumentParser
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import add, positive
-from pyllama_raw.options import RequestOptions
-from pyllama_raw.sampling.params import CONSTRAINTS, SamplingParams
+from pyllama_raw.options.requests import RequestOptions
+from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 SAMPLING = tuple(SamplingParams.model_fields)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from pyllama_raw.api.results import EngineStats, percentile
 from pyllama_raw.cli.views import Outcome
-from pyllama_raw.results import EngineStats, percentile
 
 
 def summarize(

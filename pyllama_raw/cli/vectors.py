@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.cli.groups import first
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError, InvalidRequest
-from pyllama_raw.models import resolve_model
-from pyllama_raw.options import Need
-from pyllama_raw.replacing import check_writable, replacing
+from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.replacing import check_writable, replacing
+from pyllama_raw.options.requests import Need
 
 if TYPE_CHECKING:
-    from pyllama_raw.embedding import Vectors
+    from pyllama_raw.api.embedding import Vectors
 
 Told = Callable[[int], None]
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Protocol
 
+from pyllama_raw.api.results import Result
 from pyllama_raw.cli.inputs import BadInput, Input
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import (
@@ -19,7 +20,6 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.results import Result
 
 SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
 

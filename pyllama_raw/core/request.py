@@ -9,10 +9,11 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.policies.policy import Value
 from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 from pyllama_raw.errors import PyllamaError
+
+Value = str | int | float | bool | None  # of policy_data
 
 
 class FinishReason(StrEnum):

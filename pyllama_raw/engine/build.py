@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.config import CacheConfig, ContextConfig, EngineConfig, SchedulerConfig
-from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.describer import describer
@@ -39,6 +38,12 @@ from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import SamplerChain
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    SchedulerConfig,
+)
 from pyllama_raw.policy import make_policy
 
 if TYPE_CHECKING:

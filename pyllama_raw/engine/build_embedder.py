@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyllama_raw.config import EngineConfig
-from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.embedding.scheduler import EmbedScheduler
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
@@ -18,6 +17,7 @@ from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import EngineConfig
 
 MAX_TEXTS = 64  # of a step
 DEFAULT_CTX = 8192  # tokens of a text that is computed in parts

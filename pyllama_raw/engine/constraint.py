@@ -21,7 +21,7 @@ from pyllama_raw.errors import BadGrammar
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 
 class OutputRules(NamedTuple):
@@ -82,7 +82,7 @@ class GrammarConstraint:
     def __init__(
         self, params: SamplingParams, vocab: Vocab, reading: Reading = at_once
     ) -> None:
-        from pyllama_raw.sampling.grammar import compile_grammar  # few engines see any
+        from pyllama_raw.options.grammar import compile_grammar  # few engines see any
 
         if reading(lambda: vocab.kind) == "none":
             raise BadGrammar("the model has no vocabulary", None)

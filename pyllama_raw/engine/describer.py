@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyllama_raw.config import EngineConfig
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
+from pyllama_raw.options.config import EngineConfig
 
 
 def describer(

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from logging import getLogger
 
-from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
+from pyllama_raw.core.scheduling.planner import Planner
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import Watcher

@@ -52,7 +52,7 @@ from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.span_rows import SpanRows

@@ -17,7 +17,7 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.sampling.params import MAX_PATTERN
+from pyllama_raw.options.sampling import MAX_PATTERN
 
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
 MAX_VALUES = 2**14  # of a schema

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyllama_raw.config import EngineConfig
+    from pyllama_raw.options.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pyllama_raw.config import EngineConfig
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.watch import Watch
+from pyllama_raw.options.config import EngineConfig
 
 
 def kernels_used(model: Model, config: EngineConfig) -> str:

@@ -22,7 +22,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain
 from pyllama_raw.native.stages import TopK
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 CANNOT = "the device cannot select candidates"
 TAKEN = "lanes were taken away, because a request needed all logits"

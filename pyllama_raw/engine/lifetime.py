@@ -8,18 +8,23 @@ that is joined too early can hang it; `atexit` runs between the two.
 from __future__ import annotations
 
 import atexit
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from pyllama_raw.engine.thread import EngineThread
 
 JOIN_S = 30.0  # longer than any step that cannot be aborted should take
 
-_threads: WeakSet[EngineThread] = WeakSet()
+
+class Closable(Protocol):
+    """An engine thread, as this file sees it."""
+
+    def close(self) -> object: ...
+    def join(self, timeout_s: float, /) -> object: ...
 
 
-def close_at_exit(thread: EngineThread) -> None:
+_threads: WeakSet[Closable] = WeakSet()
+
+
+def close_at_exit(thread: Closable) -> None:
     """Close *thread* when the interpreter ends, unless that happened before."""
     # The newest is called first: before the finalisers of what the thread uses.
     atexit.unregister(_close_all)

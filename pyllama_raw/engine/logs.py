@@ -13,7 +13,7 @@ from pyllama_raw.engine.step_log import Entry, StepLog, record_of
 from pyllama_raw.engine.watcher import Watcher
 
 if TYPE_CHECKING:
-    from pyllama_raw.config import LogConfig
+    from pyllama_raw.options.config import LogConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
-from pyllama_raw.core.admission import Admission
 from pyllama_raw.core.request import Request
+from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.stream import Stream

@@ -9,7 +9,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
-from pyllama_raw.config import EngineConfig, MediaConfig
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.spans import Span
@@ -28,6 +27,7 @@ from pyllama_raw.media.limits import Media, MediaLimits
 from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.projector import Projector
+from pyllama_raw.options.config import EngineConfig, MediaConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.span_rows import SpanRows
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

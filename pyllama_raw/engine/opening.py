@@ -24,8 +24,8 @@ from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf_header import NO_OVERRIDES
 
 if TYPE_CHECKING:
-    from pyllama_raw.config import EngineConfig
     from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.options.config import EngineConfig
 
 _log = getLogger(__name__)
 
@@ -33,7 +33,7 @@ NEXT = (
     "pyllama_raw.engine.build",
     "pyllama_raw.engine.logs",
     "pyllama_raw.engine.thread",
-    "pyllama_raw.preparation",
+    "pyllama_raw.api.preparation",
 )
 
 
@@ -71,7 +71,7 @@ def build_on(
 ) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
     try:
-        from pyllama_raw.config import EngineConfig
+        from pyllama_raw.options.config import EngineConfig
 
         config = config or EngineConfig()
         capabilities = capabilities_of(model_info(use.model.path, use.model.header))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.planner import Planner
+from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.planner import Planner
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.adapters import AdapterHost
@@ -16,7 +16,7 @@ from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.media_desk import MediaDesk

@@ -8,9 +8,9 @@ Another device leaves some candidates, and only these are copied to the host.
 
 from __future__ import annotations
 
-from pyllama_raw.config import EngineConfig
 from pyllama_raw.native.libllama import devices
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import EngineConfig
 
 CPU = "auto: the CPU computes the logits, and chooses faster on the host"
 

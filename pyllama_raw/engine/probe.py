@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from pyllama_raw.config import ContextConfig
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.errors import DecodeFailed, ModelLoadFailed, Unsupported
@@ -21,6 +20,7 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import ContextConfig
 
 SLACK_BYTES = 256  # of a snapshot's head, which may differ a little by slot
 MUCH_CLOSER = 4.0  # a row that is another one by mistake differs from it in digits only

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Adapted, Private
-from pyllama_raw.core.policies.policy import Value
-from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.request import Finished, Request, Value
 from pyllama_raw.engine.records import read_records
 from pyllama_raw.engine.watcher import Watcher
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pyllama_raw.core.planner import Planner
 from pyllama_raw.core.request import Finished
+from pyllama_raw.core.scheduling.planner import Planner
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import EngineStalled

@@ -18,7 +18,7 @@ from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.sampler import FIRST_MAX, RowSampler, SamplerChain, TokenTable
 from pyllama_raw.native.stages import Stage
 from pyllama_raw.native.vocab import Vocab
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 
 class NamedTokens(NamedTuple):

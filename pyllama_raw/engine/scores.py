@@ -25,7 +25,7 @@ from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 
 
 def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:

@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_raw.core.planner import Planner
+from pyllama_raw.core.scheduling.planner import Planner
 from pyllama_raw.core.stats import Occupancy
 from pyllama_raw.core.step import (
     Copy,

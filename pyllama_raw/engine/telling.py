@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pyllama_raw.core.planner import Planner
+from pyllama_raw.core.scheduling.planner import Planner
 
 _log = logging.getLogger("pyllama_raw.engine")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyllama_raw.core.planner import SlotChange
 from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.scheduling.planner import SlotChange
 from pyllama_raw.engine.watcher import Watcher
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pyllama_raw.core.planner import SlotChange
 from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.scheduling.planner import SlotChange
 
 EngineChange = Literal["running", "closing", "closed", "failed"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 from typing import ParamSpec
 
-from pyllama_raw.core.planner import SlotChange
 from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.scheduling.planner import SlotChange
 from pyllama_raw.engine.watcher import EngineChange, Watcher
 
 P = ParamSpec("P")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from pyllama_raw import kinds
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.native import kinds
 from pyllama_raw.native.libllama import device_pointers, ffi, lib
 
 INT32_MAX = 2**31 - 1

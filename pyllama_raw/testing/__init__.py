@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pyllama_raw.api import AsyncEngine
-from pyllama_raw.config import EngineConfig, SchedulerConfig
-from pyllama_raw.core.admission import Admission
-from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.options.config import EngineConfig, SchedulerConfig
 from pyllama_raw.testing.executor import (
     FakeExecutor,
     FakeFlag,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Lot, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
@@ -25,7 +25,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.errors import DecodeFailed, SamplingFailed
-from pyllama_raw.sampling.params import SamplingParams
+from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.testing.memory import FakeMemory
 
 NextToken = Callable[[Sequence[int]], int]

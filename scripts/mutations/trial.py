@@ -24,21 +24,11 @@ import anyio
 # Imported here, so that no trial has to: what an engine needs.
 import anyio._backends._asyncio
 
-import pyllama_raw.engine.build
-import pyllama_raw.engine.opening
-import pyllama_raw.engine.thread
-import pyllama_raw.models
-import pyllama_raw.preparation  # noqa: F401
-from pyllama_raw import (
-    AsyncEngine,
-    EngineConfig,
-    EngineStopped,
-    PyllamaError,
-    SamplingParams,
-)
-from pyllama_raw.config import ContextConfig, SchedulerConfig
+from pyllama_raw import AsyncEngine, EngineConfig, PyllamaError, SamplingParams
+from pyllama_raw.errors import EngineStopped
 from pyllama_raw.native import libllama
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 
 LOOK_S = 0.001  # between two looks at what runs
 # Of a trial, 20 s: looks, because who stops this process for a while stops the trials, too.

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.load.machine import settled_rss_bytes
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams
-from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
     AdapterNotFound,
     InvalidRequest,
 )
+from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.native.support import run_python
 from tests.tiny import tiny_adapter, tiny_model
 

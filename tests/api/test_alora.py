@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pyllama_raw import AsyncEngine, SamplingParams
-from pyllama_raw.config import CacheConfig
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.engine.adapting import Chosen, adapted
@@ -14,6 +13,7 @@ from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import InvalidRequest, InvalidSampling
 from pyllama_raw.native.adapter import load_adapter
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import CacheConfig
 from scripts.tiny_models.adapters import INVOCATION
 from tests.api.test_adapters import CONFIG, GREEDY
 from tests.native.support import last_logits, make_context, prefill

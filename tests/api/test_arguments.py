@@ -11,15 +11,14 @@ import pytest
 import pyllama_raw
 from pyllama_raw import (
     AsyncEngine,
-    BadSchema,
     ConfigError,
     EngineConfig,
-    InvalidRequest,
     PyllamaError,
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.arguments import (
+from pyllama_raw.errors import BadSchema, InvalidRequest
+from pyllama_raw.options.arguments import (
     MAX_CACHE_POINTS,
     MAX_PRIORITY,
     MAX_SALT,
@@ -342,7 +341,7 @@ def test_blocking_calls_refuse_before_a_model_is_loaded(call, monkeypatch):
     def find(model):
         raise AssertionError("a model is looked for")
 
-    monkeypatch.setattr("pyllama_raw.models.resolve_model", find)
+    monkeypatch.setattr("pyllama_raw.options.models.resolve_model", find)
 
     with pytest.raises(PyllamaError):
         call()

@@ -9,8 +9,9 @@ import pytest
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw import AsyncEngine, ClosedError, InvalidRequest, SamplingParams
-from pyllama_raw.sampling.params import MAX_ITEMS, MAX_STOP_BYTES
+from pyllama_raw import AsyncEngine, SamplingParams
+from pyllama_raw.errors import ClosedError, InvalidRequest
+from pyllama_raw.options.sampling import MAX_ITEMS, MAX_STOP_BYTES
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
 
 pytestmark = pytest.mark.anyio

@@ -11,14 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio
 import pytest
 
-from pyllama_raw import (
-    AsyncEngine,
-    ClosedError,
-    Engine,
-    FinishReason,
-    InvalidRequest,
-    SamplingParams,
-)
+from pyllama_raw import AsyncEngine, Engine, FinishReason, SamplingParams
+from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
 from tests.tiny import tiny_model

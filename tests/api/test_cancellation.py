@@ -3,7 +3,8 @@
 import anyio
 import pytest
 
-from pyllama_raw import DeadlineExceeded, FinishReason, SamplingParams
+from pyllama_raw import FinishReason, SamplingParams
+from pyllama_raw.errors import DeadlineExceeded
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
 

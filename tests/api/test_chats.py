@@ -4,7 +4,8 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from pyllama_raw import ClosedError, InvalidRequest, PromptTooLong, SamplingParams
+from pyllama_raw import SamplingParams
+from pyllama_raw.errors import ClosedError, InvalidRequest, PromptTooLong
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio

@@ -3,18 +3,13 @@
 import anyio
 import pytest
 
-from pyllama_raw import (
-    CacheConfig,
-    FinishReason,
-    InvalidRequest,
-    SamplingParams,
-)
+from pyllama_raw import CacheConfig, FinishReason, SamplingParams
+from pyllama_raw.api.preparation import MAX_SEED
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.engine.build import make_cache
-from pyllama_raw.errors import DecodeFailed, SamplingFailed
-from pyllama_raw.preparation import MAX_SEED
+from pyllama_raw.errors import DecodeFailed, InvalidRequest, SamplingFailed
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.api.test_generate import expected
 from tests.engine.support import HeldSteps

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from pyllama_raw import (
-    EmbeddingConfig,
-    TextTooLong,
-)
-from pyllama_raw.embedding import Shape, _rows
+from pyllama_raw import EmbeddingConfig
+from pyllama_raw.api.embedding import Shape, _rows
+from pyllama_raw.errors import TextTooLong
 from tests.api.embedding_support import OTHER_ENCODERS, POOLED, TEXTS, open_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]

@@ -6,12 +6,8 @@ import anyio
 import numpy as np
 import pytest
 
-from pyllama_raw import (
-    AsyncEngine,
-    ClosedError,
-    Model,
-    SamplingParams,
-)
+from pyllama_raw import AsyncEngine, Model, SamplingParams
+from pyllama_raw.errors import ClosedError
 from tests.api.embedding_support import TEXTS, config, open_engine
 from tests.tiny import tiny_model
 

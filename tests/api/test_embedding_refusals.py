@@ -7,16 +7,8 @@ import anyio
 import numpy as np
 import pytest
 
-from pyllama_raw import (
-    AsyncEngine,
-    ConfigError,
-    EmbeddingConfig,
-    EmbeddingFailed,
-    InvalidRequest,
-    SamplingParams,
-    TextTooLong,
-    Unsupported,
-)
+from pyllama_raw import AsyncEngine, ConfigError, EmbeddingConfig, SamplingParams
+from pyllama_raw.errors import EmbeddingFailed, InvalidRequest, TextTooLong, Unsupported
 from tests.api.embedding_support import (
     OTHER_ENCODERS,
     TEXTS,

@@ -3,10 +3,11 @@
 import anyio
 import pytest
 
-from pyllama_raw import ClosedError, Engine, InvalidRequest, SamplingParams
+from pyllama_raw import Engine, SamplingParams
+from pyllama_raw.api.events import EngineEvent, EventsLost, RequestEvent, RequestState
+from pyllama_raw.api.results import EngineState
 from pyllama_raw.core.step import DecodeStatus
-from pyllama_raw.events import EngineEvent, EventsLost, RequestEvent, RequestState
-from pyllama_raw.results import EngineState
+from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 
 pytestmark = pytest.mark.anyio

@@ -6,15 +6,8 @@ import json
 import anyio
 import pytest
 
-from pyllama_raw import (
-    AsyncEngine,
-    ClosedError,
-    EngineConfig,
-    EngineStopped,
-    InvalidRequest,
-    SamplingParams,
-    SchedulerConfig,
-)
+from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConfig
+from pyllama_raw.errors import ClosedError, EngineStopped, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
 from tests.tiny import tiny_model

@@ -4,23 +4,23 @@ import anyio
 import pytest
 
 from pyllama_raw import (
-    ClosedError,
     Delta,
-    EngineStopped,
     FinishReason,
-    InvalidRequest,
-    LengthLimit,
-    PromptTooLong,
     QueueFull,
     Result,
-    SamplerUse,
     SamplingParams,
-    StopString,
-    StopToken,
-    Unsupported,
 )
 from pyllama_raw.core.step import DecodeStatus
-from pyllama_raw.errors import DecodeFailed, SamplingFailed
+from pyllama_raw.errors import (
+    ClosedError,
+    DecodeFailed,
+    EngineStopped,
+    InvalidRequest,
+    PromptTooLong,
+    SamplingFailed,
+    Unsupported,
+)
+from pyllama_raw.results import LengthLimit, SamplerUse, StopString, StopToken
 from pyllama_raw.testing import (
     BOS,
     EOS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyllama_raw.health import Health, HealthState, health
-from pyllama_raw.results import EngineState
+from pyllama_raw.api.health import Health, HealthState, health
+from pyllama_raw.api.results import EngineState
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, HeldSteps, PlainLoop, PlainStream, make_thread

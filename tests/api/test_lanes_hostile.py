@@ -18,7 +18,7 @@ import json, math, sys
 from random import Random
 import anyio
 from pyllama_raw import *
-from pyllama_raw.sampling.params import STAGES
+from pyllama_raw.options.sampling import STAGES
 
 N_VOCAB = 257
 rng = Random(4)

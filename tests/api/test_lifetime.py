@@ -8,15 +8,9 @@ import threading
 import anyio
 import pytest
 
-from pyllama_raw import (
-    AsyncEngine,
-    ClosedError,
-    FinishReason,
-    InvalidRequest,
-    PyllamaError,
-    SamplingParams,
-)
+from pyllama_raw import AsyncEngine, FinishReason, PyllamaError, SamplingParams
 from pyllama_raw.engine import opening as build_module
+from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, fake_parts
 from tests.engine.support import HANG_S, HeldSteps
 

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from pyllama_raw import InvalidRequest, SamplingParams, Score, TokenLogprobs
+from pyllama_raw import SamplingParams
+from pyllama_raw.api.results import Score, TokenLogprobs
+from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.testing import BOS, FakeExecutor, fake_engine, fake_limits
 from pyllama_raw.testing import fake_logprobs as said
 

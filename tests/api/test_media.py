@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_raw import (
-    BadMedia,
-    Engine,
-    InvalidRequest,
-    PromptTooLong,
-    Unsupported,
-)
+from pyllama_raw import Engine
+from pyllama_raw.errors import BadMedia, InvalidRequest, PromptTooLong, Unsupported
 from pyllama_raw.media import Audio, Image
 from tests.api.media_engines import GREEDY, opened, picture
 from tests.media.files import (

@@ -14,19 +14,16 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-from pyllama_raw import (
-    AsyncEngine,
-    Audio,
-    BadMedia,
-    EncodeFailed,
-    Engine,
-    ProjectorLoadFailed,
-    PromptTooLong,
-    SamplingParams,
-)
+from pyllama_raw import AsyncEngine, Audio, Engine, SamplingParams
 from pyllama_raw.core.encodes import Encodes
 from pyllama_raw.engine.encoder import Encoder
 from pyllama_raw.engine.media_desk import MediaDesk, MediaPart
+from pyllama_raw.errors import (
+    BadMedia,
+    EncodeFailed,
+    ProjectorLoadFailed,
+    PromptTooLong,
+)
 from pyllama_raw.native.cut import RowRun
 from tests.api.media_engines import (
     GREEDY,

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.metrics import EngineMetrics, Histogram
+from pyllama_raw.api.metrics import EngineMetrics, Histogram
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio

@@ -8,18 +8,17 @@ import pytest
 
 from pyllama_raw import (
     AsyncEngine,
-    ClosedError,
     ConfigError,
     ContextConfig,
     Engine,
     EngineConfig,
     Model,
     ModelConfig,
-    ModelLoadFailed,
     SamplingParams,
     SchedulerConfig,
 )
 from pyllama_raw.engine import shared_models
+from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.native.support import run_python
 from tests.tiny import tiny_model
 

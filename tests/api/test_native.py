@@ -13,12 +13,11 @@ from pyllama_raw import (
     ContextConfig,
     EngineConfig,
     FinishReason,
-    ModelLoadFailed,
-    PromptTooLong,
     SamplingParams,
     SchedulerConfig,
 )
 from pyllama_raw.engine.opening import build
+from pyllama_raw.errors import ModelLoadFailed, PromptTooLong
 from tests.engine.support import HANG_S
 from tests.tiny import tiny_model
 
@@ -202,7 +201,7 @@ def test_the_interpreter_ends_while_libllama_computes():
 from pathlib import Path
 import anyio
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.engine.opening import build
 engine = AsyncEngine(build(Path({str(tiny_model("llama"))!r}), EngineConfig()))
 params = SamplingParams(max_tokens=2000, ignore_eos=True)

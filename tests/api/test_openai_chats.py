@@ -2,7 +2,8 @@
 
 import pytest
 
-from pyllama_raw import InvalidRequest, SamplingParams, Unsupported
+from pyllama_raw import SamplingParams
+from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pyllama_raw.otel import EngineSpans
+from pyllama_raw.api.otel import EngineSpans
 
 pytestmark = pytest.mark.anyio
 PARAMS = SamplingParams(max_tokens=3)

@@ -4,8 +4,8 @@ import anyio
 import pytest
 
 from pyllama_raw import FinishReason, SamplingParams
+from pyllama_raw.api.results import Result, Score, Timings, Usage
 from pyllama_raw.core.request import LengthLimit, TokenLogprobs
-from pyllama_raw.results import Result, Score, Timings, Usage
 from pyllama_raw.testing import fake_engine
 
 pytestmark = pytest.mark.anyio

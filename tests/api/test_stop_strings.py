@@ -8,7 +8,7 @@ from array import array
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyllama_raw.choice import Choice
+from pyllama_raw.api.choice import Choice
 from pyllama_raw.core.request import (
     Finished,
     LengthLimit,

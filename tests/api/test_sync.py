@@ -6,8 +6,8 @@ import pytest
 
 import pyllama_raw
 from pyllama_raw import AsyncEngine, EngineConfig, Result, SamplingParams
-from pyllama_raw.loading import Opening
-from pyllama_raw.sync import are_many, kept
+from pyllama_raw.api.loading import Opening
+from pyllama_raw.api.sync import are_many, kept
 from pyllama_raw.testing import fake_engine
 
 

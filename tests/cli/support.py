@@ -2,13 +2,13 @@
 
 import io
 
+from pyllama_raw.api.results import Result, Timings, Usage
 from pyllama_raw.core.request import (
     FinishDetail,
     FinishReason,
     SamplerUse,
     TokenLogprobs,
 )
-from pyllama_raw.results import Result, Timings, Usage
 
 
 class FakeTty(io.StringIO):

@@ -13,7 +13,7 @@ from threading import Event
 
 import pytest
 
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli import command, generate, main
 from pyllama_raw.cli.views import JsonLines
 from pyllama_raw.errors import LibraryNotBuilt, ModelLoadFailed

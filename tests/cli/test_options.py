@@ -6,8 +6,8 @@ from pathlib import Path
 from pyllama_raw import ContextConfig, Profile
 from pyllama_raw.cli.engine_options import add_engine, engine_config, model_spec
 from pyllama_raw.cli.options import add_generate
-from pyllama_raw.config import CacheConfig
-from pyllama_raw.profile import Settings
+from pyllama_raw.options.config import CacheConfig
+from pyllama_raw.options.profile import Settings
 
 
 def test_cache_flags_reach_the_configuration():

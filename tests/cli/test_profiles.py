@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.cli import profiles
 from pyllama_raw.cli.profiles import note_of
-from pyllama_raw.profile import Machine, Profile
+from pyllama_raw.options.profile import Machine, Profile
 
 HERE = Machine(cpu="this CPU", n_cpus=4)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.cli import main
-from pyllama_raw.sim import CostModel
+from pyllama_raw.lab.sim import CostModel
 
 FEW = ["simulate", "--requests", "120", "--rate", "20", "--slots", "4"]
 

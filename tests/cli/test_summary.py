@@ -4,11 +4,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pyllama_raw.api.results import Usage
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.views import Outcome
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.results import Usage
 from pyllama_raw.testing import fake_engine
 from tests.cli.support import make_result
 

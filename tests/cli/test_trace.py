@@ -5,6 +5,7 @@ import pytest
 from pyllama_raw import LogConfig, SamplingParams
 from pyllama_raw.cli import main
 from pyllama_raw.engine.logs import open_logs
+from pyllama_raw.lab.chrome_trace import write_trace
 from pyllama_raw.testing import fake_engine
 from tests.engine.test_chrome_trace import Checked
 
@@ -21,7 +22,8 @@ async def test_a_trace_of_files_is_that_of_the_engine(tmp_path):
     )
     async with fake_engine(logs=open_logs(config)) as engine:
         await engine.complete("hello", SamplingParams(max_tokens=3))
-    engine.write_trace(by_engine)
+    with by_engine.open("w") as file:
+        write_trace(file, engine.step_log(), engine.request_log())
 
     files = [str(steps), "--requests", str(requests), "--out", str(by_command)]
 

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from pyllama_raw.core.embedding.request import EmbedRequest
 from pyllama_raw.core.embedding.scheduler import EmbedScheduler
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Finished, Lot
 from pyllama_raw.core.step import (
     Computed,

@@ -9,7 +9,7 @@ from pyllama_raw.core.request import (
     CacheTier,
     Request,
 )
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.spans import (
     Span,
 )

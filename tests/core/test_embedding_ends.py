@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.core.embedding.scheduler import EmbedScheduler
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Embedded, FinishReason
 from pyllama_raw.core.step import (
     DecodeStatus,

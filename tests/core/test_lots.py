@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyllama_raw.core.lots import SHARE, LotTurns, Turns
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Finished, Lot, StopToken
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Finished, FinishReason, Request
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import Decode, DecodeStatus, Held, Prefill, StepResult
 from pyllama_raw.errors import DecodeFailed
 from pyllama_raw.testing import FakeExecutor

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import Slots

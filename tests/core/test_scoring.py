@@ -3,10 +3,10 @@
 import pytest
 
 from pyllama_raw import CacheConfig
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, TokenLogprobs
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     DecodeStatus,
     Held,

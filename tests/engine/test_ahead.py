@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.step import StepPlan
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.engine.parts import StepTimes
+from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
 from tests.tiny import tiny_model
 

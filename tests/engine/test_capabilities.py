@@ -2,10 +2,12 @@
 
 import pytest
 
-from pyllama_raw import EngineConfig, ModelLoadFailed, Operation, Pooling, Unsupported
+from pyllama_raw import EngineConfig
 from pyllama_raw.engine.capabilities import capabilities_of
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, model_info
+from pyllama_raw.errors import ModelLoadFailed, Unsupported
 from pyllama_raw.native.gguf_header import Header, TensorInfo
+from pyllama_raw.results import Operation, Pooling
 
 GENERATE, EMBED, RANK = Operation
 

@@ -5,7 +5,6 @@ from array import array
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.step import (
     Decode,
@@ -19,6 +18,7 @@ from pyllama_raw.core.step import (
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import InvalidBatch, SamplingFailed
 from pyllama_raw.native.context import StepOutcome
+from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from tests.tiny import GENERATING, tiny_model
 
 pytestmark = pytest.mark.native

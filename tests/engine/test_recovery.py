@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
+from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from pyllama_raw.config import ContextConfig
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Copy, Load, Piece, Release, Save
@@ -21,6 +20,7 @@ from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import ContextConfig
 from tests.native.support import EXACT, last_logits, make_context, prefill
 from tests.player import Played, Player, differences, distance_to_replay, playing
 from tests.tiny import GENERATING, HYBRID, RECURRENT, SWA, tiny_model

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pyllama_raw.chat import NOTHING
-from pyllama_raw.prompt import PromptEncoder
+from pyllama_raw.prompts.chat import NOTHING
+from pyllama_raw.prompts.prompt import PromptEncoder
 
 pytestmark = pytest.mark.native
 

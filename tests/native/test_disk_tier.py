@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from pyllama_raw import Engine, EngineConfig, SamplingParams
-from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import CacheTier, Finished, Request
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES
 from pyllama_raw.engine.opening import build
 from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.engine.hostile import STRANGERS, seen, within_bound
 from tests.engine.test_disk_store import flip, n_used
 from tests.tiny import tiny_model

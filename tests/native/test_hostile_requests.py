@@ -6,10 +6,10 @@ from pyllama_raw import (
     AsyncEngine,
     ContextConfig,
     EngineConfig,
-    InvalidRequest,
     SamplingParams,
     SchedulerConfig,
 )
+from pyllama_raw.errors import InvalidRequest
 from tests.hostile import Unhashable
 from tests.tiny import tiny_model
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyllama_raw import Engine, InvalidSampling, SamplingParams
+from pyllama_raw import Engine, SamplingParams
+from pyllama_raw.errors import InvalidSampling
 from tests.api.media_engines import opened, picture
 from tests.native.media_player import MediaPlayer, Prompt, playing_media
 from tests.native.media_support import text_tokens

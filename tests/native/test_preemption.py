@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from pyllama_raw import EngineConfig, SamplingParams
-from pyllama_raw.config import CacheConfig, ContextConfig, SchedulerConfig
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
+from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native

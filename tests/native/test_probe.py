@@ -3,13 +3,13 @@
 import pytest
 
 from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConfig
-from pyllama_raw.config import ContextConfig
 from pyllama_raw.engine.lanes import make_lanes
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import ModelLoadFailed, Unsupported
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.native.model import Model
+from pyllama_raw.options.config import ContextConfig
 from scripts.mutations.gguf_file import F32, Value, read
 from tests.native.support import EXACT, make_context, make_prompt, prefill
 from tests.tiny import GENERATING, tiny_model

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_raw import ConfigError, ModelLoadFailed
-from pyllama_raw.errors import QuantizeFailed
+from pyllama_raw import ConfigError
+from pyllama_raw.errors import ModelLoadFailed, QuantizeFailed
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FILE_TYPES, quantize

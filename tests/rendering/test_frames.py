@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from pyllama_raw.rendering import frames
+from pyllama_raw.prompts.rendering import frames
 
 VALUES = [
     [{}, {"role": "user", "content": "é\n\u2028 \U0001f600 \ud800"}],

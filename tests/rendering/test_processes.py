@@ -10,10 +10,10 @@ from threading import Thread
 
 import pytest
 
-from pyllama_raw import ClosedError
-from pyllama_raw.rendering import processes
-from pyllama_raw.rendering.limits import N_PROCESSES
-from pyllama_raw.rendering.processes import (
+from pyllama_raw.errors import ClosedError
+from pyllama_raw.prompts.rendering import processes
+from pyllama_raw.prompts.rendering.limits import N_PROCESSES
+from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
     Refused,
     TemplateProcesses,
@@ -190,7 +190,7 @@ def test_a_process_ends_with_its_parent():
     """
     code = f"""
 import os, signal
-from pyllama_raw.rendering.processes import TemplateProcesses
+from pyllama_raw.prompts.rendering.processes import TemplateProcesses
 templates = TemplateProcesses("x", {{}})
 templates.render({CHAT!r})
 print(*(process._popen.pid for process in templates._all), flush=True)

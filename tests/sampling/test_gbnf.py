@@ -5,8 +5,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.sampling.grammar import Program, compile_grammar
-from pyllama_raw.sampling.grammar.gbnf import MAX_ITEMS
+from pyllama_raw.options.grammar import Program, compile_grammar
+from pyllama_raw.options.grammar.gbnf import MAX_ITEMS
 
 GOOD = [
     'root ::= "a"',

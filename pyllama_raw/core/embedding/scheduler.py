@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from pyllama_raw.core.budget import StepBudget
-from pyllama_raw.core.deadlines import Deadlines
 from pyllama_raw.core.embedding.packer import TextPacker
 from pyllama_raw.core.embedding.progress import Progress
 from pyllama_raw.core.embedding.request import EmbedRequest
-from pyllama_raw.core.limits import ContextLimits
-from pyllama_raw.core.planner import Note, Planner
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Embedded, Event, FinishReason, Request
+from pyllama_raw.core.scheduling.budget import StepBudget
+from pyllama_raw.core.scheduling.deadlines import Deadlines
+from pyllama_raw.core.scheduling.planner import Note, Planner
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Counters, Occupancy, SchedulerStats
 from pyllama_raw.core.step import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.memory.keeping import Keeping
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.placement import TakeOver
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.restores import Restores

@@ -17,8 +17,8 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pyllama_raw.core.limits import ContextLimits
 from pyllama_raw.core.memory.cells import CellPool
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import Spans, position

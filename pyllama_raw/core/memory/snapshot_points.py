@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pyllama_raw.core.exact import N_FRESH
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.sequence import Running
 

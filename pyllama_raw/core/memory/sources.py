@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from pyllama_raw.core.exact import N_FRESH
-from pyllama_raw.core.limits import ContextLimits
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.placement import Source
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, n_common
 from pyllama_raw.core.memory.slots import Idle, Slots

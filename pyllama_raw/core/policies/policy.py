@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from pyllama_raw.core.request import Value
     from pyllama_raw.core.sequence import Running, Sequence
 
 API_VERSION = 1
 
 Key = float | tuple[float, ...]
-Value = str | int | float | bool | None  # of policy_data
 NO_DATA: Mapping[str, Value] = MappingProxyType({})
 
 

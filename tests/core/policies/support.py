@@ -6,7 +6,7 @@ from pyllama_raw.core.policies.policy import RequestView, SchedulingPolicy
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.request import Request
-from pyllama_raw.core.scheduler import Scheduler
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.sequence import Sequence
 from tests.core.support import make_request, make_scheduler, run_until_idle
 

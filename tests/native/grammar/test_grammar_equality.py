@@ -10,7 +10,7 @@ from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
-from pyllama_raw.sampling.grammar.left_recursion import Op
+from pyllama_raw.options.grammar.left_recursion import Op
 from tests.grammars import JSON, make_grammar
 from tests.native.stage_reference import CANDIDATE
 from tests.tiny import tiny_model

@@ -62,7 +62,7 @@ def test_hostile_grammars_end(model_path):
     code = """
 import json, sys
 import numpy as np
-from pyllama_raw import BadGrammar
+from pyllama_raw.errors import BadGrammar
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler

@@ -1,0 +1,1 @@
+"""AsyncEngine, Engine and what they give back."""

@@ -1,0 +1,288 @@
+"""
+The engine for programs without an event loop: the verbs of AsyncEngine, each waits.
+
+Rules:
+1. Any thread may call, also one whose own event loop runs, which then waits.
+2. The event loop of an engine runs in a thread of its own. What is computed, checked and
+   raised is AsyncEngine's: here is nothing but waiting.
+3. A wait that is interrupted, as by Ctrl-C, ends what was waited for.
+4. The interpreter does not end before the engine: what is left open is closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial, wraps
+from pathlib import Path
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
+from weakref import WeakSet
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.api.facts import Facts
+from pyllama_raw.api.generation import Generation
+from pyllama_raw.api.loading import Progress
+from pyllama_raw.api.model import Model
+from pyllama_raw.errors import ClosedError
+from pyllama_raw.prompts.prompt import Prompt
+
+if TYPE_CHECKING:
+    from pyllama_raw.api.events import Event, Events
+    from pyllama_raw.api.results import Delta, Result
+    from pyllama_raw.options.config import EngineConfig
+    from pyllama_raw.options.requests import Need, RequestOptions
+    from pyllama_raw.options.sampling import SamplingParams
+
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Blocking(Generic[A_co]):
+    """Has an object whose methods are awaited in the event loop of another thread."""
+
+    _loop: _Loop
+    _awaited: A_co
+
+
+def _waiting(
+    verb: Callable[Concatenate[A, P], Awaitable[T]],
+) -> Callable[Concatenate[_Blocking[A], P], T]:
+    """The method *verb* of an awaited object for callers that wait."""
+
+    @wraps(verb)
+    def wait(self: _Blocking[A], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return self._loop.run(verb, self._awaited, *arguments, **named)
+
+    return wait
+
+
+class Engine(_Blocking[AsyncEngine], Facts):
+    """A loaded model that any thread may use; see AsyncEngine for each verb."""
+
+    def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
+        """Use open(); *make* is called in the event loop of the engine."""
+        self._closing = Lock()
+        self._loop = _Loop()
+        try:
+            self._awaited = self._loop.run(make)
+        except BaseException:
+            self._loop.stop()
+            raise
+        self._parts, self._thread = self._awaited._parts, self._awaited._thread
+        _open.add(self)
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path | Model | None = None,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+        needs: Need | None = None,
+    ) -> Self:
+        """Load *model*, or share a Model; close() or the end of a `with` block frees it."""
+
+        async def make() -> AsyncEngine:
+            return await AsyncEngine.open(model, config, progress=progress, needs=needs)
+
+        return cls(make)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """See AsyncEngine.aclose; can be repeated, by any thread."""
+        if not self._loop.is_ours:  # the parent's: a fork has none of its threads
+            return
+        if drain_s and self._loop.is_running:
+            self._loop.run(self._awaited.aclose, drain_s)
+        with self._closing:
+            if self._loop.is_running:
+                self._loop.run(self._awaited.aclose)
+                self._loop.stop()
+
+    def __del__(self) -> None:
+        """AsyncEngine ends its own thread and warns."""
+        if hasattr(self, "_awaited"):
+            self._loop.leave()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> BlockingGeneration:
+        """A stream of output; use it as `with`, then `for`. See AsyncEngine.generate."""
+        generation = self._awaited.generate(prompt, params, **options)
+        return BlockingGeneration(self._loop, generation)
+
+    def events(self, max_events: int = 1024) -> BlockingEvents:
+        """What becomes of the engine and of requests; use it as `with`, then `for`."""
+        return BlockingEvents(self._loop, self._awaited.events(max_events))
+
+    complete = _waiting(AsyncEngine.complete)
+    complete_n = _waiting(AsyncEngine.complete_n)
+    complete_many = _waiting(AsyncEngine.complete_many)
+    score = _waiting(AsyncEngine.score)
+    embed = _waiting(AsyncEngine.embed)
+    embed_tokens = _waiting(AsyncEngine.embed_tokens)
+    rank = _waiting(AsyncEngine.rank)
+    tokenize = _waiting(AsyncEngine.tokenize)
+    detokenize = _waiting(AsyncEngine.detokenize)
+    count = _waiting(AsyncEngine.count)
+    render = _waiting(AsyncEngine.render)
+    load_adapter = _waiting(AsyncEngine.load_adapter)
+    unload_adapter = _waiting(AsyncEngine.unload_adapter)
+    cache_stats = _waiting(AsyncEngine.cache_stats)
+    clear_cache = _waiting(AsyncEngine.clear_cache)
+
+
+class BlockingEvents(_Blocking["Events"]):
+    """What `Engine.events` returns: Events whose reader waits."""
+
+    def __init__(self, loop: _Loop, events: Events) -> None:
+        self._loop = loop
+        self._awaited = events
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._awaited.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._awaited.leave()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        event = self._loop.run(self._next)
+        if event is None:
+            raise StopIteration
+        return event
+
+    async def _next(self) -> Event | None:
+        return await anext(self._awaited, None)
+
+
+class BlockingGeneration(_Blocking[Generation]):
+    """What `Engine.generate` returns: a Generation whose reader waits."""
+
+    def __init__(self, loop: _Loop, generation: Generation) -> None:
+        self._loop = loop
+        self._awaited = generation
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._awaited.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        delta = self._loop.run(self._next)
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    async def _next(self) -> Delta | None:
+        return await anext(self._awaited, None)
+
+    collect = _waiting(Generation.collect)
+    collect_all = _waiting(Generation.collect_all)
+
+    @property
+    def result(self) -> Result:
+        """See Generation.result."""
+        return self._awaited.result
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """See Generation.results."""
+        return self._awaited.results
+
+    def cancel(self) -> None:
+        """End the request within one step; the result keeps what was generated."""
+        self._awaited.cancel()
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._begun: Future[BlockingPortal] = Future()
+        self._thread = Thread(target=self._run, name="pyllama-loop", daemon=True)
+        self._thread.start()
+        self._portal = self._begun.result()
+        self.is_running = True
+
+    @property
+    def is_ours(self) -> bool:
+        return self._pid == os.getpid()
+
+    def run(
+        self,
+        function: Callable[P, Awaitable[T]],
+        /,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """What *function* returns or raises."""
+        if not (self.is_running and self.is_ours):
+            raise ClosedError("the engine is closed")
+        try:
+            future: Future[T] = self._portal.start_task_soon(
+                partial(function, *arguments, **named)
+            )
+        except RuntimeError as error:  # it stopped just now
+            raise ClosedError("the engine is closed") from error
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Let what runs end, then the thread."""
+        self.is_running = False
+        self._portal.call(self._portal.stop)
+        self._thread.join()
+
+    def leave(self) -> None:
+        """Like stop(), but waits for nothing: for finalisers."""
+        if self.is_running and self.is_ours:
+            self.is_running = False
+            with suppress(RuntimeError):
+                self._portal.start_task_soon(self._portal.stop)
+
+    def _run(self) -> None:
+        anyio.run(self._main)
+
+    async def _main(self) -> None:
+        async with BlockingPortal() as portal:
+            self._begun.set_result(portal)
+            await portal.sleep_until_stopped()
+
+
+_open: WeakSet[Engine] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_open):
+        engine.close()

@@ -1,0 +1,106 @@
+"""
+One output of a generation, put together from its events.
+
+Tokens become text here, in the reader's thread, while the engine computes the next ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
+from pyllama_raw.core import request as core
+from pyllama_raw.core.detokenizer import Detokenizer
+from pyllama_raw.core.request import Finished, FinishReason, Request, TokenLogprobs
+from pyllama_raw.errors import PyllamaError
+
+
+class Choice:
+    """What has been read of one request."""
+
+    def __init__(
+        self, index: int, request: Request, seed: int, pieces: Sequence[bytes]
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.finished: Finished | None = None
+        self.error: PyllamaError | None = None
+        self._seed = seed
+        self._pieces = pieces
+        self._detokenizer = Detokenizer(request.stop)
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []  # one a token, or none at all
+        self._n_shown_texts = self._n_shown_tokens = 0  # what deltas have shown
+        self._is_fresh = False
+
+    @property
+    def ended(self) -> bool:
+        return self.finished is not None or self.error is not None
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._tokens)
+
+    def take(self, event: core.Event) -> bool:
+        """Add one event; True if take_delta() has something to show since now."""
+        if type(event) is core.Delta:
+            tokens, ends = event.tokens, self.request.stop_token_ids
+            self._tokens += tokens
+            self._logprobs += event.logprobs
+            shown = tokens if tokens[-1] not in ends else tokens[:-1]
+            text = self._detokenizer.push(b"".join([self._pieces[t] for t in shown]))
+        else:
+            assert isinstance(event, Finished)
+            self.finished, self.error = event, event.error
+            text = self._detokenizer.flush()
+            if not text:
+                return False
+        if text:
+            self._texts.append(text)
+        was_fresh, self._is_fresh = self._is_fresh, True
+        return not was_fresh
+
+    def take_delta(self) -> Delta:
+        """What was not shown before."""
+        self._is_fresh = False
+        text = "".join(self._texts[self._n_shown_texts :])
+        tokens = tuple(self._tokens[self._n_shown_tokens :])
+        logprobs = tuple(self._logprobs[self._n_shown_tokens :])
+        self._n_shown_texts = len(self._texts)
+        self._n_shown_tokens = len(self._tokens)
+        return Delta(text, tokens, self.index, logprobs)
+
+    def result(self, elapsed_s: float) -> Result:
+        """All of it; an output that was left has taken *elapsed_s*."""
+        finished = self.finished
+        reason: FinishReason | None = FinishReason.CANCELLED
+        timings = Timings(None, None, None, None, None, elapsed_s)
+        n_cached, tier = 0, None
+        used = detail = None
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if finished is not None:
+            reason, timings = finished.reason, timings_of(finished)
+            n_cached, tier = finished.n_cached, finished.cache_tier
+            prompt_logprobs, used = finished.prompt_logprobs, finished.sampler
+            detail = finished.detail
+        assert reason is not None
+        return Result(
+            text="".join(self._texts),
+            token_ids=tuple(self._tokens),
+            finish_reason=reason,
+            usage=Usage(
+                self.request.n_prompt,
+                len(self._tokens),
+                n_cached,
+                tier,
+                sum(s.stop - s.start for s in self.request.spans if not s.text),
+            ),
+            timings=timings,
+            seed=self._seed,
+            index=self.index,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=prompt_logprobs,
+            sampler=used,
+            finish_detail=detail,
+        )

@@ -1,0 +1,318 @@
+"""
+Texts to vectors: what a caller asks for is checked here, before the engine hears of it.
+
+Rules:
+1. Vectors come in the order of the texts, whatever was computed beside them.
+2. A vector is cut to its first dimensions, then made as long as 1. One of zeros stays so.
+3. Leaving the call, or cancelling it, ends its request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, count
+from threading import Lock
+from typing import TYPE_CHECKING, Literal, cast
+
+from anyio.lowlevel import checkpoint
+
+from pyllama_raw.api.workers import in_worker
+from pyllama_raw.core.embedding.request import EmbedRequest
+from pyllama_raw.core.request import Embedded, Finished, FinishReason, Lot
+from pyllama_raw.engine.capabilities import Operation
+from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.stream import Refused, Stream
+from pyllama_raw.engine.thread import EngineThread
+from pyllama_raw.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    EmbeddingFailed,
+    InvalidRequest,
+    TextTooLong,
+    Unsupported,
+)
+from pyllama_raw.options.arguments import checked_number, checked_serving, checked_texts
+from pyllama_raw.prompts.prompt import PromptEncoder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pyllama_raw.engine.parts import EngineParts
+
+    Vectors = NDArray[np.float32]
+
+MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
+MANY_EVENTS = 256  # an event loop may wait while so many are taken in
+POOLINGS = (Pooling.MEAN, Pooling.CLS, Pooling.LAST)
+CHOOSE = "give pooling='mean', 'cls' or 'last'"
+ALLOWED = (
+    "'mean', 'cls', 'last', or None for that of the model; embed_tokens() gives a vector "
+    "for each token"
+)
+TextPooling = Literal["mean", "cls", "last"]
+
+Told = Callable[[int], object]  # gets how many texts have a vector
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What vectors are to be like."""
+
+    width: int  # of what the model makes
+    dimensions: int | None
+    normalize: bool
+
+
+class Embedder:
+    """Makes vectors on one engine thread."""
+
+    def __init__(
+        self, parts: EngineParts, encoder: PromptEncoder, thread: EngineThread
+    ) -> None:
+        self.parts = parts
+        self.thread = thread
+        self._encoder = encoder
+        self._request_ids = count(1)
+
+    def shape(self, dimensions: object, *, normalize: bool) -> Shape:
+        """Raises InvalidRequest, Unsupported."""
+        self.parts.capabilities.check(Operation.EMBED)
+        width = self.parts.capabilities.model.n_embd
+        if dimensions is not None:
+            dimensions = checked_number("dimensions", dimensions, 1, width)
+        return Shape(width, dimensions, bool(normalize))
+
+    def pooling(self, wanted: object) -> Pooling:
+        """That of the model for None. Raises InvalidRequest, Unsupported."""
+        of_model = self.parts.capabilities.model.pooling
+        if wanted is None:
+            wanted = of_model
+            if wanted is Pooling.RANK:
+                raise Unsupported("embed", f"the model ranks: use rank(), or {CHOOSE}")
+            if wanted in (None, Pooling.NONE):
+                raise Unsupported("embed", f"the model states no pooling: {CHOOSE}")
+        if wanted not in POOLINGS:
+            raise InvalidRequest("pooling", wanted, ALLOWED)
+        return Pooling(cast(str, wanted))
+
+    async def embed(
+        self,
+        texts: Iterable[str],
+        pooling: Pooling,
+        shape: Shape,
+        progress: Told | None,
+        *,
+        joined: bool = False,
+        **options: object,
+    ) -> list[Vectors]:
+        """An array for each of *texts*, or *joined* into one of all."""
+        encode = partial(
+            self.parts.vocab.tokenize, add_special=True, parse_special=False
+        )
+        tokens = await self.tokens(checked_texts(texts), "texts", encode)
+        values = await self.compute(tokens, "texts", pooling, progress, options)
+        return await in_worker("text", partial(_shaped, values, shape, joined=joined))
+
+    async def tokens(
+        self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]
+    ) -> list[array[int]]:
+        """
+        Of each of *texts*, in a worker, a few at a time: closing waits for none.
+
+        Args:
+            name: of the argument that has them.
+            encode: makes the tokens of one.
+
+        Raises:
+            InvalidRequest, TextTooLong, Unsupported, ClosedError.
+        """
+        tokens: list[array[int]] = []
+        for at in range(0, len(texts), MANY_TEXTS):
+            part = texts[at : at + MANY_TEXTS]
+            make = partial(self._encoder.encode_texts, part, at, name, encode)
+            tokens += await in_worker("text", make)
+        return tokens
+
+    async def compute(
+        self,
+        texts: Sequence[array[int]],
+        name: str,
+        pooling: Pooling,
+        progress: Told | None,
+        options: dict[str, object],
+    ) -> list[bytes]:
+        """What the model makes of each of *texts*."""
+        request = self._request(texts, name, pooling, options)
+        reading = _Reading(request, progress)
+        self.thread.submit_all((request,), reading.stream)
+        try:
+            await reading.to_end()
+        finally:
+            self.thread.cancel(request.request_id)
+        return reading.values
+
+    def _request(
+        self,
+        texts: Sequence[array[int]],
+        name: str,
+        pooling: Pooling,
+        options: dict[str, object],
+    ) -> EmbedRequest:
+        """Raises TextTooLong, InvalidRequest."""
+        checked = checked_serving(options)
+        is_causal = self.parts.capabilities.model.is_causal
+        may_cut = is_causal and pooling in (Pooling.LAST, Pooling.RANK)
+        self._check_lengths(texts, name, may_cut=may_cut)
+        started, deadline_s = self.thread.clock(), checked.get("deadline_s")
+        joined = array("i")
+        for tokens in texts:
+            joined += tokens
+        return EmbedRequest(
+            next(self._request_ids),
+            joined,
+            max_tokens=1,
+            sampling=pooling,
+            priority=checked.get("priority", 0),
+            deadline=None if deadline_s is None else started + deadline_s,
+            lot=Lot(pooling.value),
+            ends=tuple(accumulate(map(len, texts))),
+            may_cut=may_cut,
+        )
+
+    def _check_lengths(
+        self, texts: Sequence[array[int]], name: str, *, may_cut: bool
+    ) -> None:
+        limits = self.parts.scheduler.limits
+        n_most, advice = limits.n_ctx_slot, "shorten it, or raise n_ctx"
+        if not may_cut and limits.n_batch < n_most:
+            n_most = limits.n_batch
+            advice = "shorten it, or raise max_step_tokens and max_step_bytes of EmbeddingConfig"
+        if n_most == self.parts.capabilities.model.n_ctx_train:
+            advice = "shorten it, because the model was made for no more"
+        for index, tokens in enumerate(texts):
+            if len(tokens) > n_most:
+                raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
+
+
+class Embedders:
+    """
+    The embedder of an engine, opened when it is first asked for.
+
+    Thread:
+        Any; the lock is held while one is opened.
+    """
+
+    def __init__(
+        self, parts: EngineParts, encoder: PromptEncoder, thread: EngineThread
+    ) -> None:
+        """
+        Args:
+            parts: of the engine, which is an embedder itself if it does not generate.
+        """
+        self._make_parts = parts.make_embedder
+        self._lock = Lock()
+        self._closed = False
+        self._made: Embedder | None = None
+        if Operation.GENERATE in parts.capabilities.refusals:
+            self._made = Embedder(parts, encoder, thread)
+
+    async def get(self) -> Embedder:
+        """Raises ClosedError, ContextFailed, Unsupported."""
+        if self._made is not None:
+            return self._made
+        return await in_worker("call", self._open)
+
+    def _open(self) -> Embedder:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            if self._make_parts is None:
+                raise Unsupported("embed", "this engine has no model")
+            if self._made is None:
+                self._made = _embedder(self._make_parts())
+            return self._made
+
+    def leave(self) -> None:
+        """End what runs, without a wait or a lock: for finalisers."""
+        if self._made is not None:
+            self._made.thread.close()
+
+    def close(self) -> None:
+        """End what runs, and wait until all is freed."""
+        with self._lock:
+            self._closed = True
+        if self._made is not None:
+            self._made.thread.close()
+            self._made.thread.join()
+
+
+def _embedder(parts: EngineParts) -> Embedder:
+    encoder = PromptEncoder.of(parts)
+    return Embedder(parts, encoder, EngineThread(parts, encoder.close))
+
+
+class _Reading:
+    """Takes in what becomes of a request."""
+
+    def __init__(self, request: EmbedRequest, progress: Told | None) -> None:
+        self.stream = Stream()
+        self.stream.eager = progress is not None
+        self.values: list[bytes] = []  # one a text, in their order
+        self._n_texts = len(request.ends)
+        self._progress = progress
+
+    async def to_end(self) -> None:
+        """Raises why there is no end."""
+        while True:
+            await self.stream.wait()
+            n_known = len(self.values)
+            for _ in range(min(len(self.stream.events), MANY_EVENTS)):
+                event = self.stream.events.popleft()
+                if isinstance(event, Embedded):
+                    assert event.index == len(self.values)
+                    self.values.append(event.values)
+                elif isinstance(event, Refused):
+                    raise event.error
+                else:
+                    assert isinstance(event, Finished)
+                    self._raise_unless_done(event)
+                    return
+            if self._progress is not None and len(self.values) > n_known:
+                self._progress(len(self.values))
+            await checkpoint()
+
+    def _raise_unless_done(self, end: Finished) -> None:
+        n_done = len(self.values)
+        if isinstance(end.error, EmbeddingFailed):
+            raise EmbeddingFailed(n_done) from end.error
+        if end.error is not None:
+            raise end.error
+        if end.reason is FinishReason.DEADLINE:
+            raise DeadlineExceeded(n_done, self._n_texts, "texts had a vector")
+        if end.reason is not FinishReason.STOP:
+            raise ClosedError("the engine was closed before all texts had a vector")
+        if self._progress is not None:
+            self._progress(n_done)
+
+
+def _shaped(values: list[bytes], shape: Shape, *, joined: bool) -> list[Vectors]:
+    """Thread: a worker."""
+    if joined:
+        values = [b"".join(values)]
+    return [_rows(value, shape) for value in values]
+
+
+def _rows(values: bytes, shape: Shape) -> Vectors:
+    """A row for each vector in *values*."""
+    import numpy as np
+
+    rows = np.frombuffer(values, np.float32).reshape(-1, shape.width)
+    cut = rows[:, : shape.dimensions].copy()
+    if shape.normalize:
+        lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+        np.divide(cut, lengths, out=cut, where=lengths > 0)
+    return cut

@@ -1,0 +1,166 @@
+"""
+What becomes of an engine and its requests, as a stream.
+
+The engine waits for no reader: a stream holds so many events, and a reader that is slower is
+told how many of the oldest it has lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from typing import Any, Self, cast
+
+from pyllama_raw.api.results import EngineState
+from pyllama_raw.core.request import Finished, Request
+from pyllama_raw.core.scheduling.planner import SlotChange
+from pyllama_raw.engine.request_log import why
+from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.thread import EngineThread
+from pyllama_raw.engine.wakeup import wake
+from pyllama_raw.engine.watcher import EngineChange, Watcher
+
+
+class RequestState(StrEnum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    """It has no slot yet."""
+    RUNNING = "running"
+    """It has a slot."""
+    PREEMPTED = "preempted"
+    """It has lost its slot and waits again."""
+    ENDED = "ended"
+    """This is its last event."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """A request is in another state."""
+
+    request_id: int
+    """Numbers count from 1; each of n outputs has one."""
+    state: RequestState
+    """The state it is in now."""
+    at_s: float
+    """When that came, on the engine clock."""
+    client: str | None = None
+    """Who sent it; told when it comes."""
+    why: str | None = None
+    """Once it has ended: the finish reason, or the code of the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """The engine is in another state; the first event of a stream tells the present one."""
+
+    state: EngineState
+    """The state it is in now."""
+    at_s: float
+    """When that came, on the engine clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventsLost:
+    """The reader was too slow."""
+
+    n_events: int
+    """So many events before the next one are gone."""
+
+
+Event = RequestEvent | EngineEvent | EventsLost
+
+
+class _Feed(Stream, Watcher):
+    """Takes events in the engine thread; the oldest goes where there is no room."""
+
+    __slots__ = ("_numbers", "has_ended")
+
+    def __init__(self, max_events: int) -> None:
+        super().__init__()
+        self.events = deque[Any](maxlen=max_events)
+        self.has_ended = False
+        self._numbers = count()
+
+    def came(self, requests: Sequence[Request], submitted: float) -> None:
+        for each in requests:
+            state = RequestState.WAITING
+            self._put(RequestEvent(each.request_id, state, submitted, each.client))
+
+    def changed(self, change: SlotChange, request_id: int, now: float) -> None:
+        self._put(RequestEvent(request_id, RequestState(change), now))
+
+    def ended(self, end: Finished) -> None:
+        at_s = end.timings.finished
+        state = RequestState.ENDED
+        self._put(RequestEvent(end.request_id, state, at_s, why=why(end)))
+
+    def engine(self, change: EngineChange, now: float) -> None:
+        state = EngineState(change)
+        self.has_ended = state in (EngineState.CLOSED, EngineState.FAILED)
+        self._put(EngineEvent(state, now))
+
+    def give_up(self, clock: Callable[[], float], answer: Future[None]) -> None:
+        """The engine may have ended before it knew of this."""
+        if answer.exception() is not None:
+            self.engine("closed", clock())
+
+    def _put(self, event: Event) -> None:
+        events = cast("deque[Any]", self.events)
+        events.append((next(self._numbers), event))
+        if len(events) <= 1:  # else the reader has not seen those before
+            wake(self.loop, (self,))
+
+
+class Events:
+    """
+    Use it as `async with engine.events() as events`, then `async for event in events`.
+
+    It begins with the state of the engine, and ends with that in which the engine has ended.
+    """
+
+    def __init__(self, thread: EngineThread, max_events: int) -> None:
+        self._thread = thread
+        self._max_events = max_events
+        self._feed: _Feed | None = None
+        self._next = 0  # number of the event that is read next
+        self._held: Event | None = None  # what comes after an EventsLost
+
+    async def __aenter__(self) -> Self:
+        feed = self._feed = _Feed(self._max_events)
+        begun = self._thread.watch(feed)
+        begun.add_done_callback(partial(feed.give_up, self._thread.clock))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Hear of nothing any more; what the end of the block does."""
+        if self._feed is not None:
+            self._thread.unwatch(self._feed)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        feed, held = self._feed, self._held
+        if feed is None:
+            raise RuntimeError("use `async with engine.events() as events` first")
+        if held is not None:
+            self._held = None
+            return held
+        if feed.has_ended and not feed.events:
+            raise StopAsyncIteration
+        await feed.wait()
+        number, event = cast("deque[Any]", feed.events).popleft()
+        n_lost, self._next = number - self._next, number + 1
+        if n_lost:
+            self._held = event
+            return EventsLost(n_lost)
+        return cast("Event", event)

@@ -1,0 +1,116 @@
+"""What an engine tells of itself without a wait: the same for AsyncEngine and Engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyllama_raw.errors import shown
+
+if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.api.health import Health
+    from pyllama_raw.api.results import EngineState, EngineStats
+    from pyllama_raw.engine.adapters import AdapterInfo
+    from pyllama_raw.engine.capabilities import Capabilities
+    from pyllama_raw.engine.info import EngineInfo
+    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.request_log import RequestRecord
+    from pyllama_raw.engine.step_log import StepRecord
+    from pyllama_raw.engine.thread import EngineThread
+
+STALL_S = 60.0
+
+
+class Facts:
+    """Any thread may ask, and after the end, too."""
+
+    _parts: EngineParts
+    _thread: EngineThread
+
+    def __repr__(self) -> str:
+        """The model, who runs and who waits, as of the latest step."""
+        name = shown(self._parts.metadata.get("general.name", "model without a name"))
+        state, stats = "open" if self._thread.alive else "closed", self._thread.stats
+        return (
+            f"<{type(self).__name__} of {name}: {state}, {stats.running} of "
+            f"{stats.n_slots} slots run, {stats.waiting} wait>"
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken: not once it is closed or has failed."""
+        return self._thread.alive
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended the engine by itself; None: nothing did."""
+        return self._thread.error
+
+    @cached_property
+    def info(self) -> EngineInfo:
+        """The model, what the options came to, and versions."""
+        return self._parts.describe()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the model can be used for; for the rest, why not."""
+        return self._parts.capabilities
+
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The adapters that requests can name."""
+        return self._thread.adapters.all()
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """Prompt and output tokens one request may have together."""
+        return self._parts.scheduler.limits.n_ctx_slot
+
+    def stats(self) -> EngineStats:
+        """
+        Running, waiting, slots, KV cells and totals, as of the latest step.
+
+        `state` tells whether the engine has ended. `dataclasses.asdict` makes JSON of it,
+        as of every value of statistics.
+        """
+        from pyllama_raw.api.results import EngineStats
+
+        counts, times = asdict(self._thread.stats), asdict(self._parts.executor.times)
+        media = {} if self._parts.media is None else asdict(self._parts.media.stats)
+        return EngineStats(
+            **counts,
+            **times,
+            **media,
+            state=self._state,
+            watcher_faults=self._thread.n_watcher_faults,
+        )
+
+    def health(self, stall_s: float = STALL_S) -> Health:
+        """
+        Whether the engine makes progress: answered at once, also if it is stuck.
+
+        Args:
+            stall_s: seconds with work and without a step that are too many. One step of a
+                long prompt may take some.
+        """
+        from pyllama_raw.api.health import health
+
+        return health(self._thread, self._state, stall_s)
+
+    def step_log(self) -> list[StepRecord]:
+        """The last steps, the oldest first: as many as `LogConfig.max_steps`."""
+        return list(self._parts.logs.steps or ())
+
+    def request_log(self) -> list[RequestRecord]:
+        """The last requests that have ended: as many as `LogConfig.max_requests`."""
+        return list(self._parts.logs.requests or ())
+
+    @property
+    def _state(self) -> EngineState:
+        from pyllama_raw.api.results import EngineState
+
+        if self.alive:
+            return EngineState.RUNNING
+        if self._thread.closing:
+            return EngineState.CLOSING
+        return EngineState.CLOSED if self.error is None else EngineState.FAILED

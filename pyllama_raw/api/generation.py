@@ -1,0 +1,265 @@
+"""
+One request being generated: an async iterator that is also an async context manager.
+
+Rules:
+1. It can be read once, by one task.
+2. Leaving the block, cancel(), and dropping the object end the request; none of them
+   waits for anything.
+3. A reader that comes late finds what happened since merged into one delta an output.
+4. With n > 1 an output that fails does not end the others: reading raises only if all
+   have failed.
+5. Whether the engine takes the request on is known when the block is entered.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
+
+from pyllama_raw.api.choice import Choice
+from pyllama_raw.api.results import Delta, Result, Timings, Usage
+from pyllama_raw.core.request import FinishReason, Request
+from pyllama_raw.engine.stream import Refused, Stream
+from pyllama_raw.errors import PyllamaError
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.thread import EngineThread
+
+MANY_EVENTS = 256  # an event loop may wait while so many are taken in
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Checked requests, one an output, and the seeds their sampling will use."""
+
+    requests: tuple[Request, ...]
+    seeds: tuple[int, ...]
+
+
+class Generation:
+    """What `AsyncEngine.generate` returns; it starts when entered or first read."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        pieces: Sequence[bytes],
+        prepare: Callable[[], Awaitable[Prepared]],
+    ) -> None:
+        """
+        Args:
+            pieces: bytes of each token.
+        """
+        self._thread = thread
+        self._pieces = pieces
+        self._prepare = prepare
+        self._stream: Stream | None = None
+        self._started = thread.clock()
+        self._claimed = False  # started, or about to be
+        self._left = False  # cancelled by its owner
+        self._choices: tuple[Choice, ...] = ()  # by index
+        self._by_id: dict[int, Choice] = {}  # those that have not ended
+        self._fresh: deque[Choice] = deque()  # those with something to show
+
+    # -- reading ----------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._claimed:
+            await self._start()
+        while self._fresh or self._by_id:
+            if self._fresh:
+                await checkpoint_if_cancelled()
+            elif self._stream is not None:
+                await self._stream.wait()
+            await self._take_in()
+            if self._fresh:  # outputs take turns
+                return self._fresh.popleft().take_delta()
+        self._raise_if_all_failed()
+        raise StopAsyncIteration
+
+    async def collect(self) -> Result:
+        """Wait for the end without being woken for every token; the first output."""
+        await self._wait()
+        return self.result
+
+    async def collect_all(self) -> tuple[Result, ...]:
+        """Like collect(), all outputs that did not fail."""
+        await self._wait()
+        return self.results
+
+    @property
+    def result(self) -> Result:
+        """
+        Everything of the first output, once the generation has ended.
+
+        Raises:
+            PyllamaError: what the output failed with.
+            RuntimeError: the generation has not ended.
+        """
+        self._check_ended()
+        if not self._choices:
+            return _nothing(self._elapsed_s)
+        first = self._choices[0]
+        if first.error is not None:
+            raise first.error
+        return first.result(self._elapsed_s)
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """
+        The outputs that did not fail, by index, once the generation has ended.
+
+        Raises:
+            PyllamaError: all have failed; of the first.
+            RuntimeError: the generation has not ended.
+        """
+        self._check_ended()
+        self._raise_if_all_failed()
+        elapsed_s = self._elapsed_s
+        return tuple(c.result(elapsed_s) for c in self._choices if c.error is None)
+
+    @property
+    def errors(self) -> dict[int, PyllamaError]:
+        """What outputs have failed with so far, by index."""
+        self._take_events()
+        return {c.index: c.error for c in self._choices if c.error is not None}
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt as the model sees it, once the generation has begun."""
+        if not self._choices:
+            raise RuntimeError("the generation has not begun")
+        return tuple(self._choices[0].request.tokens)
+
+    def cancel(self) -> None:
+        """End the request within one step; the result keeps what was generated."""
+        if self._left:
+            return
+        self._claimed = self._left = True
+        for request_id in self._by_id:
+            self._thread.cancel(request_id)
+
+    def __repr__(self) -> str:
+        """Where it stands, and what was read of it."""
+        if not self._choices:
+            return f"<Generation: {'left' if self._left else 'not begun'}>"
+        n_tokens = sum(choice.n_tokens for choice in self._choices)
+        n_ended = sum(choice.ended for choice in self._choices)
+        return (
+            f"<Generation: {n_ended} of {len(self._choices)} outputs ended"
+            f"{', left' * self._left}, {n_tokens} tokens read>"
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_left", True):
+            return
+        self._take_events()
+        for request_id in self._by_id:
+            self._thread.forget(request_id)
+        if self._by_id:
+            warnings.warn(
+                f"{self!r} was dropped before it ended: use `async with`",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+    # -- inside -----------------------------------------------------------------
+
+    @property
+    def _elapsed_s(self) -> float:
+        return self._thread.clock() - self._started
+
+    async def _start(self) -> None:
+        if self._claimed:
+            raise RuntimeError("a generation can be used once")
+        self._claimed = True
+        self._thread.check()
+        with self._thread.coming():
+            prepared = await self._prepare()
+            if self._left:
+                return
+            pairs = zip(prepared.requests, prepared.seeds, strict=True)
+            self._choices = tuple(
+                Choice(i, request, seed, self._pieces)
+                for i, (request, seed) in enumerate(pairs)
+            )
+            self._submit(prepared.requests)
+        self._take_events()
+        self._raise_if_all_failed()  # the engine ended just now
+
+    def _submit(self, requests: tuple[Request, ...]) -> None:
+        """Post *requests*; that the engine takes them on is known without a wait."""
+        stream = Stream()
+        try:
+            self._thread.submit_all(requests, stream)
+        except PyllamaError as error:
+            for choice in self._choices:
+                choice.error = error
+            raise
+        self._by_id = {c.request.request_id: c for c in self._choices}
+        self._stream = stream
+
+    async def _wait(self) -> None:
+        if not self._claimed:
+            await self._start()
+        while self._by_id and self._stream is not None:
+            self._stream.eager = False
+            await self._stream.wait()
+            await self._take_in()
+
+    async def _take_in(self) -> None:
+        """Take in what has arrived; the loop goes on between parts of it."""
+        self._take_events(MANY_EVENTS)
+        while self._stream is not None and self._stream.events:
+            await checkpoint()
+            self._take_events(MANY_EVENTS)
+
+    def _take_events(self, most: int | None = None) -> None:
+        """Take in what has arrived, or the first *most* events of it."""
+        if self._stream is None:
+            return
+        events = self._stream.events
+        n_events = len(events)
+        for _ in range(n_events if most is None else min(most, n_events)):
+            event = events.popleft()
+            if isinstance(event, Refused):
+                for choice in self._by_id.values():
+                    choice.error = event.error
+                self._by_id.clear()
+                return
+            choice = self._by_id[event.request_id]
+            if choice.take(event):
+                self._fresh.append(choice)
+            if choice.ended:
+                del self._by_id[event.request_id]
+
+    def _check_ended(self) -> None:
+        self._take_events()
+        if (self._by_id or not self._choices) and not self._left:
+            raise RuntimeError("the generation has not ended: read it to the end first")
+
+    def _raise_if_all_failed(self) -> None:
+        errors = [choice.error for choice in self._choices]
+        if errors and errors[0] is not None and None not in errors:
+            raise errors[0]
+
+
+def _nothing(elapsed_s: float) -> Result:
+    """The result of a generation that was left before it began."""
+    timings = Timings(None, None, None, None, None, elapsed_s)
+    return Result("", (), FinishReason.CANCELLED, Usage(0, 0, 0), timings, seed=0)

@@ -1,0 +1,62 @@
+"""Health is progress: an engine that has work and takes no step is not healthy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pyllama_raw.api.results import EngineState
+from pyllama_raw.engine.thread import EngineThread
+
+
+class HealthState(StrEnum):
+    """What to do with an engine: use it, wait, or replace it."""
+
+    STARTING = "starting"
+    """It takes no requests yet."""
+    READY = "ready"
+    """It has nothing to do, or does it."""
+    STALLED = "stalled"
+    """It has work and takes no steps."""
+    DRAINING = "draining"
+    """It takes no new requests; what runs may go on."""
+    DEAD = "dead"
+    """It has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """An engine at one moment."""
+
+    state: HealthState
+    """Whether it makes progress."""
+    last_step_at: float | None
+    """When the last step was done, on the engine clock; None: there was none."""
+    now: float
+    """The moment of this answer, on the engine clock."""
+    oldest_wait_s: float
+    """How long the request has waited that waits longest for a slot; 0: none waits."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent."""
+        return self.state is HealthState.READY
+
+
+def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
+    """Thread: any."""
+    last_step_at, oldest = thread.last_step_at, thread.waits.oldest
+    waits_since = thread.waits.oldest_wait
+    now = thread.clock()  # after the moments that it is compared with
+    busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
+    oldest_wait_s = 0.0 if waits_since is None else now - waits_since
+    found = HealthState.READY
+    if state in (EngineState.CLOSED, EngineState.FAILED):
+        found = HealthState.DEAD
+    elif busy_s > stall_s:
+        found = HealthState.STALLED
+    elif state is EngineState.CLOSING:
+        found = HealthState.DRAINING
+    elif not thread.has_begun:
+        found = HealthState.STARTING
+    return Health(found, last_step_at, now, max(oldest_wait_s, 0.0))

@@ -1,0 +1,177 @@
+"""A loaded model, to be shared by engines."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from anyio import CancelScope, to_thread
+
+from pyllama_raw.api.loading import Opening, Progress, Report, load
+from pyllama_raw.errors import ClosedError, ConfigError, shown
+from pyllama_raw.options.arguments import check_loading
+
+if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.shared_models import ModelUse
+    from pyllama_raw.options.config import EngineConfig, ModelConfig
+
+
+class Model:
+    """
+    The weights of a model, for any number of engines with contexts of their own.
+
+    A process loads a file with the same options once: engines that are opened by path
+    share the weights, too. This object keeps them when no engine is open. They are freed
+    when it and all engines are closed.
+
+    Thread:
+        Any, in any event loop.
+    """
+
+    def __init__(self, use: ModelUse, config: ModelConfig) -> None:
+        """Use open() or load()."""
+        self._use = use
+        self.config = config
+        self.path = use.model.path
+        self.metadata: Mapping[str, str] = use.model.meta  # of the file, without arrays
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path | None = None,
+        config: ModelConfig | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> Opening[Self]:
+        """
+        Load *model* in a worker thread: `async with Model.open(path) as model`.
+
+        `model = await Model.open(path)` leaves closing to aclose(). Cancelling it stops the
+        loading, unless others wait for the same model.
+
+        Args:
+            model: a GGUF file; None: the default model, downloaded if need be.
+            progress: called in the worker thread with the loaded fraction, 0 to 1.
+
+        Raises:
+            ConfigError: an argument is none of these.
+            ModelLoadFailed, LibraryNotBuilt: it cannot be loaded here.
+        """
+
+        async def make() -> Self:
+            check_loading(model, config, progress)
+            return await load(
+                lambda report: cls._load(model, config, report), progress, cls.close
+            )
+
+        return Opening(make)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path | None = None,
+        config: ModelConfig | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Like open(), without an event loop: blocks; close() or a `with` block frees it."""
+        check_loading(model, config, progress)
+
+        def report(fraction: float) -> bool:
+            if progress is not None:
+                progress(fraction)
+            return True
+
+        return cls._load(model, config, report)
+
+    @classmethod
+    def _load(
+        cls, model: str | Path | None, config: ModelConfig | None, report: Report
+    ) -> Self:
+        from pyllama_raw.engine.shared_models import open_model
+        from pyllama_raw.options import models
+        from pyllama_raw.options.config import ModelConfig
+
+        wanted = config or ModelConfig()
+        path = models.resolve_model(model)
+        options = wanted.model_dump(exclude_defaults=True)
+        return cls(open_model(path, options, report), wanted)
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called; engines may still use the weights."""
+        return self._use.closed
+
+    def close(self) -> None:
+        """Let go of the weights; the last engine on them frees them. Can be repeated."""
+        self._use.close()
+
+    async def aclose(self) -> None:
+        """close() in a worker thread: freeing many gigabytes takes a while."""
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = shown(self.metadata.get("general.name", "model without a name"))
+        return f"<Model {name}: {'closed' if self.closed else 'open'}>"
+
+    def __del__(self) -> None:
+        if hasattr(self, "metadata") and not self.closed:
+            self.close()
+            warnings.warn(
+                f"{self!r} was dropped before close(): use `async with` or `with`",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+
+def build_on(
+    model: Model, config: EngineConfig | None, needs: str | None
+) -> EngineParts:
+    """
+    The parts of an engine on *model*, which may be closed meanwhile.
+
+    Raises:
+        ClosedError: it is closed already.
+        ConfigError: *config* wants the model loaded in another way.
+    """
+    from pyllama_raw.engine import opening
+    from pyllama_raw.options.config import EngineConfig
+
+    if config is not None and "model" in config.model_fields_set:
+        _check_equal(model.config, config.model)
+    config = (config or EngineConfig()).model_copy(update={"model": model.config})
+    if config.resolved_model != model.config:
+        raise ConfigError(
+            "deterministic=True needs weights in the order of the file: open the Model "
+            "with use_extra_bufts=False"
+        )
+    try:
+        use = model._use.share()
+    except ClosedError:
+        said = f"{model!r}: open the model again, or open engines before it is closed"
+        raise ClosedError(said) from None
+    return opening.build_on(use, config, needs)
+
+
+def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:
+    differing = [
+        f"{name}={shown(getattr(wants, name))}, not {shown(getattr(has, name))}"
+        for name in type(has).model_fields
+        if getattr(has, name) != getattr(wants, name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"EngineConfig.model wants {', '.join(differing)} as the model was loaded: "
+            "leave `model` out, or open another Model with these options"
+        )

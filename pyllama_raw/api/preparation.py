@@ -1,0 +1,217 @@
+"""
+From what a caller asks for to requests of the engine.
+
+All that can be checked is checked here, in the caller's task, before the engine thread
+hears of a request; errors name the parameter.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, cast
+
+from anyio.lowlevel import checkpoint
+from pydantic import BaseModel
+
+from pyllama_raw.api.generation import Prepared
+from pyllama_raw.api.workers import in_worker
+from pyllama_raw.core.namespace import Namespace, Private
+from pyllama_raw.core.request import Request
+from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.errors import InvalidRequest, InvalidSampling
+from pyllama_raw.options.arguments import reading_prompt
+from pyllama_raw.options.declared import with_declared
+from pyllama_raw.options.requests import ChatOptions, RequestOptions
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.prompts.chat import ChatSettings
+from pyllama_raw.prompts.media_prompt import MediaPrompt
+from pyllama_raw.prompts.messages import Message
+from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.adapters import Adapters
+    from pyllama_raw.engine.parts import EngineParts
+
+MAX_SEED = 2**32 - 2
+MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
+LONG_STOP = 256  # characters of stop strings, likewise
+
+
+class Preparation:
+    """Makes the requests of one engine."""
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        encoder: PromptEncoder,
+        clock: Callable[[], float],
+        adapters: Adapters,
+    ) -> None:
+        """
+        Args:
+            clock: of the engine; deadlines are moments on it.
+            adapters: of the engine.
+        """
+        self._adapters = adapters
+        self._parts = parts
+        self._encoder = encoder
+        self._clock = clock
+        self._request_ids = count(1)
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> Prepared:
+        """
+        The requests for *prompt*, one an output.
+
+        Args:
+            options: as checked_options() gives them.
+
+        Raises:
+            InvalidRequest, PromptTooLong, BadMedia, Unsupported, ClosedError.
+        """
+        started = self._clock()
+        deadline_s = options.get("deadline_s")
+        params = with_declared(params, self._parts.metadata)
+        _check_tokens(params, self._parts.vocab.n_tokens)
+        stop, rules = await self._made(params)
+        read = await self._read(prompt, options)
+        stop_tokens = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_tokens |= self._parts.vocab.eog_tokens
+        seed = _random_seed() if params.seed is None else params.seed
+        request_ids = [next(self._request_ids) for _ in range(params.n)]
+        request = Request(
+            request_id=request_ids[0],
+            tokens=read.tokens,
+            max_tokens=params.max_tokens,
+            rules=rules,
+            stop=stop,
+            stop_token_ids=stop_tokens,
+            priority=options.get("priority", 0),
+            deadline=None if deadline_s is None else started + deadline_s,
+            namespace=self._namespace(options.get("cache_salt")),
+            cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
+            client=options.get("client"),
+            policy_data=options.get("policy_data"),
+            spans=read.spans,
+            payloads=read.payloads,
+        )
+        if adapters := options.get("adapters"):
+            request = self._adapters.adapt(request, adapters)
+        if request.spans and params.prompt_logprobs is not None:
+            allowed = "None with images, sounds or aLoRAs"
+            raise InvalidSampling("prompt_logprobs", params.prompt_logprobs, allowed)
+        return _fork(request, params, seed, request_ids)
+
+    async def encode(
+        self, prompt: Prompt, options: ChatOptions | None = None
+    ) -> array[int]:
+        """Tokens of *prompt*; raises as prepare()."""
+        return (await self._read(prompt, options)).tokens
+
+    async def _read(self, prompt: Prompt, options: ChatOptions | None) -> MediaPrompt:
+        settings = ChatSettings.of(options)
+        read = partial(self._encoder.read, prompt, settings)
+        with reading_prompt(prompt):
+            kind = self._encoder.takes_long(prompt, settings)
+            if kind is not None:
+                return await in_worker(kind, read)
+            await checkpoint()
+            return read()
+
+    async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """The text that the template makes of *messages*; raises as prepare()."""
+        settings = ChatSettings.of(options)
+        render = partial(self._encoder.render, messages, settings)
+        with reading_prompt(messages):
+            return await in_worker(settings.workers, render)
+
+    async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
+        """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
+        detokenize = partial(self._encoder.detokenize, token_ids, special)
+        with reading_prompt(token_ids):
+            return await in_worker("text", detokenize)
+
+    async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
+        """What is made of *params* once, for all outputs, before the engine sees it."""
+        if _takes_long(params):
+            return await in_worker("rules", partial(self._make, params))
+        return _stop_strings(params), None
+
+    def _make(self, params: SamplingParams) -> tuple[StopStrings, object]:
+        rules = self._parts.make_rules(params, self._encoder.run)
+        return _stop_strings(params), rules
+
+    def _namespace(self, salt: str | None) -> Namespace:
+        """Who shares the cache with a request; with scope "salt" nobody without one."""
+        if salt is None and self._parts.cache_scope == "salt":
+            return Private()
+        return salt
+
+
+def _takes_long(params: SamplingParams) -> bool:
+    """Whether what is made of *params* is not for an event loop."""
+    n_tokens = len(params.suppress_tokens) + len(params.logit_bias)
+    return (
+        params.constraint is not None
+        or params.dries
+        or n_tokens > MANY_TOKENS
+        or sum(map(len, params.stop)) > LONG_STOP
+    )
+
+
+def _stop_strings(params: SamplingParams) -> StopStrings:
+    if not params.stop:
+        return NO_STOPS
+    return StopStrings(tuple(string.encode() for string in params.stop))
+
+
+def _fork(
+    request: Request, params: SamplingParams, seed: int, request_ids: list[int]
+) -> Prepared:
+    """A request for each output; equal prompts of one namespace are computed once."""
+    seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(len(request_ids)))
+    requests: list[Request] = []
+    for request_id, own_seed in zip(request_ids, seeds, strict=True):
+        changes: dict[str, object] = {"seed": own_seed}
+        if requests:  # the first one scores the prompt
+            changes["prompt_logprobs"] = None
+        # Not the copy of SamplingParams, which would check once more what was checked.
+        sampling = BaseModel.model_copy(params, update=changes)
+        requests.append(
+            replace(
+                request,
+                request_id=request_id,
+                sampling=sampling,
+                scores_prompt=sampling.prompt_logprobs is not None,
+            )
+        )
+    return Prepared(tuple(requests), seeds)
+
+
+def _random_seed() -> int:
+    """0 to MAX_SEED; the module `secrets` would load OpenSSL for it."""
+    return int.from_bytes(os.urandom(8)) % (MAX_SEED + 1)
+
+
+def _check_tokens(params: SamplingParams, n_vocab: int) -> None:
+    """Raise InvalidRequest if *params* name a token that the model does not have."""
+    named: dict[str, Iterable[object]] = {
+        "stop_token_ids": params.stop_token_ids,
+        "suppress_tokens": params.suppress_tokens,
+        "logit_bias": params.logit_bias,
+        "grammar_triggers": params.grammar_triggers,
+    }
+    for name, tokens in named.items():
+        for token in tokens:
+            if isinstance(token, int) and token >= n_vocab:
+                raise InvalidRequest(name, token, f"token ids below {n_vocab}")

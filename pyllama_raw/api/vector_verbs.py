@@ -1,0 +1,98 @@
+"""The verbs of an engine whose model makes vectors or ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Unpack
+
+from pyllama_raw.api.facts import Facts
+from pyllama_raw.options.requests import TextOptions
+
+if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.api.embedding import Embedders, TextPooling, Told, Vectors
+    from pyllama_raw.api.ranking import Ranked
+
+
+class VectorVerbs(Facts):
+    """From texts to vectors and ranks."""
+
+    _embedders: Embedders
+
+    async def embed(
+        self,
+        texts: Iterable[str],
+        dimensions: int | None = None,
+        normalize: bool = True,
+        pooling: TextPooling | None = None,
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Vectors:
+        """
+        A vector for each text: a row of an array of float32, in the order of *texts*.
+
+        The first call on a model that generates opens a context of its own for this.
+
+        Args:
+            dimensions: only the first ones of each vector; None: all.
+            normalize: make vectors as long as 1, after they are cut.
+            pooling: how the vectors of the tokens of a text become one; None: as the model
+                says.
+            progress: called with the number of texts that have a vector.
+
+        Raises:
+            InvalidRequest: there is no text, one is empty, or an argument is not allowed.
+            TextTooLong: a text has too many tokens for the model or for a step.
+            Unsupported: the model states no pooling, and none is given.
+            EmbeddingFailed: the model makes something of a text that is no number.
+            DeadlineExceeded: *deadline_s* was over before every text had its vector.
+            QueueFull, ClosedError, EngineStopped, NativeError: as generate().
+        """
+        embedder = await self._embedders.get()
+        wanted = embedder.pooling(pooling)
+        shape = embedder.shape(dimensions, normalize=normalize)
+        (rows,) = await embedder.embed(
+            texts, wanted, shape, progress, joined=True, **options
+        )
+        return rows
+
+    async def embed_tokens(
+        self,
+        texts: Iterable[str],
+        dimensions: int | None = None,
+        normalize: bool = True,
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[Vectors]:
+        """Like embed(), with an array for each text that has a row for each token."""
+        from pyllama_raw.engine.model_info import Pooling
+
+        embedder = await self._embedders.get()
+        shape = embedder.shape(dimensions, normalize=normalize)
+        return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
+
+    async def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        progress: Told | None = None,
+        **options: Unpack[TextOptions],
+    ) -> list[Ranked]:
+        """
+        *documents* by how well they answer *query*, the best first.
+
+        Scores are as the model gives them, so those of other models differ in range.
+
+        Raises:
+            Unsupported: the model is no reranker.
+            InvalidRequest, TextTooLong, EmbeddingFailed, DeadlineExceeded: as embed().
+            QueueFull, ClosedError, EngineStopped, NativeError: as generate().
+        """
+        from pyllama_raw.api.ranking import rank
+        from pyllama_raw.engine.capabilities import Operation
+
+        self._parts.capabilities.check(Operation.RANK)
+        embedder = await self._embedders.get()
+        return await rank(embedder, query, documents, progress, **options)

@@ -1,0 +1,290 @@
+"""
+The requests that have not ended, and the four things that happen to them.
+
+enter -> start -> (preempt -> start)* -> finish. `Memory` does what that takes of slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import asdict
+from math import isnan
+
+from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.policies.runner import PolicyRunner
+from pyllama_raw.core.request import Event, FinishReason, Lot, Request
+from pyllama_raw.core.scheduling.deadlines import Deadlines
+from pyllama_raw.core.scheduling.planner import Note, SlotChange
+from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.spans import are_valid
+from pyllama_raw.core.stats import Counters, SchedulerStats
+from pyllama_raw.core.victims import Victim, choose
+from pyllama_raw.core.waiting import WaitingQueue
+from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
+
+
+class Roster:
+    """Who waits and who runs; every request in it ends exactly once, by finish()."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        policy: PolicyRunner | None = None,
+        victim: Victim = "latest",
+    ) -> None:
+        self.memory = memory
+        self.slots = memory.slots
+        self.policy = policy  # None: first come, first served
+        self._victim = victim
+        self.waiting = WaitingQueue() if policy is None else policy.queue
+        self.deadlines = Deadlines()
+        self.alive: dict[int, Sequence] = {}
+        self.lots = Counter[Lot]()  # of these
+        self.n_with_spans = 0  # of these
+        self.unready: dict[int, Sequence] = {}  # of these, who waits for rows of spans
+        self.parked: dict[int, Sequence] = {}  # of these, who has given up its slot
+        self.spared: dict[int, Sequence] = {}  # who needs no rows of its first spans
+        self.wanted: list[tuple[int, int]] = []  # who does now, and from which span on
+        self.counters = Counters()
+        self.events: list[Event] = []  # not told yet
+        self.in_flight = False  # a step runs that was planned and not applied
+        self.note: Note = _to_nobody
+
+    def enter(self, requests: Iterable[Request], now: float) -> None:
+        """Queue all *requests*; if that raises anything, nothing has changed."""
+        entered: list[Sequence] = []
+        try:
+            for order, request in enumerate(requests, self.counters.submitted):
+                entered.append(self._sequence(request, order, now))
+                self._enter(entered[-1])
+        except BaseException:
+            self._forget(entered)
+            raise
+        self.counters.submitted += len(entered)
+        if self.policy is not None:
+            for sequence in entered:
+                self.policy.tell("on_arrival", sequence, now)
+
+    def _sequence(self, request: Request, order: int, now: float) -> Sequence:
+        """The request in progress, if the order of the queue and the cache can bear it."""
+        assert isinstance(request.priority, int)
+        assert are_valid(request.spans, request.n_prompt)
+        assert len(request.payloads) in (0, len(request.spans))
+        assert not (request.spans and request.scores_prompt)
+        assert (request.first_lot is not None) is any(s.text for s in request.spans)
+        if request.deadline is not None:
+            assert isinstance(request.deadline, float | int)
+            assert not isnan(request.deadline)
+        hash(request.namespace)  # raises here instead of in the middle of a step
+        return Sequence(request, order, now, self.slots.limits.n_chunked(request))
+
+    def _enter(self, sequence: Sequence) -> None:
+        request = sequence.request
+        assert request.request_id not in self.alive
+        if request.deadline is not None:
+            self.deadlines.add(request.deadline, request.request_id)
+        self.waiting.push(sequence)
+        self.alive[request.request_id] = sequence
+        self.lots[request.lot] += 1
+        if request.spans:
+            self.n_with_spans += 1
+            if request.first_lot is None:
+                self.unready[request.request_id] = sequence
+
+    def _forget(self, entered: list[Sequence]) -> None:
+        """Take back what enter() did; a deadline of nobody alive is skipped."""
+        for sequence in entered:
+            request_id = sequence.request.request_id
+            if self.alive.get(request_id) is sequence:
+                self._remove(sequence)
+        self.waiting.discard(entered)
+
+    def _remove(self, sequence: Sequence) -> None:
+        request_id, lot = sequence.request.request_id, sequence.request.lot
+        del self.alive[request_id]
+        if sequence.request.spans:
+            self.n_with_spans -= 1
+            for some in (self.unready, self.parked, self.spared):
+                some.pop(request_id, None)
+        self.lots[lot] -= 1
+        if not self.lots[lot]:
+            del self.lots[lot]
+
+    @property
+    def n_waiting(self) -> int:
+        """Who has no slot."""
+        return len(self.alive) - len(self.slots.running)
+
+    @property
+    def could_start(self) -> bool:
+        """Whether somebody waits for a slot, and one is free."""
+        return bool(self.waiting) and self.slots.has_free
+
+    def start(self, sequence: Sequence, now: float) -> None:
+        """Give a waiting sequence a slot."""
+        self.waiting.remove(sequence)
+        self.memory.seat(sequence)
+        if sequence.admitted is None:
+            sequence.admitted = now
+        self.note("running", sequence.request.request_id, now)
+        if self.policy is not None:
+            self.policy.tell("on_admitted", sequence, now)
+
+    def preempt(self, running: Running, now: float) -> None:
+        """Take the slot of a running sequence; it waits at its old rank."""
+        self._unseat(running, now)
+        self.waiting.push(running.sequence)
+
+    def _unseat(self, running: Running, now: float) -> None:
+        self.counters.preempted += 1
+        running.sequence.n_preempted += 1
+        self.memory.swaps.save(running)
+        self.note("preempted", running.request.request_id, now)
+        self.memory.leave(running, in_flight=self.in_flight)
+        if self.policy is not None:
+            self.policy.tell("on_preempted", running.sequence, now)
+
+    def spare(self, sequence: Sequence) -> int:
+        """How many first spans there are in the cache; nothing of them is to be computed."""
+        n_found, spans = self.memory.starts.n_found(sequence), sequence.request.spans
+        sequence.n_cached_spans = sum(span.stop <= n_found for span in spans)
+        if sequence.n_cached_spans:
+            self.spared[sequence.request.request_id] = sequence
+        return sequence.n_cached_spans
+
+    def want_lost(self) -> None:
+        """Rows of spans that the cache has lost since are needed after all."""
+        for request_id, sequence in tuple(self.spared.items()):
+            running = self.slots.running.get(request_id)
+            if running is None or running.is_fed:
+                continue
+            spans, n_computed = sequence.request.spans, running.n_computed
+            n_held = sum(span.stop <= n_computed for span in spans)
+            if n_held < sequence.n_cached_spans:
+                sequence.n_cached_spans, sequence.n_ready_spans = n_held, 0
+                self.wanted.append((request_id, n_held))
+                self.unready[request_id] = sequence
+                if not n_held:
+                    del self.spared[request_id]
+
+    def media_ready(self, sequence: Sequence, n_spans: int) -> None:
+        """The rows of the first *n_spans* are there."""
+        assert sequence.n_ready_spans <= n_spans <= len(sequence.request.spans)
+        sequence.n_ready_spans = n_spans
+        request_id = sequence.request.request_id
+        if n_spans == len(sequence.request.spans):
+            self.unready.pop(request_id, None)
+        if self.parked.pop(request_id, None) is not None:
+            self.waiting.push(sequence)
+
+    def park(self, now: float) -> None:
+        """Who can go on only when rows are there gives its slot to those who wait for one."""
+        if not self.waiting:
+            return
+        for request_id, sequence in self.unready.items():
+            running = self.slots.running.get(request_id)
+            if running is not None and not (running.is_fed or running.is_ready):
+                self._unseat(running, now)
+                self.parked[request_id] = sequence
+
+    def end(
+        self, request_id: int, end: FinishReason | PyllamaError, now: float
+    ) -> bool:
+        """End a request; False if it has ended already."""
+        sequence = self.alive.get(request_id)
+        if sequence is not None:
+            self.finish(sequence, end, now)
+        return sequence is not None
+
+    def finish(
+        self, sequence: Sequence, end: FinishReason | PyllamaError, now: float
+    ) -> None:
+        """End a request, wherever it is."""
+        running = self.slots.running.get(sequence.request.request_id)
+        if running is not None:
+            self.memory.leave(running, in_flight=self.in_flight)
+        elif sequence.request.request_id not in self.parked:
+            self.waiting.remove(sequence)
+        self._remove(sequence)
+        self.memory.swaps.drop(sequence.request.request_id)
+        if self.policy is not None:
+            self.policy.tell("on_finished", sequence, now)
+        if isinstance(end, FinishReason):
+            self.counters.finished[end] += 1
+            self.events.append(sequence.finish(end, None, now))
+        else:
+            self.counters.failed += 1
+            self.events.append(sequence.finish(None, end, now))
+
+    def make_room(self, now: float) -> None:
+        """Preempt the worst sequence; one that is alone ends instead."""
+        running = list(self.slots.running.values())
+        if len(running) == 1:
+            (alone,) = running
+            message = f"{len(alone.tokens)} tokens do not fit; raise n_ctx"
+            self.finish(alone.sequence, NoKVSpace("llama_decode", 1, message), now)
+        elif running:
+            self.preempt_one(running, now)
+
+    def preempt_one(self, running: Items[Running], now: float) -> None:
+        """Preempt the one of *running* who is missed least."""
+        policy = self.policy
+        if policy is not None and (policy.chooses_victims or self._victim == "latest"):
+            self.preempt(policy.victim(running), now)
+        else:
+            self.preempt(choose(self._victim, running), now)
+
+    def stall(self, now: float) -> None:
+        """Nothing can be computed for anybody who is left: end them all."""
+        limits = self.slots.limits
+        error = EngineStalled(
+            n_running=len(self.slots.running),
+            n_waiting=self.n_waiting,
+            n_slots=limits.n_slots,
+            n_cells_used=self.slots.cells.n_used,
+            n_cells=limits.n_cells,
+        )
+        for sequence in list(self.alive.values()):
+            self.finish(sequence, error, now)
+
+    def take_events(self) -> list[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def stats(self) -> SchedulerStats:
+        """The state of this moment and all totals."""
+        limits = self.slots.limits
+        host, disk = self.memory.ledgers
+        return SchedulerStats(
+            n_slots=limits.n_slots,
+            running=len(self.slots.running),
+            waiting=self.n_waiting,
+            waiting_tokens=self.waiting.n_tokens,
+            n_cells=limits.n_cells,
+            n_cells_used=self.slots.cells.n_used,
+            swapped=self.memory.swaps.n_swapped,
+            swapped_bytes=self.memory.swaps.n_swapped_bytes,
+            kv_bytes_used=self.slots.cells.n_used * self.memory.cell_bytes,
+            cache_bytes=host.n_used_bytes,
+            disk_bytes=disk.n_used_bytes,
+            policy_faults=0 if self.policy is None else self.policy.n_faults,
+            **asdict(self.counters),
+        )
+
+    def check_integrity(self) -> None:
+        """Each request is in one place, and none is missing."""
+        self.memory.check_integrity()
+        self.waiting.check_integrity()
+        here = [r.sequence for r in self.slots.running.values()] + list(self.waiting)
+        here += self.parked.values()
+        assert len(here) == len(self.alive)
+        assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
+        stats = self.stats()
+        ended = sum(stats.finished.values()) + stats.failed
+        assert ended + stats.running + stats.waiting == stats.submitted
+
+
+def _to_nobody(change: SlotChange, request_id: int, now: float) -> None:
+    """Nobody watches."""

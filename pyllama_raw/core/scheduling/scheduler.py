@@ -1,0 +1,351 @@
+"""
+Continuous batching: who runs, and what comes of a step. `Packer` says what it computes.
+
+Rules, in this order:
+1. A waiting request starts when a slot is free and the cells it will need are not
+   promised to others. A blocked head of the queue is overtaken a bounded number of times.
+2. When memory is short, the sequence of the worst rank gives its cells up and goes on
+   later: see `Swaps`. Only a sequence that is alone and does not fit is ended.
+3. Every request ends exactly once, with a `Finished` event. If there is work and
+   nothing of it can be computed, all end with `EngineStalled`.
+4. A step that did not work loses nothing: see `Failures`.
+
+The caller passes the time in; nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
+from itertools import islice
+from typing import Literal
+
+from pyllama_raw.core.memory.cache_stats import CacheStats
+from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.memory import Memory
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.slots import growth
+from pyllama_raw.core.memory.tier import SnapshotCost, Tier
+from pyllama_raw.core.policies.policy import SchedulingPolicy
+from pyllama_raw.core.policies.runner import PolicyFault, PolicyRunner
+from pyllama_raw.core.policies.shipped import Fcfs
+from pyllama_raw.core.request import Event, FinishReason, Request
+from pyllama_raw.core.scheduling.budget import StepBudget
+from pyllama_raw.core.scheduling.budget_modes import BudgetMode
+from pyllama_raw.core.scheduling.failures import Failures
+from pyllama_raw.core.scheduling.outputs import Outputs
+from pyllama_raw.core.scheduling.packer import Packer
+from pyllama_raw.core.scheduling.planner import Note
+from pyllama_raw.core.scheduling.roster import Roster
+from pyllama_raw.core.scheduling.suspects import Suspects
+from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.speed import PrefillSpeed
+from pyllama_raw.core.stats import Occupancy, SchedulerStats
+from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
+from pyllama_raw.core.victims import Victim
+from pyllama_raw.errors import BadMedia, PromptTooLong, PyllamaError
+
+NO_COST = SnapshotCost()
+ADMISSION_WINDOW = 64  # waiting requests looked at in one step
+
+
+class Scheduler:
+    """Plans steps and turns their results into events. One thread owns it."""
+
+    def __init__(
+        self,
+        limits: ContextLimits,
+        pieces: Items[bytes],
+        *,
+        token_budget: int | None = None,
+        target_step_s: float = 0.3,
+        prefill_quantum: int = 256,
+        max_overtakes: int = 16,
+        preempt: Literal["memory", "priority"] = "memory",
+        victim: Victim = "latest",
+        context_full: Literal["stop", "shift"] = "stop",
+        n_keep: int = 4,
+        policy: SchedulingPolicy | None = None,
+        budget_mode: BudgetMode = "balanced",
+        cache: PrefixCache | None = None,
+        disk: Tier | None = None,
+        snapshot_cost: SnapshotCost = NO_COST,
+        snapshot_interval_tokens: int = 0,
+        report: Callable[[PolicyFault], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            pieces: bytes of each token, read for stop strings.
+            preempt: for what sequences lose their slots; priority needs no policy.
+            policy: None: first come, first served.
+            cache: None: slots forget what they held as soon as a request ends.
+            disk: None: nothing is kept in files.
+            report: told of what the policy does wrong.
+        """
+        self._max_overtakes = max_overtakes
+        self._for_priority = preempt == "priority"
+        self._speed = PrefillSpeed()
+        self._memory = Memory(
+            limits,
+            cache=cache,
+            disk=disk,
+            prefill=self._speed,
+            cost=snapshot_cost,
+            interval=snapshot_interval_tokens,
+        )
+        self._slots = self._memory.slots
+        self._policy = None
+        if policy is not None and type(policy) is not Fcfs:
+            self._policy = PolicyRunner(policy, self._memory, max_overtakes, report)
+        self._roster = Roster(self._memory, self._policy, victim)
+        shifts = context_full == "shift" and limits.can_shift
+        self._outputs = Outputs(
+            self._roster, limits, pieces, n_keep if shifts else None
+        )
+        self._suspects = Suspects()
+        budget = StepBudget(token_budget, target_step_s, limits.n_batch, self._speed)
+        self._packer = Packer(
+            self._roster, self._suspects, budget, prefill_quantum, budget_mode
+        )
+        self._failures = Failures(self._roster, self._packer, self._suspects)
+        self._started = 0.0  # when the last plan was made
+
+    # -- requests ---------------------------------------------------------------
+
+    @property
+    def limits(self) -> ContextLimits:
+        """What the context can hold and do, as far as is known."""
+        return self._slots.limits
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+        return bool(self._roster.alive)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of a request that has not ended."""
+        return self._roster.deadlines.next(self._roster.alive)
+
+    def add(self, request: Request, now: float) -> None:
+        """
+        Queue *request*.
+
+        Raises:
+            PromptTooLong: it leaves no room for an output token; nothing is queued.
+            BadMedia: rows that see each other are more than one micro-batch.
+        """
+        self.add_all((request,), now)
+
+    def add_all(self, requests: Items[Request], now: float) -> None:
+        """Like add(), for several at once: either all are queued or none."""
+        for request in requests:
+            if request.n_prompt >= self.limits.n_ctx_slot:
+                raise PromptTooLong(request.n_prompt, self.limits.n_ctx_slot)
+            for index, span in enumerate(request.spans):
+                n_rows, n_most = span.stop - span.start, self.limits.n_whole_rows
+                if not span.is_causal and n_rows > n_most:
+                    raise BadMedia(
+                        f"its {n_rows} rows see each other, so they are computed at once, "
+                        f"and n_ubatch lets {n_most} be: raise it",
+                        index,
+                    )
+        self._roster.enter(requests, now)
+
+    def cancel(
+        self,
+        request_id: int,
+        now: float,
+        reason: FinishReason = FinishReason.CANCELLED,
+    ) -> bool:
+        """End a request at once; False if it has ended already."""
+        return self._roster.end(request_id, reason, now)
+
+    def media_ready(self, request_id: int, n_spans: int) -> bool:
+        """
+        The rows of the first *n_spans* spans of a request are there; they never go again.
+
+        Until then it computes what stands before them, and holds up nobody. What the cache
+        has of a span is taken over also if its rows are not there.
+
+        Returns:
+            False if it has ended already.
+        """
+        sequence = self._roster.alive.get(request_id)
+        if sequence is not None:
+            self._roster.media_ready(sequence, n_spans)
+        return sequence is not None
+
+    def spare(self, request_id: int) -> int:
+        """
+        How many first spans of a request, which was just added, the cache has.
+
+        Their rows need not be there, and are not computed, also if media_ready() counts
+        them. take_wanted() tells if the cache loses them before the request has them.
+        """
+        sequence = self._roster.alive.get(request_id)
+        return 0 if sequence is None else self._roster.spare(sequence)
+
+    def take_wanted(self) -> list[tuple[int, int]]:
+        """Who needs rows that were spared, and from which span on; media_ready() tells anew."""
+        wanted, self._roster.wanted = self._roster.wanted, []
+        return wanted
+
+    def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
+        """End a request by *error*, as when its rows never come; False if it has ended."""
+        return self._roster.end(request_id, error, now)
+
+    def take_events(self) -> list[Event]:
+        """Events that arose outside apply(): cancelled, past the deadline, no space."""
+        return self._roster.take_events()
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """What there is to do and what is held, at little cost."""
+        slots, roster = self._slots, self._roster
+        host, disk = self._memory.ledgers
+        n_running = len(slots.running)
+        return Occupancy(
+            n_running,
+            len(roster.alive) - n_running,
+            slots.cells.n_used,
+            host.n_used_bytes,
+            disk.n_used_bytes,
+            roster.counters.preempted,
+            self._packer.budget,
+        )
+
+    def stats(self) -> SchedulerStats:
+        """The state of this moment and all totals."""
+        return self._roster.stats()
+
+    def cache_stats(self) -> CacheStats:
+        """What was reused and what is stored."""
+        return self._memory.stats()
+
+    def clear_cache(self, salt: str | None = None) -> int:
+        """Forget snapshots, files and idle slots; returns the host bytes freed."""
+        return self._memory.clear(salt)
+
+    def check_integrity(self) -> None:
+        """The conservation laws; raises AssertionError."""
+        self._roster.check_integrity()
+
+    def watch(self, note: Note) -> None:
+        """Call *note*, and nobody else, when a request gets a slot or loses it."""
+        self._roster.note = note
+
+    # -- files ------------------------------------------------------------------
+
+    def take_report(self, report: Written | Fetched) -> None:
+        """What came of a file that a plan asked for; call schedule() then."""
+        self._memory.take_report(report)
+
+    def last_plans(self) -> Iterator[StepPlan]:
+        """
+        Plans that write what idle slots hold, when no request is left.
+
+        Each is to be executed and applied before the next one is asked for.
+        """
+        assert not self.has_work
+        for moves in self._memory.last_moves():
+            yield StepPlan(moves)
+
+    # -- plan -------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan:
+        """Decide the next step; a falsy plan means that there is nothing to do."""
+        for request_id in self._roster.deadlines.expired(now):
+            self._roster.end(request_id, FinishReason.DEADLINE, now)
+        if self._policy is not None:
+            self._policy.begin(now)
+        if self._for_priority:
+            self._make_way(now)
+        self._admit(now)
+        self._memory.catch_up()
+        if self._roster.spared:
+            self._roster.want_lost()
+        plan = self._packer.pack(now)
+        self._started = now
+        steady = plan.steady and not self._memory.restores.is_loading
+        plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
+        self._roster.in_flight = bool(plan)
+        waits = self._memory.restores.is_fetching or self._roster.unready
+        if self.has_work and not (plan or self._roster.events or waits):
+            self._roster.stall(now)  # no later plan would be another one
+        return plan
+
+    def _make_way(self, now: float) -> None:
+        """Who runs gives its slot to the first that waits, if that one is more urgent."""
+        roster, slots = self._roster, self._slots
+        if not roster.waiting or self._packer.prefill_cap is not None:
+            return
+        head = roster.waiting.head
+        wanted, urgency = growth(head), head.request.priority
+        running = slots.running.values()
+        lower = [each for each in running if each.request.priority > urgency]
+        gain = sum(growth(each.sequence) for each in lower)
+        if slots.n_unpromised + gain < wanted:
+            return  # it would not fit all the same
+        while lower and not (slots.has_free and wanted <= slots.n_unpromised):
+            roster.preempt_one(lower, now)
+            lower = [each for each in lower if slots.is_here(each)]
+
+    def _admit(self, now: float) -> None:
+        if self._roster.unready:
+            self._roster.park(now)
+        if not self._roster.could_start:
+            return
+        alone = not self._slots.running
+        if self._packer.prefill_cap is not None and not alone:
+            return  # libllama lacks space: start nobody until a step has worked
+        room = self._slots.n_unpromised
+        blocked: Sequence | None = None
+        for sequence in self._candidates():
+            wanted = growth(sequence)
+            if wanted > room and not alone:
+                if sequence.n_overtaken >= self._max_overtakes:
+                    return
+                blocked = blocked or sequence
+            else:
+                room -= wanted
+                alone = False
+                self._roster.start(sequence, now)
+                self._note_overtaken(sequence, blocked)
+            at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
+            if at_limit or not self._slots.has_free:
+                return
+
+    def _candidates(self) -> Iterable[Sequence]:
+        """Who may start in this step, the best first."""
+        if self._policy is None:
+            return self._roster.waiting.first(ADMISSION_WINDOW)
+        return islice(self._policy.candidates(), ADMISSION_WINDOW)
+
+    def _note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
+        if blocked is not None:
+            blocked.n_overtaken += 1
+        if self._policy is not None:
+            self._policy.queue.note_overtaken(by, blocked)
+
+    # -- results ----------------------------------------------------------------
+
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
+        """Take in what the executor did; returns the events of this step in order."""
+        self._roster.counters.steps += 1
+        self._roster.in_flight = False
+        self._memory.settle(result)
+        if result.switch_s is not None:
+            self._packer.lots.switch_s = result.switch_s
+        if result.status is not DecodeStatus.OK:
+            self._failures.take(plan, result, now)
+            return self.take_events()
+        self._packer.prefill_cap = None
+        if self._policy is not None:
+            self._policy.computed(plan, now)
+        n_tokens = self._outputs.take(plan.works, result.outputs, now)
+        if self._suspects.all:
+            self._suspects.clear(self._roster.alive, self._slots.running)
+        if n_tokens > len(plan.works):  # else there was no prompt
+            self._speed.observe(n_tokens, now - self._started)
+        return self.take_events()

@@ -1,0 +1,1 @@
+"""The laboratory: benchmarks, simulation, tuning and pictures; nothing else imports it."""

@@ -1,0 +1,197 @@
+"""
+Two results of the same workload: what has changed, and what is noise.
+
+Rules:
+1. A figure has one value a round. The rounds of both files are ranked together; the exact
+   two-sided Mann-Whitney test says how likely such ranks are by chance.
+2. A change counts if that is at most 1 %, and the medians are further apart than the
+   threshold. With 5 rounds on each side that means: no round of one is among those of the
+   other. Fewer than 5 rounds cannot show it and are called too few.
+3. Failures need no test: more of them is worse.
+4. Nothing is proven, whatever the ranks say, if another process used the CPUs in a round,
+   or if the files are of other models or workloads.
+
+Rounds show the noise within a run. They do not show a machine that was slower all along:
+take both results in one quiet hour, or measure both as targets of one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import median
+from typing import Literal
+
+from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.table import groups, most_busy
+
+MAX_CHANCE = 0.01
+
+# Figures that are compared, and the direction that is good.
+BETTER: dict[str, Literal["more", "less"]] = {
+    "total_token_throughput": "more",
+    "output_throughput": "more",
+    "request_throughput": "more",
+    "request_goodput": "more",
+    "median_ttft_ms": "less",
+    "p99_ttft_ms": "less",
+    "median_tpot_ms": "less",
+    "median_itl_ms": "less",
+    "p99_itl_ms": "less",
+    "max_itl_ms": "less",
+    "p99_e2el_ms": "less",
+    "p99_queue_ms": "less",
+    "cached_share": "more",
+    "peak_rss_bytes": "less",
+    "cpu_s": "less",
+}
+CONDITIONS = ("model_id", "workload", "num_prompts", "machine", "options")
+NOT_CONDITIONS = {"date", "commit", "targets"}
+
+Verdict = Literal["better", "worse", "equal", "noise", "too few rounds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of one target at one point, before and after."""
+
+    target: str
+    point: str
+    figure: str
+    before: float
+    after: float
+    chance: float  # of such ranks if nothing has changed
+    verdict: Verdict
+
+    def row(self) -> dict[str, object]:
+        """As a line of the table."""
+        return {
+            "target": self.target,
+            "sent": self.point,
+            "figure": self.figure,
+            "before": float(self.before),
+            "after": float(self.after),
+            "change": self._shown_change(),
+            "chance": f"{self.chance:.2g}",
+            "verdict": self.verdict,
+        }
+
+    def _shown_change(self) -> str:
+        if self.before == self.after:
+            return "0"
+        return f"{self.after / self.before - 1:+.1%}" if self.before else "from 0"
+
+
+def changes(
+    before: Sequence[Result], after: Sequence[Result], threshold: float
+) -> list[Change]:
+    """
+    Every figure that both have, by target and point.
+
+    Args:
+        threshold: part of the median that a change has to exceed.
+    """
+    old, new = groups(before), groups(after)
+    found = []
+    for key in old:
+        for figure in ("failed", *BETTER):
+            a = _values(old[key], figure)
+            b = _values(new.get(key, []), figure)
+            if a and b:
+                found.append(_change(key, figure, a, b, threshold))
+    return found
+
+
+def _values(runs: Sequence[Result], figure: str) -> list[float]:
+    return [run[figure] for run in runs if run.get(figure) is not None]
+
+
+def _change(
+    key: tuple[str, str],
+    figure: str,
+    a: list[float],
+    b: list[float],
+    threshold: float,
+) -> Change:
+    point, target = key
+    if figure == "failed":
+        more = sum(b) / len(b) - sum(a) / len(a)
+        verdict: Verdict = "worse" if more > 0 else "noise" if more < 0 else "equal"
+        return Change(target, point, figure, sum(a), sum(b), 1.0, verdict)
+    chance = mann_whitney(a, b)
+    verdict = judge(a, b, chance, threshold=threshold, better=BETTER[figure])
+    return Change(target, point, figure, median(a), median(b), chance, verdict)
+
+
+def judge(
+    a: Sequence[float],
+    b: Sequence[float],
+    chance: float,
+    *,
+    threshold: float,
+    better: Literal["more", "less"],
+) -> Verdict:
+    """Rule 2; what has one value in all rounds of both needs no rounds."""
+    if len({*a, *b}) == 1:
+        return "equal"
+    if 2 / comb(len(a) + len(b), len(a)) > MAX_CHANCE:  # that of complete separation
+        return "too few rounds"
+    difference = median(b) - median(a)
+    if chance > MAX_CHANCE or abs(difference) <= threshold * abs(median(a)):
+        return "noise"
+    return "better" if (difference > 0) == (better == "more") else "worse"
+
+
+def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
+    """
+    The chance that *a* and *b*, drawn from one distribution, are ranked as far apart.
+
+    Exact and two-sided. Of equal values each counts half for both sides.
+    """
+    wins = sum((x > y) + (x == y) / 2 for x in a for y in b)
+    fewer = int(min(wins, len(a) * len(b) - wins) + 0.5)  # a tie never adds proof
+    ways = _ways(len(a), len(b))
+    return min(2 * sum(ways[: fewer + 1]) / comb(len(a) + len(b), len(a)), 1.0)
+
+
+def _ways(n: int, m: int) -> list[int]:
+    """In how many orders of n and m values there are u pairs won, for each u."""
+    # Coefficients of the Gaussian binomial: multiply by 1 - q^(m+i), divide by 1 - q^i.
+    ways = [1] + [0] * (n * m)
+    for i in range(1, n + 1):
+        for u in range(n * m, m + i - 1, -1):
+            ways[u] -= ways[u - m - i]
+        for u in range(i, n * m + 1):
+            ways[u] += ways[u - i]
+    return ways
+
+
+def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
+    """Rule 4: why nothing is proven, as lines; none if it is."""
+    lines = []
+    for key, name in (("model_id", "models"), ("workload", "workloads")):
+        kinds = [
+            {str(run[key]) for run in runs if key in run} for runs in (before, after)
+        ]
+        if kinds[0] != kinds[1]:
+            shown = " and ".join(", ".join(sorted(kind)) or "none" for kind in kinds)
+            lines.append(f"other {name}: {shown}")
+    busiest = most_busy([*before, *after])
+    if busiest is not None:
+        lines.append(f"other processes used up to {busiest:.2f} CPUs")
+    return lines
+
+
+def differing(before: Result, after: Result) -> list[str]:
+    """Conditions that are not the same, as lines."""
+    lines = []
+    for key in CONDITIONS:
+        a, b = before.get(key), after.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            names = sorted((set(a) | set(b)) - NOT_CONDITIONS)
+            pairs = [(f"{key}.{name}", a.get(name), b.get(name)) for name in names]
+        else:
+            pairs = [(key, a, b)]
+        lines += [f"{name}: {x} and {y}" for name, x, y in pairs if x != y]
+    return lines

@@ -1,0 +1,47 @@
+"""Our engine, in this process, through its public API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.lab.bench.call import Record
+from pyllama_raw.options.sampling import SamplingParams
+
+COUNTERS = (
+    "steps",
+    "computed_tokens",
+    "preempted",
+    "decode_s",
+    "sample_s",
+    "capture_s",
+    "restore_s",
+)
+
+
+def fixed_length(max_tokens: int) -> SamplingParams:
+    """Greedy, and exactly so many tokens."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+
+
+class EngineTarget:
+    """A target that is an engine."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    async def send(self, record: Record) -> None:
+        params = fixed_length(record.call.max_tokens)
+        async with self.engine.generate(record.prompt, params) as generation:
+            async for delta in generation:
+                record.take(len(delta.token_ids), delta.text, delta.token_ids)
+        result = generation.result
+        record.n_prompt = result.usage.prompt_tokens
+        record.n_cached = result.usage.cached_tokens
+        record.queue_s = result.timings.queue_s
+        record.check_length()
+
+    def counters(self) -> dict[str, float]:
+        """Totals of the engine; what a run adds to them is in its result."""
+        stats = asdict(self.engine.stats())
+        return {name: stats[name] for name in COUNTERS}

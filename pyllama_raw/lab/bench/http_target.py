@@ -1,0 +1,185 @@
+"""
+Servers over streaming HTTP: OpenAI's completions, and llama-server's own protocol.
+
+A line of an answer is noted with its time and read when the answer is whole. libllama
+leaves nothing of other programs in the caches, so reading each event at once would take
+several times as much CPU time from a server on the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Any
+
+from pydantic_core import from_json
+
+from pyllama_raw.lab.bench.call import CallFailed, Record, Target
+from pyllama_raw.lab.bench.http_client import HttpClient, HttpFailed
+
+API_KEY = "OPENAI_API_KEY"
+
+
+class HttpTarget(ABC):
+    """What both protocols have in common."""
+
+    path: str
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    @abstractmethod
+    def body(self, record: Record) -> dict[str, Any]:
+        """What is posted."""
+
+    @abstractmethod
+    def take(self, record: Record, event: dict[str, Any], at: float) -> None:
+        """Write what *event* brought, *at* that time, into *record*."""
+
+    async def send(self, record: Record) -> None:
+        answer = _Answer(self, record)
+        try:
+            await self._client.post(self.path, self.body(record), answer.hear)
+        except (HttpFailed, OSError) as error:
+            raise CallFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            answer.read()
+        if answer.failed is not None:
+            raise CallFailed(answer.failed)
+        record.check_length()
+
+
+class _Answer:
+    """The lines of one answer."""
+
+    def __init__(self, target: HttpTarget, record: Record) -> None:
+        self.failed: str | None = None
+        self._target = target
+        self._record = record
+        self._heard: list[tuple[float, bytes]] = []  # when, what; not read yet
+
+    def hear(self, line: bytes) -> None:
+        """Note *line*; read it if somebody waits for tokens."""
+        if line:
+            self._heard.append((perf_counter(), line))
+            if self._record.on_tokens is not None:
+                self.read()
+
+    def read(self) -> None:
+        """Write into the record what was heard."""
+        heard, self._heard = self._heard, []
+        for at, line in heard:
+            if line.startswith(b"error:"):
+                self.failed = line.decode(errors="replace")
+            elif line.startswith(b"data: {") and not self._record.left:
+                event = from_json(line[6:])
+                if "error" in event:
+                    self.failed = str(event["error"])  # the last event of its stream
+                else:
+                    self._target.take(self._record, event, at)
+
+
+class OpenAITarget(HttpTarget):
+    """
+    /v1/completions. A chunk counts as one token until the usage at the end says how many
+    there were.
+    """
+
+    path = "/v1/completions"
+
+    def __init__(
+        self,
+        client: HttpClient,
+        model: str = "default",  # most servers have one, and take any name
+        forbidden: Iterable[int] = (),
+    ) -> None:
+        """
+        Args:
+            forbidden: tokens that end the generation, for servers that do not know
+                ignore_eos.
+        """
+        super().__init__(client)
+        self._model = model
+        self._bias = {str(token): -100 for token in forbidden}
+
+    def body(self, record: Record) -> dict[str, Any]:
+        body = {
+            "model": self._model,
+            "prompt": record.prompt,
+            "max_tokens": record.call.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        }
+        return body | ({"logit_bias": self._bias} if self._bias else {})
+
+    def take(self, record: Record, event: dict[str, Any], at: float) -> None:
+        for choice in event.get("choices", ()):
+            # The last chunk may only say why it is the last.
+            if choice.get("text") or not choice.get("finish_reason"):
+                record.take(1, choice.get("text") or "", at=at)
+        if usage := event.get("usage"):
+            record.n_output = usage["completion_tokens"]
+            record.n_prompt = usage["prompt_tokens"]
+            details = usage.get("prompt_tokens_details") or {}
+            record.n_cached = details.get("cached_tokens", record.n_cached)
+        if "queue_s" in event:  # only our adapter in benchmarks/ has it
+            record.queue_s = event["queue_s"]
+
+
+class LlamaServerTarget(HttpTarget):
+    """/completion of llama-server and of what is built around it."""
+
+    path = "/completion"
+
+    def body(self, record: Record) -> dict[str, Any]:
+        return {
+            "prompt": record.prompt,
+            "n_predict": record.call.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_tokens": True,
+        }
+
+    def take(self, record: Record, event: dict[str, Any], at: float) -> None:
+        if tokens := event["tokens"]:
+            record.take(len(tokens), event["content"], tokens, at)
+        if event["stop"]:
+            timings = event["timings"]
+            record.n_cached = timings["cache_n"]
+            record.n_prompt = timings["cache_n"] + timings["prompt_n"]
+
+
+async def first_model(client: HttpClient) -> str:
+    """What the server calls its first model; "default" if it does not list any."""
+    lines: list[bytes] = []
+    try:
+        await client.get("/v1/models", lines.append)
+        models = from_json(b"\n".join(lines))["data"]
+        return str(models[0]["id"]) if models else "default"
+    except (HttpFailed, OSError, KeyError, TypeError, ValueError):
+        return "default"  # if it is not there at all, the calls will tell
+
+
+@asynccontextmanager
+async def http_target(
+    url: str, protocol: str = "llama-server", forbidden: Iterable[int] = ()
+) -> AsyncIterator[Target]:
+    """
+    A client of the server at *url*; $OPENAI_API_KEY is sent to it if it is set.
+
+    Args:
+        protocol: "openai" or "llama-server".
+        forbidden: see OpenAITarget.
+    """
+    key = os.environ.get(API_KEY)
+    client = HttpClient(url, {"Authorization": f"Bearer {key}"} if key else {})
+    if protocol == "openai":
+        yield OpenAITarget(client, await first_model(client), forbidden)
+    else:
+        yield LlamaServerTarget(client)

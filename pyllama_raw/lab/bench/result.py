@@ -1,0 +1,121 @@
+"""
+The result of one run as a flat object, with the keys of `vllm bench serve`.
+
+Rules:
+1. Keys that vLLM has mean what they mean there; lists are in the order of the calls.
+2. What a target does not tell is null, never 0. A failed call has null in every list.
+3. TTFT, TPOT, ITL and E2EL are of completed calls. Output of calls that were left or
+   failed counts in the throughput: it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pyllama_raw.lab.bench.call import Record
+from pyllama_raw.lab.bench.drive import Run
+from pyllama_raw.lab.bench.figures import (
+    Limits,
+    peak_concurrency,
+    peak_tok_per_s,
+    summary_ms,
+)
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
+
+Result = dict[str, Any]
+
+
+def result_of(run: Run, limits: Limits | None = None) -> Result:
+    """Figures of *run*, and its calls as lists."""
+    return {
+        **_counts(run.records, run.wall_s, limits),
+        **latencies(run.records),
+        "max_start_lag_ms": run.lag_s * 1e3,
+        "by_kind": _by_kind(run.records),
+        **_lists(run),
+    }
+
+
+def _counts(records: Sequence[Record], wall_s: float, limits: Limits | None) -> Result:
+    completed = [record for record in records if record.completed]
+    n_input = _total(n_prompt(record) for record in completed)
+    n_cached = _total(record.n_cached for record in completed)
+    n_output = sum(record.n_output for record in records)
+    n_good = sum(limits.kept_by(record) for record in records) if limits else None
+    return {
+        "duration": wall_s,
+        "completed": len(completed),
+        "failed": sum(record.error is not None for record in records),
+        "left": sum(record.left for record in records),
+        "total_input_tokens": n_input,
+        "total_output_tokens": n_output,
+        "total_cached_tokens": n_cached,
+        "cached_share": n_cached / n_input
+        if n_cached is not None and n_input
+        else None,
+        "request_throughput": len(completed) / wall_s,
+        "request_goodput": n_good / wall_s if n_good is not None else None,
+        "output_throughput": n_output / wall_s,
+        "total_token_throughput": (n_input + n_output) / wall_s
+        if n_input is not None
+        else None,
+        "max_output_tokens_per_s": peak_tok_per_s(records),
+        "max_concurrent_requests": peak_concurrency(records),
+    }
+
+
+def latencies(records: Iterable[Record]) -> Result:
+    """Mean, median, std, p90, p99 and max of each latency; ITL is pooled over calls."""
+    done = [record for record in records if record.completed and record.times]
+    values = {
+        "ttft": [record.ttft_s for record in done],
+        "tpot": [t for record in done if (t := record.tpot_s) is not None],
+        "itl": [gap for record in done for gap in record.itl_s],
+        "e2el": [record.e2e_s for record in done],
+        "queue": [record.queue_s for record in done if record.queue_s is not None],
+    }
+    figures: Result = {}
+    for name in LATENCIES:
+        figures |= summary_ms(name, values[name])
+    return figures
+
+
+def _by_kind(records: Sequence[Record]) -> dict[str, Result]:
+    """Latencies of the calls of each kind, where a workload has kinds."""
+    kinds = dict.fromkeys(record.call.kind for record in records if record.call.kind)
+    return {
+        kind: latencies(record for record in records if record.call.kind == kind)
+        for kind in kinds
+    }
+
+
+def _lists(run: Run) -> Mapping[str, list[Any]]:
+    records = run.records
+    came = [record if record.times else None for record in records]
+    return {
+        "input_lens": [n_prompt(record) for record in records],
+        "output_lens": [record.n_output for record in records],
+        "ttfts": [record and record.ttft_s for record in came],
+        "itls": [record and record.itl_s for record in came],
+        "latencies": [record and record.e2e_s for record in came],
+        "start_times": [record.sent - run.started for record in records],
+        "queue_s": [record.queue_s for record in records],
+        "kinds": [record.call.kind for record in records],
+        "generated_texts": [record.text for record in records],
+        "errors": [record.error or "" for record in records],
+    }
+
+
+def n_prompt(record: Record) -> int | None:
+    """Prompt tokens as the target counts them, or as they were sent."""
+    if record.n_prompt is not None or isinstance(record.prompt, str):
+        return record.n_prompt
+    return len(record.prompt)
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """None if one is not known."""
+    known = list(counts)
+    return None if None in known else sum(count or 0 for count in known)

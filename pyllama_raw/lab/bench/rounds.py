@@ -1,0 +1,118 @@
+"""
+Several targets, interleaved round by round.
+
+Rules:
+1. In each round all targets do the same work, one after the other; who is first rotates.
+2. The text of each round and point is new; only what a workload repeats can be cached.
+3. A target is open only while it is measured: what idles beside it slows it. Each opening
+   begins with calls that do not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from pyllama_raw.lab.bench.arrivals import arrivals, timed
+from pyllama_raw.lab.bench.call import Call, Target
+from pyllama_raw.lab.bench.drive import Run, closed_loop, open_loop
+from pyllama_raw.lab.bench.engine_target import EngineTarget
+from pyllama_raw.lab.bench.figures import Limits
+from pyllama_raw.lab.bench.machine import watching
+from pyllama_raw.lab.bench.result import Result, result_of
+from pyllama_raw.lab.bench.words import generator
+
+WARM_UP_CLIENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A target that is ready, and the process it runs in, if that is known."""
+
+    target: Target
+    pid: int | None = None
+
+
+Opener = Callable[[], AbstractAsyncContextManager[Opened]]
+MakeCalls = Callable[[object], list[Call]]  # of a seed
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One way to send the calls: by clients, at a rate, or at the calls' own times."""
+
+    clients: int | None = None
+    rate: float | None = None  # calls a second
+    burstiness: float = 1.0
+
+    async def run(self, target: Target, calls: list[Call], seed: object) -> Run:
+        if self.clients is not None:
+            return await closed_loop(target, calls, self.clients)
+        if self.rate is not None:
+            rng = generator(seed, "arrivals")
+            times = arrivals(rng, len(calls), self.rate, self.burstiness)
+            calls = timed(calls, times)
+        return await open_loop(target, calls)
+
+    def keys(self) -> Result:
+        """As vLLM names them."""
+        return {
+            "max_concurrency": self.clients,
+            "request_rate": "inf" if self.clients else self.rate,
+            "burstiness": self.burstiness,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    openers: Mapping[str, Opener]  # by the name of the target
+    points: Sequence[Point]
+    make_calls: MakeCalls
+    rounds: int = 5
+    warm_up: int = 8  # calls after each opening
+    seed: int = 0
+    limits: Limits | None = None
+
+    async def results(self) -> AsyncIterator[Result]:
+        """One for each round, target and point, as soon as it is there."""
+        names = list(self.openers)
+        for index in range(self.rounds):
+            first = index % len(names)
+            for name in names[first:] + names[:first]:
+                async with self.openers[name]() as opened:
+                    await self._warm_up(opened.target, index)
+                    for point in self.points:
+                        result = await self._measure(opened, point, index)
+                        yield {"target": name, "round": index} | result
+
+    async def _warm_up(self, target: Target, index: int) -> None:
+        if self.warm_up:
+            calls = self.make_calls((self.seed, "warm up", index))[: self.warm_up]
+            await closed_loop(target, calls, WARM_UP_CLIENTS)
+
+    async def _measure(self, opened: Opened, point: Point, index: int) -> Result:
+        seed = (self.seed, index, point)
+        calls = self.make_calls(seed)
+        before = _counters(opened.target)
+        with watching(opened.pid) as use:
+            run = await point.run(opened.target, calls, seed)
+        after = _counters(opened.target)
+        known = opened.pid is not None
+        return {
+            **point.keys(),
+            "num_prompts": len(calls),
+            **result_of(run, self.limits),
+            "peak_rss_bytes": use.peak_rss_bytes if known else None,
+            "cpu_s": use.cpu_s if known else None,
+            "cpu_includes_client": opened.pid == os.getpid(),
+            "others_cpus": use.others_cpus if known else None,
+            "engine": {name: after[name] - before[name] for name in after},
+        }
+
+
+def _counters(target: Target) -> dict[str, float]:
+    return target.counters() if isinstance(target, EngineTarget) else {}

@@ -1,0 +1,226 @@
+"""
+Results as a table: a line for each target and point, medians over rounds.
+
+A ratio is that of one round, target to the first target; the median of the rounds is
+shown with the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import floor, isfinite, log10
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.options.host import MAX_OTHERS
+
+# Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
+WIDE = {
+    "tok/s": "output_throughput",
+    "all tok/s": "total_token_throughput",
+    "req/s": "request_throughput",
+    "good req/s": "request_goodput",
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT p50": "median_tpot_ms",
+    "ITL p50": "median_itl_ms",
+    "ITL p99": "p99_itl_ms",
+    "ITL max": "max_itl_ms",
+    "queue p99": "p99_queue_ms",
+    "cached": "cached_share",
+    "RSS MiB": "peak_rss_bytes",
+    "CPU s": "cpu_s",
+    "others CPUs": "others_cpus",
+}
+MAIN = ("tok/s", "TTFT p50", "TTFT p99", "ITL p99", "ITL max")
+FACTORS = {"peak_rss_bytes": 2.0**-20}  # to the unit of the heading
+LOADS = ("clients", "calls/s", "sent")
+RATIO = "output_throughput"
+RATIO_HEADING = "ratio min-max"
+MAX_REASONS = 3  # shown for a target and point
+
+Row = Mapping[str, object]
+
+
+def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Results by point and target; the rounds of one are in their order."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        found.setdefault((point_of(result), result["target"]), []).append(result)
+    return found
+
+
+def point_of(result: Result) -> str:
+    """How the calls were sent, in words."""
+    clients = result["max_concurrency"]
+    if clients is not None:
+        return f"{clients} client{'s' * (clients != 1)}"
+    if result["request_rate"] is not None:
+        burstiness = result["burstiness"]
+        shape = "" if burstiness == 1 else f", burstiness {burstiness:g}"
+        return f"{result['request_rate']:g}/s{shape}"
+    return "own times"
+
+
+def _load(result: Result, point: str) -> Row:
+    """How the calls were sent, as a cell: the number alone where the heading says it."""
+    if result["max_concurrency"] is not None:
+        return {"clients": result["max_concurrency"]}
+    if result["request_rate"] is not None and result["burstiness"] == 1:
+        return {"calls/s": f"{result['request_rate']:g}"}
+    return {"sent": point}
+
+
+def short_names(targets: Iterable[str]) -> dict[str, str]:
+    """Targets by their kind, which has a number where there are several of it."""
+    targets = list(dict.fromkeys(targets))
+    kinds = [target.partition("=")[0] for target in targets]
+    return {
+        target: kind
+        if kinds.count(kind) == 1
+        else f"{kind}-{kinds[: i + 1].count(kind)}"
+        for i, (target, kind) in enumerate(zip(targets, kinds, strict=True))
+    }
+
+
+def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
+    """Lines of the table; columns without any value are left out."""
+    found = groups(results)
+    names = short_names(result["target"] for result in results)
+    first = results[0]["target"] if results else ""
+    lines: list[Row] = []
+    for (point, target), runs in found.items():
+        line: dict[str, object] = {"target": names[target], **_load(runs[0], point)}
+        for heading in WIDE if wide else MAIN:
+            key = WIDE[heading]
+            value = middle(runs, key)
+            if value is not None:
+                line[heading] = value * FACTORS.get(key, 1.0)
+            if key == RATIO and len(names) > 1:
+                below = found.get((point, first), []) if target != first else []
+                line[RATIO_HEADING] = spread(ratios(runs, below, RATIO))
+        line["failed"] = sum(run.get("failed", 0) for run in runs)
+        if n_busy := sum(most_busy([run]) is not None for run in runs):
+            line["busy"] = f"{n_busy}/{len(runs)}"
+        lines.append(line)
+    return lines
+
+
+def shown_rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
+    """rows() without the load if that is the same in all: then the headline has it."""
+    lines = rows(results, wide=wide)
+    if len(set(map(point_of, results))) > 1:
+        return lines
+    return [{k: v for k, v in line.items() if k not in LOADS} for line in lines]
+
+
+def middle(runs: Iterable[Result], key: str) -> float | None:
+    """The median over rounds; None if no round has a value."""
+    values = [run[key] for run in runs if run.get(key) is not None]
+    return median(values) if values else None
+
+
+def ratios(above: list[Result], below: list[Result], key: str) -> list[float]:
+    """Ratios within rounds that both have."""
+    others = {run["round"]: run[key] for run in below}
+    return [
+        run[key] / others[run["round"]]
+        for run in above
+        if others.get(run["round"]) and run[key] is not None
+    ]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, smallest and largest."""
+    if not values:
+        return ""
+    shown = [digits(value) for value in (median(values), min(values), max(values))]
+    return "{} {}-{}".format(*shown)
+
+
+def most_busy(results: Iterable[Result]) -> float | None:
+    """CPUs that others used in the busiest round; None if they were few enough."""
+    busiest = max((run.get("others_cpus") or 0.0 for run in results), default=0.0)
+    return busiest if busiest > MAX_OTHERS else None
+
+
+def failures(results: Sequence[Result]) -> list[str]:
+    """Why calls have failed, as lines: for each target and point, commonest first."""
+    lines = []
+    names = short_names(result["target"] for result in results)
+    for (point, target), runs in groups(results).items():
+        where = f"failed, {names[target]}, {point}"
+        reasons = Counter(
+            error for run in runs for error in run.get("errors", ()) if error
+        )
+        n_failed = reasons.total()
+        n_calls = sum(len(run.get("errors", ())) for run in runs)
+        for reason, count in reasons.most_common(MAX_REASONS):
+            lines.append(f"{where}: {count} of {n_calls}: {reason}")
+            n_failed -= count
+        if n_failed:
+            lines.append(f"{where}: {n_failed} for other reasons")
+    return lines
+
+
+def table(lines: Sequence[Row]) -> list[str]:
+    """Lines of text with aligned columns: words to the left, the rest to the right."""
+    columns = columns_of(lines)
+    cells = [columns, *([cell(line.get(c, "")) for c in columns] for line in lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_word = [all(_is_word(line.get(c, "")) for line in lines) for c in columns]
+    return [
+        "  ".join(
+            text.ljust(width) if word else text.rjust(width)
+            for text, width, word in zip(line, widths, is_word, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and not value[:1].isdigit()
+
+
+def columns_of(lines: Iterable[Row]) -> list[str]:
+    """Every column that a line has, in the order they come."""
+    return list(dict.fromkeys(name for line in lines for name in line))
+
+
+def cell(value: object) -> str:
+    """A measured number with three digits, anything else as it is."""
+    return digits(value) if isinstance(value, float) else str(value)
+
+
+def digits(value: float) -> str:
+    """*value* with three significant digits and no exponent."""
+    if not isfinite(value) or not value:
+        return f"{value:g}"
+    n_decimals = 2 - floor(log10(abs(value)))
+    rounded = round(value, n_decimals)
+    return f"{rounded:.{max(2 - floor(log10(abs(rounded))), 0)}f}"
+
+
+def read_results(path: Path) -> list[Result]:
+    """
+    The results in a file, one object a line.
+
+    Raises:
+        ConfigError: a line is no result.
+    """
+    results: list[Any] = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            result = json.loads(line)
+            groups([result])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}, line {number}: no result: {error!r}") from error
+        results.append(result)
+    if not results:
+        raise ConfigError(f"{path}: no results in it")
+    return results

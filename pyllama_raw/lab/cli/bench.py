@@ -1,0 +1,159 @@
+"""`bench`: put load on targets, show what came of it, compare two results."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import anyio
+
+from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.outputs import output
+from pyllama_raw.lab.bench.figures import Limits
+from pyllama_raw.lab.bench.headline import CAPTION, headline
+from pyllama_raw.lab.bench.machine import machine
+from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.rounds import Opener, Plan
+from pyllama_raw.lab.bench.table import (
+    failures,
+    most_busy,
+    point_of,
+    read_results,
+    shown_rows,
+    table,
+)
+from pyllama_raw.lab.bench.targets import opener
+from pyllama_raw.lab.bench.writer import writer_for
+from pyllama_raw.lab.cli.bench_plan import bench_config, calls_of, points_of
+from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.replacing import check_writable
+
+
+def run(options: Namespace) -> int:
+    """`bench run`; status 1 if a call failed."""
+    model, config = resolve_model(options.model), bench_config(options)
+    specs = options.targets or ["engine"]
+    openers = {spec: opener(spec, model, config) for spec in specs}
+    return measure(options, model, openers)
+
+
+def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> int:
+    """Run the workload on *openers*, write and show the results."""
+    _check_paths(options)
+    points = points_of(options)
+    limits = Limits.parse(options.goodput or ())
+    results: list[Result] = []
+    with writer_for(model, as_text=options.text) as writer:
+        make_calls = calls_of(options, writer)
+        plan = Plan(
+            openers,
+            points,
+            make_calls,
+            rounds=options.rounds,
+            warm_up=options.warm_up,
+            seed=options.seed,
+            limits=limits,
+        )
+        make_calls("a mistake shows before a model is loaded or a file written")
+        about = _about(options, model)
+        with output(options.out) as out:
+            try:
+                anyio.run(_collect, plan, about, results, out)
+            except BaseExceptionGroup as group:
+                raise first(group) from None
+    _show(results, options)
+    return 1 if any(result["failed"] for result in results) else 0
+
+
+async def _collect(
+    plan: Plan, about: Result, results: list[Result], out: IO[str] | None
+) -> None:
+    total = plan.rounds * len(plan.openers) * len(plan.points)
+    async for result in plan.results():
+        results.append(about | result)
+        if out is not None:
+            out.write(json.dumps(results[-1]) + "\n")
+            out.flush()  # a run that is interrupted keeps what it has
+        sys.stderr.write(
+            f"{len(results)}/{total} {result['target']}, {point_of(result)}: "
+            f"{result['output_throughput']:.1f} output tokens/s, "
+            f"{result['failed']} failed\n"
+        )
+
+
+def _about(options: Namespace, model: Path) -> Result:
+    """What a result says of its conditions."""
+    hidden = ("run", "parser", "out", "html", "plots", "model", "wide")
+    shown = {k: v for k, v in vars(options).items() if k not in hidden}
+    facts = machine()
+    return {
+        "date": facts["date"],
+        "backend": "pyllama_raw bench",
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "model_id": model.name,
+        "workload": options.workload,
+        "machine": facts,
+        "options": json.loads(json.dumps(shown, default=str)),
+    }
+
+
+def _check_paths(options: Namespace) -> None:
+    """What is written after the run can be written, as far as one can tell before."""
+    if options.html is not None:
+        check_writable(options.html)
+    if options.plots is not None:
+        options.plots.mkdir(parents=True, exist_ok=True)
+        check_writable(options.plots / "plot.svg")
+
+
+def report(options: Namespace) -> int:
+    """`bench report`: what `bench run` shows, from its files."""
+    _check_paths(options)
+    results = [result for path in options.results for result in read_results(path)]
+    _show(results, options)
+    return 0
+
+
+def _show(results: list[Result], options: Namespace) -> None:
+    lines = headline(results)
+    lines += ["", *table(shown_rows(results, wide=options.wide)), CAPTION]
+    lines += failures(results)
+    busiest = most_busy(results)
+    if busiest is not None:
+        lines.append(
+            f"NO PROOF: other processes used up to {busiest:.2f} CPUs; "
+            "run it on a quiet machine"
+        )
+    sys.stdout.write("\n".join(lines) + "\n")
+    if options.plots is not None or options.html is not None:
+        from pyllama_raw.lab.plot.bench import figures, write_plots
+        from pyllama_raw.lab.plot.page import write_page
+
+        drawn = figures(results)
+        if options.plots is not None:
+            write_plots(drawn, options.plots)
+        if options.html is not None:
+            write_page(results, drawn, options.html)
+
+
+def compare(options: Namespace) -> int:
+    """`bench compare`; status 1 if something got worse, 2 if nothing is proven."""
+    from pyllama_raw.lab.bench.compare import changes, differing, doubts
+
+    before, after = read_results(options.before), read_results(options.after)
+    found = changes(before, after, options.threshold / 100)
+    no_proof = doubts(before, after)
+    lines = [f"differs: {line}" for line in differing(before[0], after[0])]
+    lines += table([change.row() for change in found])
+    if not found:
+        lines.append("no target was sent calls in the same way in both files")
+    lines += [f"NO PROOF: {doubt}" for doubt in no_proof]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if no_proof or not found:
+        return 2
+    return 1 if any(change.verdict == "worse" for change in found) else 0

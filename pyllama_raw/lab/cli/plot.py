@@ -1,0 +1,17 @@
+"""`plot`: pictures of logs and results."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from pyllama_raw.lab.plot import pictures
+
+
+def plot(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    drawn = pictures(*options.files)
+    drawn.save(options.out)
+    for name in drawn:
+        sys.stdout.write(f"{options.out / name}.svg, .png\n")
+    return 0

@@ -1,0 +1,110 @@
+"""`tune`: measure, show what was found, write the profile."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pyllama_raw.cli.profiles import is_busy
+from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.lab.tune import Tuning, Work, n_measurements
+from pyllama_raw.lab.tune import tune as search
+from pyllama_raw.native.model import Model
+from pyllama_raw.options.models import resolve_model
+from pyllama_raw.options.profile import Measured, Profile
+from pyllama_raw.options.replacing import check_writable
+
+
+def tune(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    model = resolve_model(options.model)
+    out = Path(options.out or f"{model.stem}.profile.json")
+    check_writable(out)
+    work = Work(
+        n_slots=options.n_slots,
+        n_prompt=options.prompt_tokens,
+        n_output=options.output_tokens,
+        max_step_s=options.max_step_s,
+    )
+    with tqdm(desc="measuring", total=n_measurements(), unit="", disable=None) as bar:
+
+        def note(what: str) -> None:
+            bar.set_postfix_str(what, refresh=False)
+            bar.update()
+
+        found = search(
+            model,
+            work,
+            file_types=options.file_types or ["q4_0"],
+            keep=options.requantize,
+            progress=note,
+        )
+        bar.total = bar.n
+    found.profile.save(out)
+    sys.stdout.write("\n".join(_lines(found, out, kept=options.requantize)) + "\n")
+    return 2 if is_busy(found.profile) else 0
+
+
+def _lines(found: Tuning, out: Path, *, kept: Path | None) -> Iterator[str]:
+    profile = found.profile
+    before, after = profile.before, profile.after
+    assert before is not None
+    assert after is not None
+    yield f"{'':22} {'prefill':>13} {'decode':>13} {'perplexity':>18}"
+    yield _row("the defaults", before, before)
+    yield _row("this profile", after, before)
+    for file_type, measured in found.requantised.items():
+        yield _row(f"the same in {file_type}", measured, before)
+    yield f"settings: {_settings(profile)}"
+    yield f"kernels: {_kernels(profile)}"
+    yield f"model: {profile.path}"
+    best = max(found.requantised.values(), key=_decode, default=after)
+    if kept is None and _decode(best) > 1.1 * _decode(after):
+        yield "requantising pays here: --requantize FILE keeps the file in a new place"
+    yield f"written: {out}"
+    if is_busy(profile):
+        yield (
+            f"NO PROOF: other processes used {profile.others_cpus:.2f} CPUs meanwhile; "
+            "run it again on a quiet machine"
+        )
+
+
+def _kernels(profile: Profile) -> str:
+    """Whose compute with the profile: the search may have turned some of them off."""
+    assert profile.path is not None
+    config = profile.engine_config()
+    with Model.load(profile.path, **config.model.model_dump()) as model:
+        return kernels_used(model, config)
+
+
+def _decode(measured: Measured) -> float:
+    return measured.decode_tok_per_s
+
+
+def _row(name: str, measured: Measured, before: Measured) -> str:
+    prefill = measured.prefill_tok_per_s
+    decode = measured.decode_tok_per_s
+    return (
+        f"{name:22} {prefill:6.0f} ({prefill / before.prefill_tok_per_s:3.1f}x) "
+        f"{decode:6.0f} ({decode / before.decode_tok_per_s:3.1f}x) "
+        f"{_perplexity(measured, before):>18}"
+    )
+
+
+def _perplexity(measured: Measured, before: Measured) -> str:
+    if measured.perplexity is None or before.perplexity is None:
+        return "-"
+    change = measured.perplexity / before.perplexity - 1
+    return f"{measured.perplexity:.2f} ({100 * change:+.1f} %)"
+
+
+def _settings(profile: Profile) -> str:
+    fields = profile.settings.model_dump()
+    found = [
+        f"{name}={value}" for part in fields.values() for name, value in part.items()
+    ]
+    return ", ".join(found) or "the defaults"

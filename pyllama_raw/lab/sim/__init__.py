@@ -1,0 +1,31 @@
+"""
+Simulation: the scheduler that serves, on a machine that is a formula.
+
+    result = simulate(Workload(n_requests=10_000), Machine(policy="sjf"))
+
+Requests, budgets, cells, prefixes and policies are real; only the seconds of a step come
+from a cost model, and time is a number. A result depends on nothing but the arguments.
+"""
+
+from pyllama_raw.lab.sim.cost import CostModel, Fit, fit, until_next
+from pyllama_raw.lab.sim.figures import Figures, table
+from pyllama_raw.lab.sim.machine import Machine
+from pyllama_raw.lab.sim.router import RouterName
+from pyllama_raw.lab.sim.run import simulate
+from pyllama_raw.lab.sim.trace import Trace
+from pyllama_raw.lab.sim.workload import Lengths, Workload
+
+__all__ = [
+    "CostModel",
+    "Figures",
+    "Fit",
+    "Lengths",
+    "Machine",
+    "RouterName",
+    "Trace",
+    "Workload",
+    "fit",
+    "simulate",
+    "table",
+    "until_next",
+]

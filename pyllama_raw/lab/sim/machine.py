@@ -1,0 +1,62 @@
+"""The engine of a simulation: a scheduler with options like a real one, and a cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyllama_raw.core.memory.limits import ContextLimits
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.scheduling.budget_modes import BudgetMode
+from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.lab.sim.cost import CostModel
+from pyllama_raw.policy import make_policy
+
+NO_COST_MODEL = CostModel()
+TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What requests run on."""
+
+    policy: str = "fcfs"
+    budget_mode: BudgetMode = "balanced"
+    n_slots: int = 8
+    n_ctx_slot: int = 2048
+    n_batch: int = 2048
+    n_cells: int | None = None  # None: n_ctx_slot for each slot
+    token_budget: int | None = None
+    target_step_s: float = 0.3
+    max_overtakes: int = 16
+    cached_tokens: int = 0  # snapshots in host memory hold at most so many
+    cost: CostModel = NO_COST_MODEL
+
+    def scheduler(self) -> Scheduler:
+        """
+        A new one.
+
+        Raises:
+            ConfigError: there is no such policy.
+        """
+        n_cells = self.n_cells or self.n_slots * self.n_ctx_slot
+        limits = ContextLimits(
+            self.n_slots, min(self.n_ctx_slot, n_cells), self.n_batch, n_cells
+        )
+        cache = PrefixCache(
+            SnapshotKind.RANGE,
+            max_bytes=self.cached_tokens * TOKEN_BYTES,
+            max_entries=2**16 if self.cached_tokens else 0,
+        )
+        return Scheduler(
+            limits,
+            (),  # no simulated request has stop strings
+            token_budget=self.token_budget,
+            target_step_s=self.target_step_s,
+            max_overtakes=self.max_overtakes,
+            policy=make_policy(self.policy),
+            budget_mode=self.budget_mode,
+            cache=cache,
+            snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
+        )

@@ -1,0 +1,129 @@
+"""
+Runs a workload on simulated machines, a step after the other.
+
+Each machine has a clock of its own. The one that is furthest behind goes on next, so a
+request is sent when all that comes before it has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.sim.executor import SimExecutor, VirtualClock
+from pyllama_raw.lab.sim.figures import Figures
+from pyllama_raw.lab.sim.machine import TOKEN_BYTES, Machine
+from pyllama_raw.lab.sim.router import ROUTERS, RouterName
+
+OnEnd = Callable[[Request, Finished], None]
+
+
+class Requests(Protocol):
+    """A `Workload` or a `Trace`."""
+
+    def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
+        """When each comes, and it, of at most *n_most* tokens; by rising time."""
+
+
+class Simulated:
+    """One machine: a driver with its clock, and what is open on it."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        tell: OnEnd,
+        log: StepLog | None,
+        watchers: Iterable[Watcher],
+    ) -> None:
+        self.clock = clock = VirtualClock()
+        self.scheduler = machine.scheduler()
+        executor = SimExecutor(machine.cost, clock, TOKEN_BYTES)
+        self.driver = Driver(
+            self.scheduler, executor, clock, self._take, log=log, watchers=watchers
+        )
+        self.n_cells = self.scheduler.limits.n_cells
+        self.n_open = self.n_open_tokens = 0
+        self._tell = tell
+        self._open: dict[int, Request] = {}
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def add(self, request: Request, at_s: float) -> None:
+        """*request* comes; an idle machine has waited for it."""
+        if not self._open:
+            self.clock.now = max(self.clock.now, at_s)
+        self._open[request.request_id] = request
+        self.n_open += 1
+        self.n_open_tokens += request.n_prompt + request.max_tokens
+        self.driver.add((request,), at_s)
+
+    def _take(self, events: list[Event], ended: bool) -> None:
+        for event in events if ended else ():
+            if type(event) is Finished:
+                request = self._open.pop(event.request_id)
+                self.n_open -= 1
+                self.n_open_tokens -= request.n_prompt + request.max_tokens
+                self._tell(request, event)
+
+
+def simulate(
+    workload: Requests,
+    machine: Machine,
+    *,
+    n_replicas: int = 1,
+    router: RouterName = "round_robin",
+    log: StepLog | None = None,
+    watchers: Iterable[Watcher] = (),
+    on_end: OnEnd = lambda *_: None,
+) -> Figures:
+    """
+    Run all requests of *workload* to their end.
+
+    Args:
+        n_replicas: machines, each like *machine*.
+        router: who of them gets a request.
+        log: gets a record of each step of the first machine.
+        watchers: are told of the requests of all machines.
+        on_end: called with each request that has ended, and how.
+
+    Raises:
+        ConfigError: there is no such policy or router, or no machine.
+    """
+    if n_replicas < 1 or router not in ROUTERS:
+        raise ConfigError(f"{n_replicas} replicas, router {router!r}: give one of each")
+    figures, choose = Figures(machine.policy), ROUTERS[router]().choose
+
+    def tell(request: Request, end: Finished) -> None:
+        figures.add(request, end)
+        on_end(request, end)
+
+    logs = [log, *[None] * (n_replicas - 1)]
+    replicas = [Simulated(machine, tell, log, watchers) for log in logs]
+    requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
+    coming = next(requests, None)
+    while True:
+        busy = [each for each in replicas if each.scheduler.has_work]
+        behind = min(busy, key=_now, default=None)
+        if coming is not None and (behind is None or coming[0] <= behind.now):
+            at_s, request = coming
+            index = choose(request, replicas) if n_replicas > 1 else 0
+            replicas[index].add(request, at_s)
+            coming = next(requests, None)
+        elif behind is None:
+            break
+        else:
+            behind.driver.step()
+    for each in replicas:
+        figures.close(each.scheduler.stats(), each.now)
+    return figures
+
+
+def _now(replica: Simulated) -> float:
+    return replica.now

@@ -1,0 +1,137 @@
+"""Requests that come to a simulation: when, how long, with which prefix, from whom."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, cast, get_args
+
+from pyllama_raw.core.request import Request
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.sim.executor import END_TOKEN, Answer
+
+Kind = Literal["fixed", "uniform", "exponential", "lognormal"]
+POOL = 2**16  # random tokens that prompts are cut from
+FIRST_TOKEN = 2  # those below mean something to the executor
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Whole numbers of one distribution, at least 1 and at most *most*."""
+
+    mean: float
+    kind: Kind = "fixed"
+    sigma: float = 1.0  # of the logarithm, for lognormal
+    most: int = 2**20
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"{self.kind!r}: give one of {', '.join(get_args(Kind))}")
+        if not (1 <= self.mean <= self.most and 0 < self.sigma < 100):
+            raise ConfigError("a mean is from 1 to the most, a sigma is above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> Lengths:
+        """`200`, `uniform:200`, `exponential:200` or `lognormal:200:0.8`."""
+        kind, *numbers = text.split(":") if ":" in text else ("fixed", text)
+        try:
+            mean, sigma = [*map(float, numbers), 1.0][:2]
+            return cls(mean, cast(Kind, kind), sigma)
+        except ValueError as error:
+            raise ConfigError(f"{text!r} is no distribution: {error}") from error
+
+    def draw(self, rng: Random) -> int:
+        """The next one."""
+        match self.kind:
+            case "fixed":
+                drawn = self.mean
+            case "uniform":
+                drawn = rng.uniform(1, 2 * self.mean - 1)
+            case "exponential":
+                drawn = rng.expovariate(1 / self.mean)
+            case _:
+                middle = math.log(self.mean) - self.sigma**2 / 2
+                drawn = rng.lognormvariate(middle, self.sigma)
+        return min(max(round(drawn), 1), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """
+    An open loop: requests come whether others have ended or not.
+
+    Gaps are gamma distributed: a burstiness of 1 is a Poisson process, below 1 requests
+    come in bursts.
+    """
+
+    n_requests: int = 1000
+    rate: float = 1.0  # requests a second
+    burstiness: float = 1.0
+    prompt: Lengths = Lengths(200, "lognormal", 0.8)
+    output: Lengths = Lengths(50, "exponential")
+    n_groups: int = 1  # prefixes, equally likely
+    prefix_tokens: int = 0  # of each; the prompt comes after it
+    n_clients: int = 1
+    heavy: float = 1.0  # times as many requests as of others come from the first client
+    deadline_s: Lengths | None = None  # seconds from arrival
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.n_requests, self.n_groups, self.n_clients) < 1:
+            raise ConfigError("there is at least one request, one group and one client")
+        if not (self.rate > 0 and self.burstiness > 0 and self.heavy > 0):
+            raise ConfigError("rate, burstiness and heavy are above 0")
+
+    def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
+        """
+        When each comes, and it; made one after the other.
+
+        Args:
+            n_most: tokens of a prompt and its output together; longer ones are cut.
+        """
+        rng = Random(self.seed)  # noqa: S311 - it is to be repeated
+        pool = make_pool(rng)
+        prefixes = [cut(pool, rng, self.prefix_tokens) for _ in range(self.n_groups)]
+        weights = [self.heavy, *[1.0] * (self.n_clients - 1)]
+        clients = [f"client {number}" for number in range(self.n_clients)]
+        gap_s = 1 / (self.rate * self.burstiness)
+        now = 0.0
+        for request_id in range(self.n_requests):
+            now += rng.gammavariate(self.burstiness, gap_s)
+            prefix = prefixes[rng.randrange(self.n_groups)]
+            n_output = min(self.output.draw(rng), n_most // 2)
+            n_prompt = len(prefix) + self.prompt.draw(rng)
+            tail = cut(pool, rng, max(n_prompt - len(prefix), 1))
+            tail[0] = FIRST_TOKEN + request_id  # so that no two are equal
+            tokens = (prefix + tail)[: n_most - n_output]
+            wait_s = None if self.deadline_s is None else self.deadline_s.draw(rng)
+            (client,) = rng.choices(clients, weights)
+            yield (
+                now,
+                Request(
+                    request_id,
+                    tokens,
+                    max_tokens=n_output,
+                    sampling=Answer(n_output, FIRST_TOKEN + request_id),
+                    stop_token_ids=frozenset({END_TOKEN}),
+                    deadline=None if wait_s is None else now + wait_s,
+                    client=client,
+                ),
+            )
+
+
+def make_pool(rng: Random) -> array[int]:
+    """Random tokens."""
+    return array("i", (rng.randrange(FIRST_TOKEN, 2**31) for _ in range(POOL)))
+
+
+def cut(pool: array[int], rng: Random, n_tokens: int) -> array[int]:
+    """Some run of *pool*, repeated where it is too short."""
+    start = rng.randrange(POOL)
+    found = pool[start : start + n_tokens]
+    while len(found) < n_tokens:
+        found += pool[: n_tokens - len(found)]
+    return found

@@ -1,0 +1,1 @@
+"""What users may set: checked once, then frozen."""

@@ -1,0 +1,356 @@
+"""
+Options as users write them, checked once and then frozen.
+
+Every field reaches something: tests/test_config.py shows where. Unknown keys and values
+out of range are refused before anything native runs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from pyllama_raw.native.kinds import (
+    FlashAttention,
+    KVType,
+    LazyMode,
+    LoadMode,
+    RopeScaling,
+    SplitMode,
+)
+from pyllama_raw.options import cpus
+from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped, wrong
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
+
+
+class ModelConfig(Frozen):
+    """How the model file is loaded (llama.h: llama_model_params)."""
+
+    n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
+    """Layers that devices compute; -1 is all that fit."""
+    devices: Listed[str] | None = None
+    """Devices to use, named as `info` lists them. None: all."""
+    split_mode: SplitMode = "layer"
+    """How several devices share the model."""
+    main_gpu: Annotated[int, Field(ge=0)] = 0
+    """The device that has the whole model if split_mode is none."""
+    tensor_split: Listed[Annotated[Finite, Field(ge=0)]] | None = None
+    """The share of each device in the model. None: by free memory."""
+    load_mode: LoadMode = "auto"
+    """How the model file is read into memory."""
+    lazy_mode: LazyMode = "auto"
+    """Whether weights may be read from the file when they are first used."""
+    kv_overrides: Mapped[str, bool | int | Finite | str] = Field(default_factory=dict)
+    """Metadata of the model file that is replaced, by key."""
+    check_tensors: bool = False
+    """Whether every weight is checked to be a finite number while it loads."""
+    use_extra_bufts: bool = True
+    """Whether libllama may keep weights in an order that suits this CPU."""
+    no_host: bool = False
+    """Whether host memory of devices is avoided, so that extra buffers are used."""
+    load_mtp: bool = False
+    """Whether the layers for multi-token prediction are loaded."""
+
+
+class ContextConfig(Frozen):
+    """The memory and graph of the context (llama.h: llama_context_params)."""
+
+    n_ctx: Count | None = None
+    """KV cells of all slots together. None: 2048 a slot, or less."""
+    n_batch: Count = 2048
+    """Most tokens that one call of llama_decode takes."""
+    n_ubatch: Count = 512
+    """Most tokens that one graph computes."""
+    n_outputs_max: Count | None = None
+    """Rows of logits in one step. None: 32, or n_slots."""
+    n_threads: Count | None = None
+    """Threads that compute the next tokens of streams. None: one a core."""
+    n_threads_batch: Count | None = None
+    """Threads that compute prompts. None: n_threads."""
+    kv_unified: bool = True
+    """One pool of cells for all slots; otherwise each slot has its own part."""
+    flash_attn: FlashAttention = "auto"
+    """Flash attention; auto uses it where the device can."""
+    type_k: KVType = "f16"
+    """Type of the keys in a cell."""
+    type_v: KVType = "f16"
+    """Type of the values in a cell; all but f32, f16 and bf16 need flash attention."""
+    swa_full: bool = True
+    """Whether layers with a sliding window keep cells of the whole context."""
+    offload_kqv: bool = True
+    """Whether devices hold the KV cells and compute attention."""
+    op_offload: bool = True
+    """Whether devices compute large products of weights that the host holds."""
+    fast_kernels: bool = True
+    """Whether kernels of our own compute Q4_1, Q8_0 and attention where they can."""
+    rope_scaling: RopeScaling = "model"
+    """How positions beyond the training length are scaled; model is its own way."""
+    rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0
+    """Base frequency of RoPE; 0 is that of the model."""
+    rope_freq_scale: Annotated[Finite, Field(ge=0)] = 0.0
+    """Frequency scale of RoPE; 0 is that of the model."""
+    yarn_ext_factor: Finite = -1.0
+    """Extrapolation mix of YaRN; negative is that of the model."""
+    yarn_attn_factor: Finite = -1.0
+    """Scale of attention of YaRN; negative is that of the model."""
+    yarn_beta_fast: Finite = -1.0
+    """Low correction dimension of YaRN; negative is that of the model."""
+    yarn_beta_slow: Finite = -1.0
+    """High correction dimension of YaRN; negative is that of the model."""
+    yarn_orig_ctx: Annotated[int, Field(ge=0)] = 0
+    """Context length that YaRN scales from; 0 is that of the model."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.n_ubatch > self.n_batch:
+            raise wrong("n_ubatch", self.n_ubatch, f"at most n_batch ({self.n_batch})")
+        if self.flash_attn == "off" and self.type_v not in ("f32", "f16", "bf16"):
+            raise wrong(
+                "type_v", self.type_v, "f32, f16 or bf16 without flash attention"
+            )
+        return self
+
+    @property
+    def threads(self) -> int:
+        """Threads for one-token batches, resolved."""
+        return self.n_threads or cpus.n_threads()
+
+
+class SchedulerConfig(Frozen):
+    """Who runs, when, and how much of it in one step."""
+
+    n_slots: Annotated[int, Field(ge=1, le=256)] = 8
+    """Requests that run at the same time."""
+    token_budget: Count | None = None
+    """Tokens in one step. None: as many as target_step_s allows."""
+    target_step_s: Annotated[Finite, Field(gt=0)] = 0.3
+    """Seconds that a step may take while streams run."""
+    prefill_quantum: Count = 256
+    """Tokens of one prompt before the next prompt has its turn."""
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    """Requests that may wait beyond those that fill the slots."""
+    max_waiting_tokens: Annotated[int, Field(ge=0)] = 2**20
+    """Prompt tokens of all requests that wait."""
+    max_overtakes: Annotated[int, Field(ge=0)] = 16
+    """Requests that may pass the first one while it does not fit, or by a policy."""
+    preempt: Literal["memory", "priority"] = "memory"
+    """
+    When a running request loses its slot and goes on later: if memory is short, or also if a
+    more urgent one waits, which needs the policy fcfs.
+    """
+    victim: Literal["latest", "largest", "smallest"] = "latest"
+    """
+    Who loses its slot: the last by priority and arrival, who holds most tokens, or fewest. A
+    policy with a victim_key decides itself.
+    """
+    context_full: Literal["stop", "shift"] = "stop"
+    """
+    What happens when a slot is full: the output stops, or its oldest tokens are shifted
+    out.
+    """
+    n_keep: Annotated[int, Field(ge=0)] = 4
+    """Tokens at the beginning of a prompt that a shift never drops."""
+    policy: str = "fcfs"
+    """
+    Who goes first: fcfs, priority, sjf, lpm, edf, vtc, hrrn, a registered name, or
+    module:Class.
+    """
+    budget_mode: Literal["balanced", "latency_first", "throughput_first"] = "balanced"
+    """How streams and prompts share a step; balanced serves all streams, then prompts."""
+
+    @model_validator(mode="after")
+    def _check_preempt(self) -> Self:
+        if self.preempt == "priority" and self.policy != "fcfs":
+            raise wrong("preempt", self.preempt, "memory with a policy other than fcfs")
+        return self
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, name: str) -> str:
+        if name != "fcfs":
+            from pyllama_raw.policy import allowed_names, is_known
+
+            if not is_known(name):
+                allowed = {"allowed": allowed_names()}
+                raise PydanticCustomError("wrong_value", "give {allowed}", allowed)
+        return name
+
+
+class CacheConfig(Frozen):
+    """
+    All callers share prefixes of prompts and outputs, unless `cache_salt` divides them.
+
+    By time and `usage.cached_tokens` a caller can tell what others have sent. A request
+    with a `cache_salt` shares with those of an equal one only; `scope="salt"` has a
+    request without one share with nobody, and leaves no file of it.
+
+    Only files of the process's user are read from `directory`, written and deleted there.
+    """
+
+    mode: Literal["off", "live", "snapshots"] = "snapshots"
+    """What is reused: nothing, what slots hold, or snapshots in host memory, too."""
+    snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256
+    """
+    Tokens between snapshots where memory cannot be cut; 0 makes none at regular places.
+    """
+    max_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Host memory for snapshots, in bytes, which is never exceeded."""
+    max_entries: Annotated[int, Field(ge=0)] = 65536
+    """Snapshots kept at most."""
+    directory: AnyPath | None = None
+    """Where files keep what slots held, for later processes. None: no files."""
+    max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
+    """Bytes of all files in the directory, those of other processes included."""
+    scope: Literal["shared", "salt"] = "shared"
+    """
+    Who shares prefixes: all without a cache_salt, or only requests with an equal one.
+    """
+    parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None
+    """Slots beyond n_slots that only keep prefixes. None: as the mode needs."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.directory is not None and not self.max_bytes:
+            raise wrong(
+                "max_bytes",
+                self.max_bytes,
+                "more than 0 with a directory: a state waits there for the disk",
+            )
+        return self
+
+
+class LogConfig(Frozen):
+    """What is written down of steps and requests, without any text; by default nothing."""
+
+    max_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps kept in memory, the latest ones, for `step_log()`."""
+    max_requests: Annotated[int, Field(ge=0)] = 0
+    """Requests kept in memory once they have ended, for `request_log()`."""
+    step_log: AnyPath | None = None
+    """A file that gets a line of JSON for each step. None: none."""
+    request_log: AnyPath | None = None
+    """A file that gets a line of JSON for each request that has ended. None: none."""
+
+
+class EmbeddingConfig(Frozen):
+    """What a step may hold that makes vectors of texts."""
+
+    max_step_tokens: Count = 2048
+    """
+    Most tokens of a step, and of a text that must be computed at once; above 64 it is
+    rounded down to a multiple of that.
+    """
+    max_step_bytes: Count = 2**29
+    """
+    Bytes that libllama may reserve for what a step gives out: for each of its tokens a
+    float of every token of the vocabulary, although nobody reads them.
+    """
+
+
+class MediaConfig(Frozen):
+    """Images and sounds in prompts."""
+
+    mmproj: AnyPath | None = None
+    """
+    The projector of the model: a GGUF file, hf:OWNER/REPO/FILE, or auto, which is the file
+    mmproj*.gguf beside the model. None: prompts are text.
+    """
+    image_min_tokens: ImageRows | None = None
+    """Fewest rows of an image, of projectors that can choose. None: as the file says."""
+    image_max_tokens: ImageRows | None = None
+    """Most rows of an image, of projectors that can choose. None: as the file says."""
+    max_parts: Count = 32
+    """Images and sounds in a prompt."""
+    max_upload_bytes: Count = 2**25
+    """Bytes of an image or a sound as it is given."""
+    max_pixels: Count = 2**25
+    """Pixels of an image."""
+    max_seconds: Annotated[Finite, Field(gt=0)] = 600.0
+    """Seconds of a sound."""
+    max_open_bytes: Count = 2**30
+    """Bytes of images, sounds and their rows that requests hold until they end."""
+    max_kept_bytes: Annotated[int, Field(ge=0)] = 2**28
+    """Bytes of rows that are kept for later requests."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.image_min_tokens, self.image_max_tokens
+        if low is not None and high is not None and low > high:
+            raise wrong("image_min_tokens", low, f"at most image_max_tokens ({high})")
+        return self
+
+
+class EngineConfig(Frozen):
+    """Everything an engine is made from."""
+
+    model: ModelConfig = ModelConfig()
+    """How the model file is loaded."""
+    context: ContextConfig = ContextConfig()
+    """The memory and the graph."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """Who runs, and how much of it in one step."""
+    cache: CacheConfig = CacheConfig()
+    """What is kept of earlier requests, and who may use it."""
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    """What a step may hold that makes vectors of texts."""
+    log: LogConfig = LogConfig()
+    """What is written down of steps and requests."""
+    media: MediaConfig = MediaConfig()
+    """The projector for images and sounds, and how much of them prompts may have."""
+    sampler_placement: Literal["auto", "backend", "host"] = "auto"
+    """
+    Where tokens are chosen: backend is in the graph where that can be; auto is backend where
+    a device other than the CPU computes the logits, and host elsewhere.
+    """
+    max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
+    """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""
+    deterministic: bool = False
+    """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        n_ctx, n_slots = self.context.n_ctx, self.scheduler.n_slots
+        if n_ctx is not None and n_ctx < n_slots:
+            allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
+            raise wrong("context.n_ctx", n_ctx, allowed)
+        if self.deterministic:
+            self._check_chunks()
+        return self
+
+    def _check_chunks(self) -> None:
+        """No chunk of a prompt may be a single token, and no rest of one."""
+        context, scheduler = self.context, self.scheduler
+        if context.n_ubatch < max(MIN_CHUNK, scheduler.n_slots):
+            raise wrong(
+                "context.n_ubatch",
+                context.n_ubatch,
+                f"at least {MIN_CHUNK} and n_slots ({scheduler.n_slots}), if deterministic",
+            )
+        limits = {
+            "scheduler.token_budget": scheduler.token_budget,
+            "context.n_outputs_max": context.n_outputs_max,
+        }
+        for name, value in limits.items():
+            if value is not None and value < MIN_CHUNK:
+                raise wrong(name, value, f"at least {MIN_CHUNK}, if deterministic")
+
+    @property
+    def resolved_model(self) -> ModelConfig:
+        """The model with what `deterministic` pins (docs/exactness.md)."""
+        pinned = {"use_extra_bufts": False} if self.deterministic else {}
+        return self.model.model_copy(update=pinned)
+
+    @property
+    def resolved_context(self) -> ContextConfig:
+        """The context with what `deterministic` pins (docs/exactness.md)."""
+        if not self.deterministic:
+            return self.context
+        pinned = {"kv_unified": False, "flash_attn": "off", "swa_full": True}
+        return ContextConfig(**(self.context.model_dump() | pinned))

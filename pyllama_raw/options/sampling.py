@@ -1,0 +1,293 @@
+"""
+How output tokens are chosen, as users write it.
+
+Rules:
+1. A value that would change nothing (0, 1 or None, as the comment says) adds no stage.
+2. Ranges keep every number that C computes finite.
+3. At most one of grammar, json_schema, regex and lark. What they end, ends: they go with
+   neither ignore_eos nor min_tokens.
+4. Whatever is given, checking it takes milliseconds: it is done where the caller makes
+   it, often in an event loop. So lists and texts have limits, counted before they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pyllama_raw.errors import InvalidSampling
+from pyllama_raw.options.config import Count, Finite, Token
+from pyllama_raw.options.frozen import Frozen, Listed, Mapped, Mistake, wrong
+
+Stage = Literal[
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+    "infill",
+]
+STAGES: tuple[Stage, ...] = (
+    "penalties", "dry", "top_n_sigma", "top_k", "typical", "top_p", "min_p", "xtc",
+    "temperature",
+)  # fmt: skip
+
+Constraint = Literal["grammar", "json_schema", "regex", "lark"]
+CONSTRAINTS: tuple[Constraint, ...] = ("grammar", "json_schema", "regex", "lark")
+
+MAX_ITEMS = {  # of each list and mapping
+    "stages": len(STAGES) + 1,
+    "logit_bias": 2**17,
+    "suppress_tokens": 2**17,
+    "stop": 256,
+    "stop_token_ids": 1024,
+    "grammar_triggers": 64,
+    "dry_sequence_breakers": 32,
+    "json_schema": 2**12,  # names at the top
+}
+MAX_STOP_BYTES = 2**14  # of all stop strings, in UTF-8
+MAX_GRAMMAR = 2**17  # characters
+MAX_PATTERN = 2**14  # characters: a mask takes time in proportion to those of a literal
+MAX_HISTORY = 2**20  # tokens that penalties look back
+MAX_INFILL = 1000  # candidates: infill compares all pairs
+MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
+
+Fraction = Annotated[Finite, Field(ge=0, le=1)]
+History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
+Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
+NTop = Annotated[int, Field(ge=0, le=20)]
+Penalty = Annotated[Finite, Field(ge=-100, le=100)]
+
+
+class SamplingParams(Frozen):
+    """How output tokens of one request are chosen, and when to stop."""
+
+    from_model: bool = False
+    """Take from the model file what is not set here."""
+    max_tokens: Count = 128
+    """Most output tokens."""
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    """Output tokens before which only a stop string ends the output."""
+    temperature: Annotated[Finite, Field(ge=0, le=100)] = 0.8
+    """How random the draw is; 0 always takes the most likely token."""
+    dynatemp_range: Annotated[Finite, Field(ge=0, le=100)] = 0.0
+    """How far the temperature moves with the entropy; 0 is off."""
+    dynatemp_exponent: Annotated[Finite, Field(ge=0, le=10)] = 1.0
+    """How the entropy maps to the dynamic temperature."""
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40
+    """Only the k most likely tokens stay; 0 is off."""
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95
+    """Only the most likely tokens with this probability together stay; 1 is off."""
+    min_p: Fraction = 0.05
+    """Only tokens with this share of the best one's probability stay; 0 is off."""
+    typical_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
+    """
+    Only tokens of typical information with this probability together stay; 1 is off.
+    """
+    top_n_sigma: Annotated[Finite, Field(ge=0, le=100)] = 0.0
+    """
+    Only tokens within so many standard deviations of the best logit stay; 0 is off.
+    """
+    xtc_probability: Fraction = 0.0
+    """How often the most likely tokens are taken out (XTC); 0 is off."""
+    xtc_threshold: Fraction = 0.1
+    """Probability from which XTC takes tokens out; above 0.5 is off."""
+    min_keep: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Candidates that top_p, min_p, typical_p and XTC leave at least."""
+    repeat_penalty: Annotated[Finite, Field(ge=0.01, le=100)] = 1.0
+    """Logits of tokens that occurred are divided by it; 1 is off."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from a logit for each time that the token occurred; 0 is off."""
+    presence_penalty: Penalty = 0.0
+    """Taken once from the logit of a token that occurred; 0 is off."""
+    penalty_last_n: History | None = 64
+    """Tokens that the penalties look back; 0 is off. None: all."""
+    dry_multiplier: Annotated[Finite, Field(ge=0, le=100)] = 0.0
+    """Strength of the penalty on repeated runs of tokens (DRY); 0 is off."""
+    dry_base: Annotated[Finite, Field(ge=1, le=100)] = 1.75
+    """How fast the penalty of DRY grows with the length of the run."""
+    dry_allowed_length: History = 2
+    """Tokens of a run that DRY lets repeat without a penalty."""
+    dry_last_n: History | None = None
+    """Tokens that DRY looks back; 0 is off. None: all."""
+    dry_sequence_breakers: Annotated[
+        Listed[Annotated[Text, Field(max_length=40)]],
+        Field(max_length=MAX_ITEMS["dry_sequence_breakers"]),
+    ] = ("\n", ":", '"', "*")
+    """Texts that end a run for DRY."""
+    mirostat: Literal[0, 1, 2] = 0
+    """Version 1 or 2 replaces all stages but temperature; 0 is off."""
+    mirostat_tau: Annotated[Finite, Field(gt=0, le=50)] = 5.0
+    """The surprise that mirostat aims at."""
+    mirostat_eta: Annotated[Finite, Field(gt=0, le=1)] = 0.1
+    """How fast mirostat learns."""
+    adaptive_target: Fraction | None = None
+    """Probability near which tokens are drawn. None: off."""
+    adaptive_decay: Annotated[Finite, Field(ge=0, le=0.99)] = 0.9
+    """How slowly adaptive_target forgets earlier tokens."""
+    stages: Listed[Stage] = STAGES
+    """The stages that run, in this order; a stage that is not named is off."""
+    logit_bias: Mapped[Token, Annotated[Finite, Field(ge=-1e6, le=1e6)]] = Field(
+        default_factory=dict
+    )
+    """Numbers that are added to the logits of tokens, by token id."""
+    suppress_tokens: Listed[Token] = ()
+    """Token ids that are never sampled."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 2)] | None = None
+    """
+    Seed of the random draws. They repeat while nothing else runs (CPUs with AVX2, cells in
+    f16); beside other requests a token may differ now and then. None: random.
+    """
+    stop: Listed[Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]] = ()
+    """Texts before which the output ends."""
+    stop_token_ids: Listed[Token] = ()
+    """Token ids that end the output."""
+    n: Annotated[int, Field(ge=1, le=256)] = 1
+    """Outputs of the prompt; their seeds are seed, seed + 1, and so on."""
+    logprobs: NTop | None = None
+    """Likely tokens that are listed with each output token. None: nothing is listed."""
+    logprobs_of: Literal["model", "sampler"] = "model"
+    """Which probabilities logprobs shows: the model's, or those after all stages."""
+    prompt_logprobs: NTop | None = None
+    """Likely tokens that are listed with each prompt token. None: nothing is listed."""
+    ignore_eos: bool = False
+    """End-of-generation tokens are never sampled."""
+    grammar: Annotated[Text, Field(max_length=MAX_GRAMMAR)] | None = None
+    """A GBNF grammar that the output follows."""
+    grammar_root: Annotated[Text, Field(max_length=1000)] = "root"
+    """The rule of the grammar that the output is."""
+    grammar_triggers: Annotated[
+        Listed[Annotated[Text, Field(max_length=1000)] | Token],
+        Field(max_length=MAX_ITEMS["grammar_triggers"]),
+    ] = ()
+    """
+    Texts or token ids from which on the grammar holds; without any it holds at once.
+    """
+    json_schema: Mapped[str, Any] | None = None
+    """A JSON schema that the output fits; needs the extra `guidance`."""
+    regex: Pattern | None = None
+    """
+    A regular expression that the whole output matches; needs the extra `guidance`.
+    """
+    lark: Pattern | None = None
+    """A Lark grammar that the output follows; needs the extra `guidance`."""
+
+    @classmethod
+    def refusal(cls, mistakes: list[Mistake]) -> InvalidSampling:
+        """The first mistake: it is the request's fault."""
+        return InvalidSampling(*mistakes[0])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_sizes(cls, values: Any) -> Any:
+        """Pydantic would check each item first."""
+        if isinstance(values, dict):
+            for name, most in MAX_ITEMS.items():
+                value = values.get(name)
+                if isinstance(value, Sized) and len(value) > most:
+                    kind = type(value).__name__
+                    given = f"a {kind} of {len(value)} items"
+                    raise wrong(name, given, f"at most {most} items")
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.stages)) < len(self.stages):
+            raise wrong("stages", self.stages, "each stage once")
+        if self.min_tokens > self.max_tokens:
+            raise wrong(
+                "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
+            )
+        if self.grammar_triggers and self.grammar is None:
+            raise wrong("grammar_triggers", self.grammar_triggers, "a grammar, too")
+        if self.top_n_sigma and self._has("typical") and self.typical_p < 1:
+            raise wrong(
+                "typical_p",
+                self.typical_p,
+                "1 with top_n_sigma, because typical_p would see gaps",
+            )
+        self._check_stop()
+        self._check_constraint()
+        self._check_infill()
+        return self
+
+    def _check_stop(self) -> None:
+        n_bytes = sum(len(string.encode()) for string in self.stop)
+        if n_bytes > MAX_STOP_BYTES:
+            given = f"{len(self.stop)} strings of {n_bytes} bytes together"
+            raise wrong("stop", given, f"at most {MAX_STOP_BYTES} bytes together")
+
+    def _check_constraint(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            value = getattr(self, given[1])
+            raise wrong(given[1], value, f"at most one of {', '.join(given)}")
+        if given and (self.ignore_eos or self.min_tokens):
+            value = getattr(self, given[0])
+            raise wrong(given[0], value, "neither ignore_eos nor min_tokens beside it")
+
+    def _check_infill(self) -> None:
+        if "infill" not in self.stages:
+            return
+        before = self.stages[: self.stages.index("infill")]
+        if "top_k" not in before or not 0 < self.top_k <= MAX_INFILL:
+            raise wrong(
+                "stages",
+                self.stages,
+                f"a top_k of 1 to {MAX_INFILL} and its stage before infill",
+            )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """Which constraint is given."""
+        for name in CONSTRAINTS:
+            if getattr(self, name) is not None:
+                return name
+        return None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the draw is no draw: the most likely candidate is taken."""
+        if self.is_cold and (self.mirostat or "temperature" in self.stages):
+            return True
+        return self.top_k == 1 and "top_k" in self.stages and not self.mirostat
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the temperature counts as 0."""
+        return self.temperature < MIN_TEMPERATURE
+
+    def n_history(self, n_tokens: int) -> int:
+        """Tokens that penalties look back, of *n_tokens* there can be; 0: none do."""
+        lengths = [0]
+        if self.penalizes:
+            lengths.append(_at_most(self.penalty_last_n, n_tokens))
+        if self.dries:
+            lengths.append(_at_most(self.dry_last_n, n_tokens))
+        return max(lengths)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the stage `penalties` changes anything."""
+        neutral = (1.0, 0.0, 0.0)
+        given = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+        return self._has("penalties") and given != neutral and self.penalty_last_n != 0
+
+    @property
+    def dries(self) -> bool:
+        """Whether the stage `dry` changes anything."""
+        return self._has("dry") and self.dry_multiplier > 0 and self.dry_last_n != 0
+
+    def _has(self, stage: Stage) -> bool:
+        return stage in self.stages and not self.mirostat
+
+
+def _at_most(limit: int | None, n_tokens: int) -> int:
+    return min(n_tokens, MAX_HISTORY if limit is None else limit)

@@ -1,0 +1,1 @@
+"""Prompts and chats: from what users write to tokens."""

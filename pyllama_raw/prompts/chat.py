@@ -1,0 +1,214 @@
+"""
+The model's own chat template, rendered as its author tested it.
+
+A template is the program of a stranger: it runs in a process of its own, bounded in time
+and memory (`pyllama_raw/rendering`). It can refuse messages: that is an InvalidRequest.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from typing import Any, Literal, NamedTuple, Self
+
+from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
+from pyllama_raw.prompts.messages import Message, plain_messages, plain_value
+from pyllama_raw.prompts.rendering.processes import (
+    Exceeded,
+    Refused,
+    TemplateProcesses,
+    Unreadable,
+)
+
+RESERVED = {"add_generation_prompt", "bos_token", "eos_token", "messages", "tools"}
+
+
+class Rendered(NamedTuple):
+    """The text of a prompt and where each of its characters came from."""
+
+    text: str
+    origins: str  # m: a message, t: the template, d: in doubt
+
+
+class ChatSettings(NamedTuple):
+    """What a caller says of a chat beside its messages; None: nothing."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+    chat_template: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> Self:
+        """Those among the *options* of a request."""
+        given = options or {}
+        return cls(**{name: given[name] for name in cls._fields if name in given})
+
+    @property
+    def workers(self) -> Literal["chat", "template"]:
+        """Who renders; a template of the caller keeps no other chats waiting."""
+        return "chat" if self.chat_template is None else "template"
+
+
+NOTHING = ChatSettings()
+
+
+class ChatTemplates:
+    """
+    The model's own template, and those that callers give; any thread may call.
+
+    One that a caller gives has its process for a single chat.
+    """
+
+    def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
+        self._make = partial(ChatTemplate, bos_token=bos_token, eos_token=eos_token)
+        self._own = self._make(source)
+        self._lock = Lock()
+        self._given: set[ChatTemplate] = set()  # in use
+        self._closed = False
+
+    def render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:
+        """
+        See ChatTemplate.render.
+
+        Raises, besides:
+            InvalidRequest: the template that was given cannot be read.
+        """
+        if settings.chat_template is None:
+            return self._own.render(messages, settings)
+        with self._using(self._make(settings.chat_template)) as given:
+            try:
+                return given.render(messages, settings)
+            except Unsupported as error:
+                allowed = f"a template that can be used ({error.reason})"
+                value = settings.chat_template
+                raise InvalidRequest("chat_template", value, allowed) from error
+
+    def close(self) -> None:
+        """End what is being rendered; later calls raise ClosedError."""
+        with self._lock:
+            self._closed = True
+            for template in self._given:
+                template.close()
+        self._own.close()
+
+    @contextmanager
+    def _using(self, template: ChatTemplate) -> Iterator[ChatTemplate]:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            self._given.add(template)
+        try:
+            yield template
+        finally:
+            template.close()
+            with self._lock:
+                self._given.discard(template)
+
+
+class ChatTemplate:
+    """One template, compiled by the first chat; any thread may call."""
+
+    def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._processes = None if source is None else TemplateProcesses(source, tokens)
+        self._unreadable: str | None = None
+
+    def render(
+        self, messages: Sequence[Message], settings: ChatSettings = NOTHING
+    ) -> Rendered:
+        """
+        The prompt that asks for the next assistant message; may take seconds.
+
+        If the last message is the assistant's and has text, it asks for the rest of it.
+
+        Raises:
+            Unsupported: the model has no template, or one that Jinja cannot read.
+            InvalidRequest: the template does not take these messages, or takes too
+                much time or memory for them.
+            ClosedError: close() was called, perhaps meanwhile.
+        """
+        plain = plain_messages(messages)
+        kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
+        _check_variables(kwargs)
+        tools = plain_value("tools", settings.tools)
+        begun = _begun(plain)
+        if self._processes is None:
+            raise Unsupported(
+                "chat messages", "the model has no chat template: give a text prompt"
+            )
+        if self._unreadable is not None:
+            raise _unreadable(self._unreadable)
+        try:
+            chat = {"tools": tools, "kwargs": kwargs, "asks": begun is None}
+            rendered = Rendered(*self._processes.render(plain, chat))
+        except Refused as error:
+            allowed = f"what the chat template takes ({error})"
+            raise InvalidRequest("messages", _shown(plain), allowed) from error
+        except Exceeded as error:
+            allowed = f"messages with which the chat template is {error}"
+            raise InvalidRequest("messages", _shown(plain), allowed) from error
+        except Unreadable as error:
+            self._unreadable = str(error)
+            raise _unreadable(self._unreadable) from error
+        except OSError as error:
+            raise Unsupported(
+                "chat messages",
+                f"they need a process for the template, which cannot start: {error}",
+            ) from error
+
+        return rendered if begun is None else _cut_after(rendered, begun)
+
+    def close(self) -> None:
+        """End what is being rendered; later calls raise ClosedError."""
+        if self._processes is not None:
+            self._processes.close()
+
+
+def _unreadable(reason: str) -> Unsupported:
+    return Unsupported(
+        "chat messages", f"the model's chat template cannot be read: {reason}"
+    )
+
+
+def _shown(messages: list[object]) -> str:
+    return reprlib.repr(messages)
+
+
+def _begun(messages: list[Any]) -> str | None:
+    """The text that the answer goes on with, or None."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or last.get("tool_calls"):
+        return None
+    content = last.get("content")
+    if isinstance(content, list):  # of parts: they are printed one after the other
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = texts[-1] if texts else None
+    return content if isinstance(content, str) and content.strip() else None
+
+
+def _cut_after(rendered: Rendered, begun: str) -> Rendered:
+    """*rendered* up to where it has *begun* last, which a template may have stripped."""
+    text, origins = rendered
+    for wanted in (begun, begun.rstrip(), begun.strip()):
+        at = text.rfind(wanted)
+        while at >= 0:
+            end = at + len(wanted)
+            if "t" not in origins[at:end]:  # the template's words may be the same
+                return Rendered(text[:end], origins[:end])
+            at = text.rfind(wanted, 0, end - 1)
+    raise InvalidRequest(
+        "messages",
+        begun,
+        "a last assistant message that the chat template prints as it is, or one of "
+        "another role",
+    )
+
+
+def _check_variables(kwargs: Mapping[str, Any]) -> None:
+    for name in kwargs:
+        if name in RESERVED or not name.isidentifier():
+            allowed = f"names of variables, none of {', '.join(sorted(RESERVED))}"
+            raise InvalidRequest("template_kwargs", name, allowed)

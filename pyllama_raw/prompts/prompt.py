@@ -1,0 +1,377 @@
+"""
+Prompts to token ids: text, chat messages, or ids that are only checked.
+
+Text is tokenized as llama-server does: special tokens are added and control tokens
+written in it are understood. What is written inside a chat message is only text: a
+message cannot end its own turn, whatever the template does with it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+from threading import Condition
+from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
+
+from pyllama_raw.errors import (
+    ClosedError,
+    InvalidRequest,
+    PromptTooLong,
+    TextTooLong,
+    Unsupported,
+)
+from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates
+from pyllama_raw.prompts.markers import PIECE, Markers
+from pyllama_raw.prompts.media_prompt import MediaPrompt, has_media
+from pyllama_raw.prompts.messages import Message, is_sequence
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.media_desk import MediaDesk
+    from pyllama_raw.engine.parts import EngineParts, TextVocab
+    from pyllama_raw.media import Audio, Image
+
+T = TypeVar("T")
+
+Prompt = str | Sequence[int] | Sequence[Message] | Sequence["str | Image | Audio"]
+
+MAX_IDS = 2**20  # that detokenize() takes
+LONG_PROMPT = 4096  # characters that an event loop may wait for
+MANY_IDS = 2**14  # token ids, likewise
+LONG_TOKEN = 8  # characters of a token; most texts have about four
+LONG_PIECE = 2**20  # characters that are looked at in one call of C
+SHORTEN = "shorten it"
+NO_PROJECTOR = "the engine has no projector: give MediaConfig(mmproj=FILE)"
+SEAM = 16  # tokens that a text may have more if it is cut in two
+
+
+class PromptEncoder:
+    """Checks prompts and makes tokens of them; any thread may call it."""
+
+    def __init__(
+        self,
+        vocab: TextVocab,
+        chat_template: str | None,
+        n_ctx_slot: int,
+        media: MediaDesk | None = None,
+    ) -> None:
+        """
+        Args:
+            media: None: prompts are text.
+        """
+        self._vocab = vocab
+        self._media = media
+        self._n_ctx_slot = n_ctx_slot
+        self._bos_text = _text_of(vocab, vocab.bos)
+        self._chat_template = chat_template
+        self._chat = ChatTemplates(
+            chat_template,
+            bos_token=self._bos_text,
+            eos_token=_text_of(vocab, vocab.eos),
+        )
+        self._idle = Condition()
+        self._n_users = 0
+        self._closed = False
+
+    @classmethod
+    def of(cls, parts: EngineParts) -> Self:
+        """The encoder for the model of *parts*."""
+        limits = parts.scheduler.limits
+        return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot, parts.media)
+
+    def takes_long(
+        self, prompt: Prompt, settings: ChatSettings = NOTHING
+    ) -> Literal["text", "chat", "template", "media"] | None:
+        """For which workers encode() is; None: for an event loop, too."""
+        if _is_chat(prompt):
+            return settings.workers  # waits for a process
+        if isinstance(prompt, str):
+            return "text" if len(prompt) > LONG_PROMPT else None
+        if has_media(prompt):
+            return "media"
+        return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None
+
+    def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
+        """The tokens that read() gives."""
+        return self.read(prompt, settings).tokens
+
+    def read(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> MediaPrompt:
+        """
+        Tokens of *prompt*, never empty, that leave room for an output token; and its media.
+
+        Raises:
+            InvalidRequest: not text, not token ids of this model, or not messages.
+            PromptTooLong: it does not fit a slot; n_prompt is what was counted of it.
+            BadMedia: an image or a sound cannot be used.
+            Unsupported: messages, but the model has no chat template; images or sounds, but
+                no projector that takes them.
+        """
+        with self._using_vocab():
+            read = self._read(prompt, settings)
+        if not read.tokens:
+            raise InvalidRequest("prompt", prompt, "at least one token")
+        self._check_fits(len(read.tokens))
+        if read.spans and read.spans[-1].stop == len(read.tokens):
+            given = "an image or a sound at the end"
+            raise InvalidRequest("prompt", given, "text behind it, to go on from")
+        return read
+
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        first: int,
+        name: str,
+        encode: Callable[[str], array[int]],
+    ) -> list[array[int]]:
+        """
+        What *encode* makes of each of *texts*, which are data.
+
+        Args:
+            first: the index of texts[0] in the argument *name*.
+
+        Raises:
+            InvalidRequest, TextTooLong: which text it is.
+        """
+
+        def tokens_of(where: str, text: str) -> array[int]:
+            try:
+                _check_text(text)
+                self._check_length(text)
+                tokens = encode(text)
+            except PromptTooLong as error:
+                n_tokens = error.n_prompt
+                raise TextTooLong(where, n_tokens, self._n_ctx_slot, SHORTEN) from None
+            except InvalidRequest as error:
+                raise InvalidRequest(where, error.value, error.allowed) from None
+            if not tokens:
+                raise InvalidRequest(where, text, "a text of at least one token")
+            return tokens
+
+        with self._using_vocab():
+            return [
+                tokens_of(f"{name}[{index}]", text)
+                for index, text in enumerate(texts, first)
+            ]
+
+    def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
+        """The text that encode() makes tokens of; raises like it."""
+        if not _is_chat(messages):
+            raise InvalidRequest("messages", messages, "chat messages")
+        with self._using_vocab():
+            if self._media is not None:
+                messages = self._media.take_chat(messages).messages
+            return self._chat.render(messages, settings).text
+
+    def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
+        """Their pieces as text. Raises InvalidRequest, ClosedError."""
+        if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
+            raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
+        decoder = getincrementaldecoder("utf-8")(errors="replace")
+        pieces: dict[int, bytes] = {}
+        texts: list[str] = []
+        with self._using_vocab():
+            for part in self._parts(token_ids):
+                for token in {*part} - pieces.keys():
+                    pieces[token] = self._vocab.piece(token, special)
+                texts.append(decoder.decode(b"".join(map(pieces.__getitem__, part))))
+        return "".join([*texts, decoder.decode(b"", final=True)])
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Call *function*, which may use the vocabulary."""
+        with self._using_vocab():
+            return function()
+
+    def close(self) -> None:
+        """
+        Wait until nobody uses the vocabulary; later calls raise ClosedError.
+
+        Templates that are being rendered are ended.
+        """
+        with self._idle:
+            self._closed = True
+        self._chat.close()
+        with self._idle:
+            self._idle.wait_for(lambda: self._n_users == 0)
+
+    @contextmanager
+    def _using_vocab(self) -> Iterator[None]:
+        with self._idle:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._n_users -= 1
+                self._idle.notify_all()
+
+    def _read(self, prompt: Prompt, settings: ChatSettings) -> MediaPrompt:
+        if _is_chat(prompt):
+            return self._read_chat(prompt, settings)
+        if settings != NOTHING:
+            name, value = next(
+                item for item in settings._asdict().items() if item[1] is not None
+            )
+            raise InvalidRequest(name, value, "it with chat messages only")
+        if has_media(prompt):
+            return self._read_list(prompt)
+        read = MediaPrompt()
+        if isinstance(prompt, str):
+            read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
+        elif is_sequence(prompt):
+            if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
+                raise PromptTooLong(len(prompt), self._n_ctx_slot)
+            for part in self._parts(prompt):
+                read.add_text(part)
+        else:
+            raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
+        return read
+
+    def _read_list(self, prompt: Sequence[object]) -> MediaPrompt:
+        """Texts and media, each text tokenized by itself."""
+        if self._media is None:
+            raise Unsupported("images and sounds", NO_PROJECTOR)
+        pieces, media = self._media.take_list(prompt)
+        read = MediaPrompt(self._media)
+        before, after = self._around()
+        read.add_text(before)
+        for piece in pieces:
+            if isinstance(piece, int):
+                read.add_media(media[piece])
+            else:
+                read.add_text(
+                    self._tokenize(piece, add_special=False, parse_special=True)
+                )
+            self._check_fits(len(read.tokens))
+        read.add_text(after)
+        return read
+
+    def _around(self) -> tuple[array[int], array[int]]:
+        """Tokens that begin and end a prompt."""
+        tokens = self._tokenize("", add_special=True, parse_special=False)
+        n_before = 1 if self._vocab.add_bos else 0
+        return tokens[:n_before], tokens[n_before:]
+
+    def _parts(self, prompt: Sequence[int]) -> Iterator[array[int]]:
+        """Checked ids, in parts, because no other thread runs while one is made."""
+        n_tokens = self._vocab.n_tokens
+        allowed = f"token ids from 0 to {n_tokens - 1}"
+        ids = islice(prompt, len(prompt))
+        while True:
+            try:
+                part = array("i", islice(ids, MANY_IDS))
+            except (TypeError, OverflowError) as error:
+                kind = type(prompt).__name__
+                raise InvalidRequest("prompt", f"{kind}: {error}", allowed) from error
+            if not part:
+                return
+            if not 0 <= min(part) <= max(part) < n_tokens:
+                wrong = next(token for token in part if not 0 <= token < n_tokens)
+                raise InvalidRequest("prompt", wrong, allowed)
+            yield part
+
+    def _read_chat(
+        self, messages: Sequence[Message], settings: ChatSettings
+    ) -> MediaPrompt:
+        taken = None if self._media is None else self._media.take_chat(messages)
+        given = messages if taken is None else taken.messages
+        text, origins = self._chat.render(given, settings)
+        bos = self._bos_text
+        if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
+            n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
+            text, origins = text[n_own:], origins[n_own:]
+        _check_text(text)
+        markers = self._markers
+        if settings.chat_template is not None:
+            markers = Markers(self._vocab.special_texts, settings.chat_template)
+        read = MediaPrompt(self._media)
+        if not (taken and taken.media) and list(markers.parts(text, origins)) == [
+            (text, True)
+        ]:
+            read.tokens = self._tokenize(text, add_special=True, parse_special=True)
+            return read
+        before, after = self._around()
+        read.add_text(before)
+        if taken is None:
+            self._add_text(read, markers, text, origins)
+        else:
+            for piece in taken.pieces(text, origins):
+                self._add_text(read, markers, piece.text, piece.origins)
+                if piece.media is not None:
+                    read.add_media(taken.media[piece.media])
+                    self._check_fits(len(read.tokens))
+        read.add_text(after)
+        return read
+
+    def _add_text(
+        self, read: MediaPrompt, markers: Markers, text: str, origins: str
+    ) -> None:
+        for part, may_be_special in markers.parts(text, origins):
+            read.add_text(
+                self._tokenize(part, add_special=False, parse_special=may_be_special)
+            )
+            self._check_fits(len(read.tokens))
+
+    @cached_property
+    def _markers(self) -> Markers:
+        return Markers(self._vocab.special_texts, self._chat_template)
+
+    def _tokenize(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        _check_text(text)
+        self._check_length(text)
+        return self._vocab.tokenize(
+            text, add_special=add_special, parse_special=parse_special
+        )
+
+    def _check_length(self, text: str) -> None:
+        """
+        Raise PromptTooLong if *text* is much too long, without tokenizing all of it.
+
+        Nothing can stop the tokenizer, which may take a minute, and close() waits for
+        it. So a long text is first counted piece by piece. A seam makes few tokens more.
+        """
+        if len(text) <= LONG_TOKEN * self._n_ctx_slot:
+            return
+        n_tokens = 0
+        for at in range(0, len(text), PIECE):
+            piece = text[at : at + PIECE]
+            n_tokens += len(
+                self._vocab.tokenize(piece, add_special=False, parse_special=True)
+            )
+            n_tokens -= SEAM
+            self._check_fits(n_tokens)
+
+    def _check_fits(self, n_tokens: int) -> None:
+        """Raise PromptTooLong, also if there are only more tokens to come."""
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if n_tokens >= self._n_ctx_slot:
+            raise PromptTooLong(n_tokens, self._n_ctx_slot)
+
+
+def _check_text(text: str) -> None:
+    """Part by part, because no other thread runs while one is encoded."""
+    allowed = "text without lone surrogates"
+    for at in range(0, len(text), LONG_PIECE):
+        part = text[at : at + LONG_PIECE]
+        try:
+            part.encode()
+        except UnicodeEncodeError as error:
+            wrong = part[error.start : error.end]
+            raise InvalidRequest("prompt", wrong, allowed) from error
+
+
+def _is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
+    return is_sequence(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _text_of(vocab: TextVocab, token: int | None) -> str:
+    if token is None:
+        return ""
+    return vocab.piece(token, special=True).decode(errors="replace")

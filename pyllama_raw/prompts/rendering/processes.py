@@ -1,0 +1,217 @@
+"""
+The processes that run one chat template, started when they are needed and kept.
+
+A process is a new Python and never a fork, because a fork of a process with threads can
+hang. It gets our search path, reads neither the environment nor `__main__`, and imports
+only Jinja and this package's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+from pyllama_raw.errors import ClosedError
+from pyllama_raw.prompts.rendering import frames
+from pyllama_raw.prompts.rendering.limits import (
+    MAX_CHARACTERS,
+    MAX_CPU_S,
+    MAX_MEMORY_BYTES,
+    N_PROCESSES,
+)
+
+# The package is entered by its path: its __init__ would import all of the engine.
+_PROGRAM = """
+import json, sys, types
+path, folder = json.loads(sys.argv[1])
+sys.path[:] = path
+package = types.ModuleType("pyllama_raw")
+package.__path__ = [folder]
+sys.modules["pyllama_raw"] = package
+from pyllama_raw.prompts.rendering.worker import main
+main()
+"""
+
+
+class Unreadable(Exception):
+    """The template cannot be compiled."""
+
+
+class Refused(Exception):
+    """The template raised an error for these messages."""
+
+
+class Exceeded(Exception):
+    """A limit was reached, or the process ended; says what is allowed."""
+
+
+class TemplateProcesses:
+    """
+    Renders with one template; any thread may call.
+
+    Args:
+        tokens: names and texts of the tokens that templates may ask for.
+        max_cpu_s: that compiling the template or rendering one chat may take.
+    """
+
+    def __init__(
+        self, source: str, tokens: dict[str, str], max_cpu_s: float = MAX_CPU_S
+    ) -> None:
+        self._setup: dict[str, Any] = {
+            "source": source,
+            "tokens": tokens,
+            "max_cpu_s": max_cpu_s,
+        }
+        self._free = BoundedSemaphore(N_PROCESSES)
+        self._lock = Lock()
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._closed = False
+        self._end_all = weakref.finalize(self, _end_all, self._all)
+
+    def render(
+        self, messages: list[Any], chat: dict[str, Any] | None = None
+    ) -> tuple[str, str]:
+        """
+        The text, and the origin of each of its characters (see text.py).
+
+        Args:
+            chat: what CompiledTemplate.render takes beside the messages.
+
+        Raises:
+            Unreadable, Refused, Exceeded, ClosedError.
+            OSError: no process can be started.
+        """
+        with self._free:
+            process = self._take()
+            try:
+                answer = process.ask([chat or {}, *messages])
+            except BaseException as error:
+                self._end(process)
+                if self._closed:
+                    raise ClosedError("the engine is closed") from error
+                raise
+            self._put_back(process, answer)
+        if "refused" in answer:
+            raise Refused(answer["refused"])
+        if "too_large" in answer:
+            raise Exceeded(
+                f"done within {MAX_MEMORY_BYTES >> 20} MiB, "
+                f"with a prompt of at most {MAX_CHARACTERS} characters"
+            )
+        return answer["text"], answer["origins"]
+
+    def close(self) -> None:
+        """End what runs; render() raises ClosedError from then on."""
+        with self._lock:
+            self._closed = True
+            for process in self._all:
+                process.kill()
+            idle, self._idle = self._idle, []
+        for process in idle:
+            self._end(process)
+
+    def _take(self) -> _Process:
+        with self._lock:
+            self._check_open()
+            if self._idle:
+                return self._idle.pop()
+        process = _Process(self._setup["max_cpu_s"])
+        with self._lock:
+            self._all.add(process)
+        try:
+            self._check_open()  # close() may have come before it was in the set
+            process.set_up(self._setup)
+        except BaseException as error:
+            self._end(process)
+            if self._closed:
+                raise ClosedError("the engine is closed") from error
+            raise
+        return process
+
+    def _put_back(self, process: _Process, answer: dict[str, Any]) -> None:
+        with self._lock:
+            keeps = not self._closed and "too_large" not in answer
+            if keeps:
+                self._idle.append(process)
+        if not keeps:
+            self._end(process)
+
+    def _end(self, process: _Process) -> None:
+        process.end()
+        with self._lock:
+            self._all.discard(process)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+
+
+class _Process:
+    def __init__(self, max_cpu_s: float) -> None:
+        self._max_cpu_s = max_cpu_s
+        folder = str(Path(__file__).resolve().parents[2])
+        given = json.dumps([[str(entry) for entry in sys.path], folder])
+        # Isolated: no user's folder or environment variable adds modules. In a session
+        # of its own, because an interrupt from the terminal is not for it. Nor is one
+        # that comes before it has that session; the process ignores it later.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._popen = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, given],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def set_up(self, setup: dict[str, Any]) -> None:
+        answer = self.ask(setup)
+        if "unreadable" in answer:
+            raise Unreadable(answer["unreadable"])
+
+    def ask(self, value: Any) -> dict[str, Any]:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        try:
+            frames.write(self._popen.stdin, value)  # type: ignore[arg-type]
+            answer = frames.read(self._popen.stdout)  # type: ignore[arg-type]
+        except (EOFError, BrokenPipeError) as error:
+            raise self._why() from error
+        assert isinstance(answer, dict)
+        return answer
+
+    def _why(self) -> Exceeded:
+        try:
+            code = self._popen.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._popen.wait()
+        if code == -signal.SIGPROF:
+            return Exceeded(f"done within {self._max_cpu_s:g} s of CPU time")
+        return Exceeded(f"done without ending its process (which ended with {code})")
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def end(self) -> None:
+        self.kill()
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # what the process had not read
+                    pipe.close()
+
+
+def _end_all(processes: set[_Process]) -> None:
+    for process in list(processes):
+        process.end()

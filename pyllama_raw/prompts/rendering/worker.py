@@ -1,0 +1,97 @@
+"""
+A process that compiles one chat template and renders messages with it.
+
+The system ends the process when a template computes for too long, and limits its memory,
+because a single operation in C can take hours or all of the machine, and no check in Python
+would run meanwhile. The process also ends with the one that asks it, because its input then
+ends.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pyllama_raw.prompts.rendering import frames
+from pyllama_raw.prompts.rendering.limits import MAX_CHARACTERS, MAX_MEMORY_BYTES
+
+if TYPE_CHECKING:
+    from pyllama_raw.prompts.rendering.template import CompiledTemplate
+
+MAX_REASON = 500  # characters of an error message
+
+
+def main() -> None:
+    """Serve one template, then any number of chats, until the input ends."""
+    _limit()
+    source = sys.stdin.buffer
+    with suppress(EOFError):
+        setup = frames.read(source)
+        max_cpu_s = setup.pop("max_cpu_s")
+        _start_clock(max_cpu_s)
+        template = _compile(**setup)
+        while template is not None:
+            chat, *messages = frames.read(source)
+            _start_clock(max_cpu_s)
+            if not _render(template, messages, chat):
+                break
+
+
+def _limit() -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for limit, size in (
+        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(ValueError, OSError):  # macOS has no limit on addresses
+            resource.setrlimit(limit, (size, size))
+
+
+def _compile(source: str, tokens: dict[str, str]) -> CompiledTemplate | None:
+    try:
+        from pyllama_raw.prompts.rendering.template import CompiledTemplate
+
+        template = CompiledTemplate(source, tokens)
+    except Exception as error:  # noqa: BLE001 - Jinja and Python raise many kinds
+        _answer({"unreadable": _reason(error)})
+        return None
+    _answer({"compiled": True})
+    return template
+
+
+def _render(
+    template: CompiledTemplate, messages: list[Any], chat: dict[str, Any]
+) -> bool:
+    """Answer; whether another chat may be rendered here."""
+    try:
+        text, origins = template.render(messages, **chat)
+    except MemoryError:
+        _answer({"too_large": True})
+    except Exception as error:  # noqa: BLE001 - templates are programs of strangers
+        _answer({"refused": _reason(error)})
+        return True
+    else:
+        if len(text) <= MAX_CHARACTERS:
+            _answer({"text": text, "origins": origins})
+            return True
+        _answer({"too_large": True})
+    return False
+
+
+def _start_clock(max_cpu_s: float) -> None:
+    """From now until it answers the process may compute for *max_cpu_s*."""
+    signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    frames.write(sys.stdout.buffer, answer)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:MAX_REASON]

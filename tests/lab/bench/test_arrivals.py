@@ -1,0 +1,54 @@
+"""Arrivals: as many as wanted, in order, at the rate."""
+
+import math
+from itertools import pairwise
+from statistics import pstdev
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllama_raw.lab.bench.arrivals import arrivals, timed
+from pyllama_raw.lab.bench.call import Call
+from pyllama_raw.lab.bench.words import generator
+
+
+@given(
+    seed=st.integers(),
+    n=st.integers(1, 200),
+    rate=st.floats(0.01, 1000),
+    burstiness=st.floats(0.05, 50),
+)
+def test_the_last_call_comes_when_the_rate_says(seed, n, rate, burstiness):
+    """
+    Times are in order, and the last one is n / rate for every seed and burstiness.
+    """
+    times = arrivals(generator(seed), n, rate, burstiness)
+
+    assert len(times) == n
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert math.isclose(times[-1], n / rate)
+
+
+def test_less_burstiness_makes_gaps_more_unequal():
+    """
+    The spread of gaps falls as burstiness rises; 1 is about that of Poisson arrivals.
+    """
+
+    def spread(burstiness):
+        times = arrivals(generator(1), 2000, 1.0, burstiness)
+        return pstdev(b - a for a, b in pairwise(times))
+
+    assert spread(0.25) > 1.7 > spread(1.0) > 0.9
+    assert spread(10.0) < 0.4
+
+
+def test_timed_calls_are_otherwise_the_same():
+    """
+    Only the time changes.
+    """
+    calls = [Call("a", 1, kind="x"), Call("b", 2)]
+
+    later = timed(calls, [0.5, 1.5])
+
+    assert later == [Call("a", 1, at_s=0.5, kind="x"), Call("b", 2, at_s=1.5)]
