@@ -36,7 +36,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
-from pyllama_raw.engine.step_log import StepRecord
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.sim import (
     CostModel,
     Fit,

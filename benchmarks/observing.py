@@ -113,12 +113,12 @@ class Fake:
             FakeExecutor(limits(N_SLOTS)),
             time.monotonic,
             lambda events, _: delivery.deliver(events),
-            log=logs.steps,
             watchers=logs.watchers,
         )
         if kind in ("metrics", "all"):
-            thread = SimpleNamespace(watch=self.driver.watchers.add)
-            EngineMetrics(cast("Facts", SimpleNamespace(_thread=thread)))
+            EngineMetrics(
+                cast("Facts", SimpleNamespace(watch=self.driver.watchers.add))
+            )
         for number in range(2 * N_SLOTS):
             requests = (request(number, N_TOKENS),)
             stream = Stream()

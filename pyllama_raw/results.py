@@ -36,7 +36,7 @@ from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
 from pyllama_raw.engine.request_log import RequestRecord
-from pyllama_raw.engine.step_log import StepRecord
+from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 __all__ = [
     "AdapterInfo",
@@ -75,4 +75,5 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "Usage",
+    "Watcher",
 ]

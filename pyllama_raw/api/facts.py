@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import shown
 
-if TYPE_CHECKING:  # the rest comes in while a model loads
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    # the rest comes in while a model loads
     from pyllama_raw.api.health import Health
     from pyllama_raw.api.results import EngineState, EngineStats
     from pyllama_raw.engine.adapters import AdapterInfo
@@ -16,8 +19,8 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.engine.info import EngineInfo
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.engine.request_log import RequestRecord
-    from pyllama_raw.engine.step_log import StepRecord
     from pyllama_raw.engine.thread import EngineThread
+    from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 STALL_S = 60.0
 
@@ -30,7 +33,7 @@ class Facts:
 
     def __repr__(self) -> str:
         """The model, who runs and who waits, as of the latest step."""
-        name = shown(self._parts.metadata.get("general.name", "model without a name"))
+        name = shown(self.model_name or "model without a name")
         state, stats = "open" if self._thread.alive else "closed", self._thread.stats
         return (
             f"<{type(self).__name__} of {name}: {state}, {stats.running} of "
@@ -46,6 +49,11 @@ class Facts:
     def error(self) -> BaseException | None:
         """What has ended the engine by itself; None: nothing did."""
         return self._thread.error
+
+    @property
+    def model_name(self) -> str | None:
+        """What the model file calls its model."""
+        return self._parts.metadata.get("general.name")
 
     @cached_property
     def info(self) -> EngineInfo:
@@ -96,6 +104,23 @@ class Facts:
         from pyllama_raw.api.health import health
 
         return health(self._thread, self._state, stall_s)
+
+    def clock(self) -> float:
+        """Now, in the seconds that records, events and deadlines have."""
+        return self._thread.clock()
+
+    def watch(self, watcher: Watcher) -> Future[None]:
+        """
+        Tell *watcher* what happens, from soon on: the future is done once that has begun.
+
+        Raises:
+            ClosedError, EngineStopped: the engine has ended.
+        """
+        return self._thread.watch(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell *watcher* nothing more, soon; can be repeated."""
+        self._thread.unwatch(watcher)
 
     def step_log(self) -> list[StepRecord]:
         """The last steps, the oldest first: as many as `LogConfig.max_steps`."""

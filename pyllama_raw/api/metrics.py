@@ -9,9 +9,9 @@ are counted when they end, those that were there before included.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -86,20 +86,8 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def add(self, values: Iterable[float]) -> None:
-        """Sorting them costs less than a look at the bounds for each."""
-        ordered, start = sorted(values), 0
-        while start < len(ordered):
-            index = bisect_left(self.bounds, ordered[start])
-            end = len(ordered)
-            if index < len(self.bounds):
-                end = bisect_right(ordered, self.bounds[index], start)
-            self.counts[index] += end - start
-            start = end
-        self.total += sum(ordered)
-
-    def add_one(self, value: float) -> None:
-        """A look at the bounds is all that one value needs."""
+    def add(self, value: float) -> None:
+        """Count *value*."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -126,7 +114,7 @@ class EngineMetrics(Collector, Watcher):
         self._reasons = Counter[str]()
         self._ends = Counter[str]()
         self._n_prompt = self._n_cached = 0
-        engine._thread.watch(self)
+        engine.watch(self)
 
     def text(self) -> str:
         """The metrics of this engine alone, in the text format of Prometheus."""
@@ -158,8 +146,9 @@ class EngineMetrics(Collector, Watcher):
         reason = VLLM_REASONS.get(end.reason, "abort") if end.reason else "error"
         with self._lock:
             for name, value in values.items():
-                self._histograms[name].add_one(value)
-            self._histograms["vllm:inter_token_latency_seconds"].add(times.itl)
+                self._histograms[name].add(value)
+            for gap_s in times.itl:
+                self._histograms["vllm:inter_token_latency_seconds"].add(gap_s)
             self._reasons[reason] += 1
             self._ends[why(end)] += 1
             self._n_prompt += end.n_prompt

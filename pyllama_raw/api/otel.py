@@ -37,10 +37,10 @@ class EngineSpans(Watcher):
             ClosedError, EngineStopped: *engine* has ended.
         """
         self._tracer = trace.get_tracer("pyllama_raw", tracer_provider=provider)
-        self._clock = engine._thread.clock
-        self._model = engine._parts.metadata.get("general.name")
+        self._clock = engine.clock
+        self._model = engine.model_name
         self._open: dict[int, tuple[Request, Context]] = {}
-        engine._thread.watch(self)
+        engine.watch(self)
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:  # noqa: ARG002
         """Remember what is asked for, and in which span."""

@@ -36,7 +36,6 @@ class Occupancy(NamedTuple):
     n_cells_used: int
     n_host_bytes: int = 0  # of snapshots in host memory
     n_disk_bytes: int = 0  # of files
-    n_preempted: int = 0  # since the start
     budget: int | None = None  # of the last plan; None: it divided nothing
 
 

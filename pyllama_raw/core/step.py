@@ -214,8 +214,6 @@ class StepPlan(NamedTuple):
     # The scheduler expects the next plan to hold just the next token of each work. The
     # executor may begin it early, and must discard that if another plan comes.
     steady: bool = False
-    # The works are decodes, and those of the plan before, which worked, were of the same.
-    same: bool = False
 
     @property
     def n_tokens(self) -> int:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from logging import getLogger
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduling.planner import Planner
+from pyllama_raw.core.scheduling.planner import Planner, SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
-from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.step_log import step_record
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.engine.watchers import Watchers
 from pyllama_raw.errors import PyllamaError
@@ -29,10 +29,7 @@ class Driver:
     Args:
         tell: called with new events, before a step with those that do not wait for it;
             and whether one of them is the last of its request.
-        log: gets a record of each step.
-        watchers: are told what becomes of requests.
-
-    A log or a watcher that raises is let go of.
+        watchers: are told what becomes of requests and steps; one that raises is let go of.
     """
 
     def __init__(
@@ -42,17 +39,16 @@ class Driver:
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],
         *,
-        log: StepLog | None = None,
         watchers: Iterable[Watcher] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
-        self.log = log
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
         self._tell = tell
-        scheduler.watch(self.watchers.changed)
+        self._n_preempted = 0  # since the last step
+        scheduler.watch(self._changed)
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
         """Take on *requests*. If that raises anything, withdraw() all of them."""
@@ -109,23 +105,26 @@ class Driver:
             yield
 
     def _run(self, plan: StepPlan, start: float) -> None:
-        if self.log is not None:
-            self._run_logged(plan, start, self.log)
-            return
-        result = self.executor.execute(plan)
-        self.last_step_at = end = self.clock()
-        self._report(self.scheduler.apply(plan, result, end))
-
-    def _run_logged(self, plan: StepPlan, start: float, log: StepLog) -> None:
-        """As _run(); the clock is read twice more."""
         planned = self.clock()
         result = self.executor.execute(plan)
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
-        host_s = planned - start + self.clock() - end
-        step = (plan, self.scheduler, start, end)
-        if not self.watchers.works(log, log.add, *step, result=result, host_s=host_s):
-            self.log = None
+        n_preempted, self._n_preempted = self._n_preempted, 0
+        if self.watchers.wants_steps:
+            record = step_record(
+                plan,
+                result,
+                self.scheduler.occupancy,
+                at_s=start,
+                seconds=end - start,
+                host_s=planned - start + self.clock() - end,
+                n_preempted=n_preempted,
+            )
+            self.watchers.stepped(record)
+
+    def _changed(self, change: SlotChange, request_id: int, now: float) -> None:
+        self._n_preempted += change == "preempted"
+        self.watchers.changed(change, request_id, now)
 
     def _report(self, events: list[Event]) -> None:
         """Close who has ended, then tell."""

@@ -194,7 +194,7 @@ class NativeExecutor:
         self._gate.stop(request_id)
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        moves, works, lot, steady, _ = plan
+        moves, works, lot, steady = plan
         is_on = lot.adapters == self.adapters.on
         if is_on and self._continues(works) and _are_beside(moves, works):
             result = self._decode(works, plan._replace(steady=steady and not moves))

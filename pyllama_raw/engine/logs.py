@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyllama_raw.engine.records import RecordFile
-from pyllama_raw.engine.request_log import RequestLog, RequestRecord
-from pyllama_raw.engine.step_log import Entry, StepLog, record_of
+from pyllama_raw.engine.request_log import RequestLog
+from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ class Logs:
 
     steps: StepLog | None = None
     requests: RequestLog | None = None
-    files: tuple[RecordFile[Entry] | RecordFile[RequestRecord], ...] = ()
+    files: tuple[RecordFile, ...] = ()
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
         """Those of the driver."""
-        return () if self.requests is None else (self.requests,)
+        return tuple(log for log in (self.steps, self.requests) if log is not None)
 
     def close(self) -> None:
         """Write what is to go to files; no step may follow."""
@@ -47,23 +47,19 @@ def open_logs(config: LogConfig) -> Logs:
     """
     steps = requests = None
     with ExitStack() as opened:
-        files: list[RecordFile[Entry] | RecordFile[RequestRecord]] = []
+        files: list[RecordFile] = []
         if config.step_log is not None:
-            step_file = RecordFile(Path(config.step_log), record_of)
+            step_file = RecordFile(Path(config.step_log))
             opened.callback(step_file.close)
             steps = StepLog(config.max_steps, step_file.put)
             files.append(step_file)
         elif config.max_steps:
             steps = StepLog(config.max_steps)
         if config.request_log is not None:
-            request_file = RecordFile(Path(config.request_log), _same)
+            request_file = RecordFile(Path(config.request_log))
             requests = RequestLog(config.max_requests, request_file.put)
             files.append(request_file)
         elif config.max_requests:
             requests = RequestLog(config.max_requests)
         opened.pop_all()
     return Logs(steps, requests, tuple(files))
-
-
-def _same(record: RequestRecord) -> RequestRecord:
-    return record

@@ -53,7 +53,6 @@ class EngineLoop:
             parts.executor,
             clock,
             self._deliver,
-            log=parts.logs.steps,
             watchers=(waits, *parts.logs.watchers),
         )
         self.delivery = Delivery(self.leave, self._lose)

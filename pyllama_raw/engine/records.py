@@ -11,7 +11,7 @@ from logging import getLogger
 from pathlib import Path
 from stat import S_ISREG
 from threading import Event, Thread
-from typing import IO, Any, Generic, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from pyllama_raw.errors import ConfigError
 
@@ -19,7 +19,6 @@ MAX_WAITING = 2**16  # records that wait for the disk; then the oldest are lost
 WRITE_S = 1.0  # between two looks at them
 
 R = TypeVar("R", bound=NamedTuple)
-Entry = TypeVar("Entry")
 
 _log = getLogger(__name__)
 
@@ -59,7 +58,7 @@ def _fixed(value: Any) -> Any:
     return tuple(map(_fixed, value)) if isinstance(value, list) else value
 
 
-class RecordFile(Generic[Entry]):
+class RecordFile:
     """
     JSON lines that a thread writes while an engine runs.
 
@@ -67,18 +66,14 @@ class RecordFile(Generic[Entry]):
     the engine goes on. A lock keeps others from writing to the same file.
     """
 
-    def __init__(self, path: Path, record_of: Callable[[Entry], NamedTuple]) -> None:
+    def __init__(self, path: Path) -> None:
         """
-        Args:
-            record_of: makes a record of what put() takes; called by the thread.
-
         Raises:
             ConfigError: *path* cannot be written, or another log writes to it.
         """
         self.n_lost = 0
         self._path = path
-        self._record_of = record_of
-        self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[NamedTuple] = deque(maxlen=MAX_WAITING)
         self._closes = Event()
         try:
             file = _open_alone(path)
@@ -93,10 +88,10 @@ class RecordFile(Generic[Entry]):
         )
         self._thread.start()
 
-    def put(self, entry: Entry) -> None:
-        """Have *entry* written soon. Thread: one."""
+    def put(self, record: NamedTuple) -> None:
+        """Have *record* written soon. Thread: one."""
         self.n_lost += len(self._waiting) == MAX_WAITING
-        self._waiting.append(entry)
+        self._waiting.append(record)
 
     def close(self) -> None:
         """Write the rest; can be repeated."""
@@ -117,7 +112,7 @@ class RecordFile(Generic[Entry]):
     def _write(self, file: IO[str]) -> None:
         """All that waits; each is gone once it is written."""
         while self._waiting:
-            file.write(line_of(self._record_of(self._waiting.popleft())))
+            file.write(line_of(self._waiting.popleft()))
         file.flush()
 
 

@@ -1,9 +1,13 @@
-"""Who wants to know what becomes of requests and of the engine."""
+"""
+What an engine tells of itself while it runs: the one channel for logs, events, metrics, spans.
+
+A program of yours may watch, too: `engine.watch(watcher)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.planner import SlotChange
@@ -11,12 +15,38 @@ from pyllama_raw.core.scheduling.planner import SlotChange
 EngineChange = Literal["running", "closing", "closed", "failed"]
 
 
+class StepRecord(NamedTuple):
+    """One step; what its time depends on, and what was there after it."""
+
+    at_s: float  # when it was planned, on the engine clock
+    seconds: float  # from then until its result was taken in
+    n_prefill: int  # tokens of prompts
+    n_decode: int  # streams that went on by a token
+    n_context: int  # cells that all its tokens looked at
+    n_saved: int  # tokens captured into host memory or files
+    n_loaded: int  # tokens copied or restored
+    n_running: int
+    n_waiting: int
+    n_cells_used: int
+    n_host_bytes: int = 0  # of snapshots in host memory
+    n_disk_bytes: int = 0  # of files
+    n_preempted: int = 0  # in this step
+    budget: int | None = None  # tokens it could have; None: it had no prompt to divide
+    host_s: float = 0.0  # of planning, of taking the result in and of telling it
+    decode_s: float = 0.0  # in llama_decode; also what ran before it was planned
+    sample_s: float = 0.0  # of choosing tokens
+    restore_s: float = 0.0  # of copying back from host memory or files
+    status: str = "ok"  # how the decode ended
+    decodes: tuple[tuple[int, int], ...] = ()  # request_id, slot
+    chunks: tuple[tuple[int, int, int], ...] = ()  # request_id, slot, tokens
+
+
 class Watcher:
     """
-    Is told in the thread that runs steps, and must return soon. One that raises is told
-    nothing more.
+    Methods that an engine calls in the thread that runs steps; they must return soon.
 
-    A subclass says what it wants to know; times are on the engine clock.
+    A subclass has those that it needs; times are on the engine clock. A watcher that raises
+    is told nothing more.
     """
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
@@ -24,6 +54,9 @@ class Watcher:
 
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         """A request got a slot, or gave it up and waits again."""
+
+    def stepped(self, step: StepRecord) -> None:
+        """A step has run, and its events are told."""
 
     def ended(self, end: Finished) -> None:
         """A request has ended, also one that came before anybody watched."""

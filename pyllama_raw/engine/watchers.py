@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from logging import getLogger
-from typing import ParamSpec
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.planner import SlotChange
-from pyllama_raw.engine.watcher import EngineChange, Watcher
+from pyllama_raw.engine.watcher import EngineChange, StepRecord, Watcher
 
-P = ParamSpec("P")
-
-METHODS = ("came", "changed", "ended", "engine")
+METHODS = ("came", "changed", "stepped", "ended", "engine")
 
 _log = getLogger(__name__)
 
@@ -21,7 +18,7 @@ class Watchers(Watcher):
     """Tells each of *watchers* what it is told, in their order."""
 
     def __init__(self, watchers: Iterable[Watcher] = ()) -> None:
-        self.n_faults = 0  # watchers that raised, and the step log
+        self.n_faults = 0  # watchers that raised
         self._set(tuple(watchers))
 
     def add(self, watcher: Watcher) -> None:
@@ -44,6 +41,14 @@ class Watchers(Watcher):
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         self._each("changed", change, request_id, now)
 
+    @property
+    def wants_steps(self) -> bool:
+        """Whether anybody is told of steps."""
+        return bool(self._those_of["stepped"])
+
+    def stepped(self, step: StepRecord) -> None:
+        self._each("stepped", step)
+
     def ended(self, end: Finished) -> None:
         self._each("ended", end)
 
@@ -52,22 +57,15 @@ class Watchers(Watcher):
 
     def _each(self, method: str, *arguments: object) -> None:
         for watcher in self._those_of[method]:
-            if not self.works(watcher, getattr(watcher, method), *arguments):
+            try:
+                getattr(watcher, method)(*arguments)
+            except KeyboardInterrupt:
+                raise  # it is the user's, not the watcher's
+            except BaseException:  # noqa: BLE001 - it is told in the log
+                self.n_faults += 1
+                name = type(watcher).__name__
+                _log.exception("%s raised; it is told nothing more", name)
                 self.discard(watcher)
-
-    def works(
-        self, told: object, tell: Callable[P, None], *args: P.args, **kwargs: P.kwargs
-    ) -> bool:
-        """Whether *tell* raises nothing; the log says that *told* is told nothing more."""
-        try:
-            tell(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise  # it is the user's, not the watcher's
-        except BaseException:  # noqa: BLE001 - it is told in the log
-            self.n_faults += 1
-            _log.exception("%s raised; it is told nothing more", type(told).__name__)
-            return False
-        return True
 
 
 def _has(watcher: Watcher, method: str) -> bool:

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import IO, Any
 
 from pyllama_raw.engine.request_log import RequestRecord
-from pyllama_raw.engine.step_log import StepRecord
+from pyllama_raw.engine.watcher import StepRecord
 
 SLOTS, REQUESTS = 1, 2  # processes
 # Threads; Perfetto takes 0 for the first one of the process.

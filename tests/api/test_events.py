@@ -8,6 +8,7 @@ from pyllama_raw.api.events import EngineEvent, EventsLost, RequestEvent, Reques
 from pyllama_raw.api.results import EngineState
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.errors import ClosedError, InvalidRequest
+from pyllama_raw.results import Watcher
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 
 pytestmark = pytest.mark.anyio
@@ -164,3 +165,28 @@ def test_a_program_without_an_event_loop_reads_them():
         states = [next(events).state for _ in range(4)]
 
     assert states == [EngineState.RUNNING, WAITING, RUNNING, ENDED]
+
+
+class Tokens(Watcher):
+    """Counts the tokens of all steps."""
+
+    def __init__(self):
+        self.n_tokens = 0
+
+    def stepped(self, step):
+        self.n_tokens += step.n_prefill + step.n_decode
+
+
+async def test_a_program_may_watch():
+    """
+    A watcher is told of each step until it is taken away.
+    """
+    watcher, params = Tokens(), SamplingParams(max_tokens=3)
+    async with fake_engine() as engine:
+        engine.watch(watcher)
+        await engine.complete("hello", params)
+        engine.unwatch(watcher)
+        n_watched = watcher.n_tokens
+        await engine.complete("hello", params)
+
+    assert (n_watched, watcher.n_tokens) == (6 + 2, 6 + 2)

@@ -71,8 +71,8 @@ def test_a_histogram_counts_by_upper_bound():
     A value at a bound belongs to it; one above all of them to +Inf.
     """
     histogram = Histogram((1.0, 2.0))
-    histogram.add([2.5, 1.0, 0.5])
-    histogram.add([1.5])
+    for value in (2.5, 1.0, 0.5, 1.5):
+        histogram.add(value)
     (family,) = [histogram.family("a_seconds", "text")]
 
     assert [(s.name, s.labels.get("le"), s.value) for s in family.samples] == [

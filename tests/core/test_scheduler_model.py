@@ -256,10 +256,6 @@ class SchedulerModel(RuleBasedStateMachine):
         assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
         slots = [work.slot for work in self.plan.works]
         assert len(set(slots)) == len(slots)
-        if self.plan.same:
-            assert self.decoded == decoded(self.plan.works)
-        if self.plan:
-            self.decoded = decoded(self.plan.works)
         requests = [self.requests[work.request_id] for work in self.plan.works]
         assert len({request.lot for request in requests}) <= 1
         assert_one_lot(self.plan, self.requests, self.scheduler.limits)

@@ -2,10 +2,8 @@
 
 import pytest
 
-from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.core.stop_strings import StopStrings
-from pyllama_raw.errors import NativeError
-from tests.core.support import answer, make_request, make_scheduler, step
+from tests.core.support import answer, make_request, make_scheduler
 
 
 def hints(scheduler, *requests, n_steps):
@@ -109,58 +107,3 @@ def test_an_empty_plan_is_not_steady():
     plan = make_scheduler().schedule(0.0)
 
     assert (bool(plan), plan.steady) == (False, False)
-
-
-def sames(scheduler, *requests, n_steps):
-    """Of each plan, whether it has just the streams of the plan before."""
-    scheduler.add_all(requests, 0.0)
-    return [step(scheduler)[0].same for _ in range(n_steps)]
-
-
-def test_a_plan_is_the_same_while_the_same_streams_decode():
-    """
-    Not after a chunk of a prompt, and not once one of them has ended.
-    """
-    requests = make_request(0, n_prompt=4, max_tokens=4), make_request(1, max_tokens=30)
-
-    found = sames(make_scheduler(), *requests, n_steps=6)
-
-    assert found == [False, False, True, True, False, True]
-
-
-def test_another_request_in_the_same_slot_is_not_the_same():
-    """
-    It is as far as the one before, and decodes a token as that did.
-    """
-    scheduler = make_scheduler(n_slots=1)
-    requests = [make_request(number, n_prompt=1, max_tokens=2) for number in range(2)]
-
-    assert sames(scheduler, *requests, n_steps=4) == [False, True, False, True]
-
-
-def test_a_plan_is_not_the_same_after_there_was_nothing_to_do():
-    """
-    Who decoded before is forgotten.
-    """
-    scheduler = make_scheduler()
-    sames(scheduler, make_request(0, n_prompt=1, max_tokens=2), n_steps=3)
-
-    assert sames(scheduler, make_request(1, n_prompt=1), n_steps=1) == [False]
-
-
-@pytest.mark.parametrize(
-    "status", [DecodeStatus.NO_SPACE, DecodeStatus.INVALID, DecodeStatus.FAILED]
-)
-def test_a_plan_is_not_the_same_after_one_that_failed(status):
-    """
-    Nobody was told of what that was to compute.
-    """
-    scheduler = make_scheduler()
-    requests = [make_request(number, max_tokens=30) for number in range(3)]
-    sames(scheduler, *requests, n_steps=3)
-    plan = scheduler.schedule(0.0)
-    result = answer(plan)._replace(status=status, error=NativeError("decode", -1, "no"))
-    scheduler.apply(plan, result, 0.0)
-
-    assert plan.same
-    assert not scheduler.schedule(0.0).same

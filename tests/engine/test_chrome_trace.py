@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.request_log import RequestLog
-from pyllama_raw.engine.step_log import StepLog, StepRecord
+from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.chrome_trace import write_trace
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import make_request
@@ -109,8 +110,7 @@ def trace_of(requests, *, seconds=0.001):
         executor,
         lambda: 100 + seconds * executor.n_steps,
         lambda *_: None,
-        log=steps,
-        watchers=[ended],
+        watchers=[steps, ended],
     )
     for request in requests:
         driver.add([request], driver.clock())

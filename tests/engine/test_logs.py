@@ -9,7 +9,8 @@ from pyllama_raw import LogConfig, SamplingParams
 from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
 from pyllama_raw.engine.records import RecordFile
 from pyllama_raw.engine.request_log import RequestLog, read_requests
-from pyllama_raw.engine.step_log import StepLog, StepRecord, read_steps
+from pyllama_raw.engine.step_log import StepLog, read_steps
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.testing import fake_engine
 
@@ -61,14 +62,14 @@ def test_a_file_has_one_log(tmp_path):
     """
     A second log is refused while the first one is open, and takes nothing from it.
     """
-    file = RecordFile(tmp_path / "steps", lambda record: record)
+    file = RecordFile(tmp_path / "steps")
     file.put(RECORD)
     with pytest.raises(ConfigError, match="steps belongs to another log"):
-        RecordFile(tmp_path / "steps", lambda record: record)
+        RecordFile(tmp_path / "steps")
     file.close()
 
     assert read_steps(tmp_path / "steps") == [RECORD]
-    RecordFile(tmp_path / "steps", lambda record: record).close()
+    RecordFile(tmp_path / "steps").close()
     assert read_steps(tmp_path / "steps") == []
 
 
@@ -76,7 +77,7 @@ def test_a_record_that_cannot_be_written_ends_the_file(tmp_path, caplog):
     """
     The log says so, and nobody waits for the rest.
     """
-    file = RecordFile(tmp_path / "steps", lambda record: record)
+    file = RecordFile(tmp_path / "steps")
     file.put(RECORD._replace(status=object()))
     file.close()
 
@@ -87,10 +88,10 @@ def test_a_record_that_cannot_be_written_ends_the_file(tmp_path, caplog):
 class RaisingLog(StepLog):
     """Raises in the second step."""
 
-    def add(self, *step, **times):
+    def stepped(self, step):
         if list(self):
             raise SystemExit("no more")
-        super().add(*step, **times)
+        super().stepped(step)
 
 
 async def test_an_engine_goes_on_without_a_step_log_that_raises(caplog):
@@ -117,7 +118,7 @@ def test_a_full_disk_ends_the_file_and_nothing_else(caplog):
     """
     with caplog.at_level(logging.ERROR):
         try:
-            file = RecordFile(Path("/dev/full"), lambda record: record)
+            file = RecordFile(Path("/dev/full"))
         except ConfigError:
             pytest.skip("no /dev/full here")
         file.put(RECORD)
@@ -135,7 +136,7 @@ def test_records_beyond_the_limit_are_counted(tmp_path, caplog, monkeypatch):
     """
     monkeypatch.setattr("pyllama_raw.engine.records.MAX_WAITING", 2)
     monkeypatch.setattr("pyllama_raw.engine.records.WRITE_S", 60.0)
-    file = RecordFile(tmp_path / "steps", lambda record: record)
+    file = RecordFile(tmp_path / "steps")
     for n in range(5):
         file.put(RECORD._replace(at_s=float(n)))
     file.close()

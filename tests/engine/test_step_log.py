@@ -5,6 +5,7 @@ from array import array
 import pytest
 
 from pyllama_raw.core.request import CacheTier
+from pyllama_raw.core.stats import Occupancy
 from pyllama_raw.core.step import (
     Copy,
     Decode,
@@ -14,7 +15,9 @@ from pyllama_raw.core.step import (
     Prefill,
     Save,
     StepPlan,
+    StepResult,
 )
+from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.records import write_records
 from pyllama_raw.engine.step_log import (
     Size,
@@ -22,8 +25,10 @@ from pyllama_raw.engine.step_log import (
     StepRecord,
     read_steps,
     size_of,
+    step_record,
 )
-from tests.core.support import answer, make_request, make_scheduler, step
+from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
+from tests.core.support import make_request
 
 
 def tokens(n):
@@ -49,109 +54,121 @@ def test_the_size_of_a_plan():
     assert size_of(plan) == Size(3, 1, 31 + (8 + 9 + 10), 15, 9 + 7)
 
 
+class Steps:
+    """A driver on the fake executor with a step log; a step takes half a second."""
+
+    def __init__(self, *requests, max_steps=100, failing=None, **options):
+        self.log = StepLog(max_steps=max_steps)
+        limits = fake_limits(n_slots=2, n_batch=16)
+        executor = FakeExecutor(limits, failures=failing)
+        self.scheduler = fake_parts(executor, **options).scheduler
+        self.driver = Driver(
+            self.scheduler,
+            executor,
+            lambda: 0.5 * executor.n_steps,
+            lambda *_: None,
+            watchers=[self.log],
+        )
+        self.driver.add(requests, 0.0)
+
+    def run(self):
+        while self.driver.step():
+            pass
+        return list(self.log)
+
+
 def test_a_log_keeps_the_last_steps():
     """
     The ring holds the newest records, with the state of the scheduler after each.
     """
-    log, scheduler = StepLog(max_steps=2), make_scheduler(n_slots=1)
-    for request_id in range(2):
-        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=3), 0.0)
+    requests = [make_request(number, n_prompt=4, max_tokens=3) for number in range(3)]
 
-    for now in range(3):
-        plan, _ = step(scheduler, float(now))
-        log.add(plan, scheduler, now, now + 0.5)
+    records = Steps(*requests, max_steps=2).run()
 
-    assert [(r.at_s, r.seconds, r.n_prefill, r.n_decode) for r in log] == [
-        (1, 0.5, 0, 1),
-        (2, 0.5, 0, 1),
+    assert [(r.at_s, r.seconds, r.n_prefill, r.n_decode) for r in records] == [
+        (2.5, 0.5, 0, 1),
+        (3.0, 0.5, 0, 0),
     ]
-    assert [(r.n_running, r.n_waiting) for r in log] == [(1, 1), (0, 1)]
+    assert [(r.n_running, r.n_waiting) for r in records] == [(0, 0), (0, 0)]
 
 
-def test_a_record_says_who_was_computed():
+def test_a_record_says_what_was_computed():
     """
-    Decodes and chunks by request and slot, the budget they shared, and how the step ended.
+    Decodes and chunks by request and slot, and the budget that they shared.
     """
-    log, scheduler = StepLog(), make_scheduler(n_slots=2, token_budget=8)
-    scheduler.add(make_request(7, n_prompt=4, max_tokens=3), 0.0)
-    plan, _ = step(scheduler)
-    log.add(plan, scheduler, 0.0, 0.5)
-    scheduler.add(make_request(9, n_prompt=20, max_tokens=3), 0.0)
-    plan = scheduler.schedule(1.0)
-    times = {"decode_s": 0.25, "sample_s": 0.125, "restore_s": {0: 0.5, 1: 0.25}}
-    result = answer(plan)._replace(**times)
-    scheduler.apply(plan, result, 1.5)
-    log.add(plan, scheduler, 1.0, 1.5, result=result, host_s=0.0625)
+    steps = Steps(make_request(7, n_prompt=4, max_tokens=3), token_budget=8)
+    steps.driver.step()
+    steps.driver.add([make_request(9, n_prompt=20, max_tokens=3)], 0.5)
+    steps.driver.step()
 
-    assert list(log) == [
+    assert list(steps.log) == [
         StepRecord(
             *(0.0, 0.5, 4, 0, 4 + 3 + 2 + 1, 0, 0, 1, 0, 4),
             budget=8,
             chunks=((7, 0, 4),),
         ),
         StepRecord(
-            *(1.0, 0.5, 7, 1, 5 + 7 * 8 // 2, 0, 0, 2, 0, 12),
+            *(0.5, 0.5, 7, 1, 5 + 7 * 8 // 2, 0, 0, 2, 0, 12),
             budget=8,
-            host_s=0.0625,
-            decode_s=0.25,
-            sample_s=0.125,
-            restore_s=0.75,
             decodes=((7, 0),),
             chunks=((9, 1, 7),),
         ),
     ]
 
 
-def test_a_record_says_who_was_computed_when_these_are_the_same():
+def test_a_record_has_the_seconds_of_a_result():
     """
-    Steps of the same streams are measured by what differs: each record is that of its plan.
+    Decoding and choosing tokens, and what filling all slots took.
     """
-    log, scheduler = StepLog(), make_scheduler(n_slots=2)
-    for request_id, n_tokens in enumerate((4, 7, 3)):
-        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=n_tokens), 0.0)
-    plans = []
-    while scheduler.has_work:
-        plan, _ = step(scheduler)
-        log.add(plan, scheduler, 0.0, 0.5)
-        plans.append(plan)
+    result = StepResult(decode_s=0.25, sample_s=0.125, restore_s={0: 0.5, 1: 0.25})
 
-    assert [plan.same for plan in plans].count(True) > 2
-    for plan, record in zip(plans, log, strict=True):
-        decodes = [work for work in plan.works if type(work) is Decode]
-        assert record.decodes == tuple((work[0], work[1]) for work in decodes)
-        assert record[:7] == (0.0, 0.5, *size_of(plan._replace(same=False)))
+    record = step_record(
+        StepPlan(),
+        result,
+        Occupancy(1, 2, 3, 4, 5, 6),
+        at_s=1.0,
+        seconds=0.5,
+        host_s=0.0625,
+        n_preempted=7,
+    )
+
+    assert record == StepRecord(
+        *(1.0, 0.5, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 7, 6),
+        host_s=0.0625,
+        decode_s=0.25,
+        sample_s=0.125,
+        restore_s=0.75,
+    )
 
 
 def test_a_record_counts_the_preempted_of_its_step():
     """
-    Not those of earlier steps.
+    Not those of earlier steps, also for a log that is told late.
     """
-    log, scheduler = StepLog(), make_scheduler(n_slots=2)
-    for request_id in range(2):
-        scheduler.add(make_request(request_id, n_prompt=4, max_tokens=6), 0.0)
-    for status in (DecodeStatus.OK, DecodeStatus.NO_SPACE, DecodeStatus.OK):
-        plan = scheduler.schedule(0.0)
-        result = answer(plan)._replace(status=status)
-        scheduler.apply(plan, result, 0.5)
-        log.add(plan, scheduler, 0.0, 0.5, result=result)
+    requests = [make_request(number, n_prompt=4, max_tokens=6) for number in range(2)]
+    steps = Steps(*requests, failing={1: DecodeStatus.NO_SPACE})
+    late = StepLog()
+    steps.driver.step()
+    steps.driver.step()
+    steps.driver.watchers.add(late)
+    steps.driver.step()
 
-    assert [(record.n_preempted, record.status) for record in log] == [
+    assert [(r.n_preempted, r.status) for r in steps.log] == [
         (0, "ok"),
         (1, "no space"),
         (0, "ok"),
     ]
+    assert [r.n_preempted for r in late] == [0]
 
 
 def test_a_log_is_read_as_it_was_written(tmp_path):
     """
     JSON lines hold every field of every record.
     """
-    log, scheduler = StepLog(), make_scheduler()
-    scheduler.add(make_request(), 0.0)
-    log.add(step(scheduler)[0], scheduler, 0.0, 0.25)
-    write_records(tmp_path / "steps.jsonl", log)
+    records = Steps(make_request()).run()
+    write_records(tmp_path / "steps.jsonl", records)
 
-    assert read_steps(tmp_path / "steps.jsonl") == list(log)
+    assert read_steps(tmp_path / "steps.jsonl") == records
 
 
 @pytest.mark.parametrize("text", ['{"at_s": 1}', "[1]", "no JSON"])

@@ -9,7 +9,8 @@ from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
 from tests.core.support import finished, make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread
 
-HOOKS = ["came", "changed", "ended", "engine"]
+HOOKS = ["came", "changed", "stepped", "ended", "engine"]
+ONE = ["came", "running", "step", "ended", "step"]  # what is told of a request
 RAISED = [
     ("ERROR", "pyllama_raw.engine.watchers", "Raising raised; it is told nothing more")
 ]
@@ -30,6 +31,10 @@ class Noting(Watcher):
 
     def changed(self, change, request_id, now):
         self.told.append(change)
+
+    def stepped(self, step):
+        if self.told[-1:] != ["step"]:  # several are told as one
+            self.told.append("step")
 
     def ended(self, end):
         self.told.append("ended")
@@ -62,7 +67,8 @@ def lines(caplog):
     [
         ("came", ["came"]),
         ("changed", ["came", "running"]),
-        ("ended", ["came", "running", "ended"]),
+        ("stepped", ["came", "running", "step"]),
+        ("ended", ["came", "running", "step", "ended"]),
     ],
 )
 def test_a_driver_goes_on_without_a_watcher_that_raises(hook, told, error, caplog):
@@ -84,7 +90,7 @@ def test_a_driver_goes_on_without_a_watcher_that_raises(hook, told, error, caplo
             pass
 
     assert raising.told == told
-    assert other.told == ["came", "running", "ended"] * 2
+    assert other.told == ONE * 2
     assert {i: end.reason for i, end in finished(events).items()} == dict.fromkeys(
         range(2), FinishReason.LENGTH
     )
@@ -108,7 +114,7 @@ def test_a_user_can_interrupt_a_watcher():
         driver.add([make_request()], 0.0)
 
 
-@pytest.mark.parametrize("hook", HOOKS[:3])
+@pytest.mark.parametrize("hook", HOOKS[:4])
 def test_an_engine_goes_on_without_a_watcher_that_raises(hook, loop, started, caplog):
     """
     The request that was under way and the next one are done.
@@ -123,7 +129,7 @@ def test_an_engine_goes_on_without_a_watcher_that_raises(hook, loop, started, ca
         ends.append(stream.read_to_end()[-1].reason)
 
     assert ends == [FinishReason.LENGTH] * 2
-    assert other.told == ["running", *["came", "running", "ended"] * 2]
+    assert other.told == ["running", *ONE * 2]
     assert lines(caplog) == RAISED
 
 

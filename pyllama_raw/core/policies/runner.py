@@ -29,8 +29,6 @@ from pyllama_raw.core.victims import MAX_PREEMPTED
 
 T = TypeVar("T")
 
-Done = tuple[tuple[RequestView, int], ...]
-
 MAX_HELD = 8  # steps in a row that a quota may keep a prompt waiting
 
 
@@ -65,7 +63,6 @@ class PolicyRunner:
         self._now = 0.0
         self._view: SchedulerView | None = None  # of this step, once a hook gets it
         self._views: dict[int, RequestView] = {}  # by request_id; of all told of
-        self._done: Done | None = None  # of the last step, if nobody has ended since
         self._probed: Sequence | None = None  # whom the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
         self._held = Counter[int]()  # steps without a token, by request_id
@@ -174,14 +171,13 @@ class PolicyRunner:
         """*plan* was computed; what came of it is not taken in yet."""
         if "on_scheduled" not in self._hooks:
             return
-        if self._done is None or not plan.same:
-            views = self._views  # who has ended meanwhile has none
-            self._done = tuple(
-                (views[work.request_id], len(work.tokens))
-                for work in plan.works
-                if work.request_id in views
-            )
-        self._ask("on_scheduled", id, self._done, now)
+        views = self._views  # who has ended meanwhile has none
+        done = tuple(
+            (views[work.request_id], len(work.tokens))
+            for work in plan.works
+            if work.request_id in views
+        )
+        self._ask("on_scheduled", id, done, now)
 
     def tell(self, hook: str, sequence: Sequence, now: float) -> None:
         """*hook*, which has the name of what happened to *sequence*."""
@@ -193,7 +189,6 @@ class PolicyRunner:
             self._held.pop(view.request_id, None)
         if hook == "on_finished":
             del self._views[view.request_id]
-            self._done = None
 
     # -- calls ---------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ class Failures:
     def take(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Undo in *plan* what the context has not done."""
         counters = self._roster.counters
-        self._packer.decoded = []
         match result.status:
             case DecodeStatus.ABORTED:
                 counters.aborted_steps += 1

@@ -40,7 +40,6 @@ class Packer:
     ) -> None:
         self.prefill_cap: int | None = None  # after a step that found no space
         self.budget: int | None = None  # tokens of the last plan, if prompts share it
-        self.decoded: list[Running] = []  # all that the last plan did, if it worked
         self._roster = roster
         self._memory = roster.memory
         self._slots = roster.slots
@@ -59,7 +58,6 @@ class Packer:
         streams, prompts, replays = self._ready(now)
         recovers = bool(self._suspects.all)
         if not (streams or prompts):
-            self.decoded = []
             return StepPlan()
         groups = self._groups(streams, prompts)
         lot = self.lots.pick(groups, now)
@@ -86,10 +84,7 @@ class Packer:
             and self._all_go_on(decodes)
             and self._all_go_on(prompts)
         )
-        only_decodes = [] if replays or len(works) > len(decodes) else decodes
-        same = only_decodes == self.decoded != []
-        self.decoded = only_decodes
-        return StepPlan((), tuple(works), lot, steady, same)
+        return StepPlan((), tuple(works), lot, steady)
 
     def repeat(self, *, from_start: bool) -> None:
         """Take the failed step, or all, again: equal steps give equal last digits."""

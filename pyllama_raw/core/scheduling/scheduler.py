@@ -211,7 +211,6 @@ class Scheduler:
             slots.cells.n_used,
             host.n_used_bytes,
             disk.n_used_bytes,
-            roster.counters.preempted,
             self._packer.budget,
         )
 

@@ -12,7 +12,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from pyllama_raw.engine.request_log import RequestRecord, read_requests
-from pyllama_raw.engine.step_log import StepRecord, read_steps
+from pyllama_raw.engine.step_log import read_steps
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.table import read_results
 from pyllama_raw.lab.plot import requests, timeline

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from pyllama_raw.engine.step_log import StepRecord
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.plot.style import COLOURS, canvas, legend
 
 MAX_BARS = 900  # of a picture: more are not told apart

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyllama_raw.engine.step_log import Size, StepRecord
+from pyllama_raw.engine.step_log import Size
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim.executor import SimExecutor, VirtualClock
@@ -37,14 +36,13 @@ class Simulated:
         self,
         machine: Machine,
         tell: OnEnd,
-        log: StepLog | None,
         watchers: Iterable[Watcher],
     ) -> None:
         self.clock = clock = VirtualClock()
         self.scheduler = machine.scheduler()
         executor = SimExecutor(machine.cost, clock, TOKEN_BYTES)
         self.driver = Driver(
-            self.scheduler, executor, clock, self._take, log=log, watchers=watchers
+            self.scheduler, executor, clock, self._take, watchers=watchers
         )
         self.n_cells = self.scheduler.limits.n_cells
         self.n_open = self.n_open_tokens = 0
@@ -79,7 +77,7 @@ def simulate(
     *,
     n_replicas: int = 1,
     router: RouterName = "round_robin",
-    log: StepLog | None = None,
+    log: Watcher | None = None,
     watchers: Iterable[Watcher] = (),
     on_end: OnEnd = lambda *_: None,
 ) -> Figures:
@@ -89,7 +87,7 @@ def simulate(
     Args:
         n_replicas: machines, each like *machine*.
         router: who of them gets a request.
-        log: gets a record of each step of the first machine.
+        log: watches the first machine only, as a `StepLog` does.
         watchers: are told of the requests of all machines.
         on_end: called with each request that has ended, and how.
 
@@ -104,8 +102,12 @@ def simulate(
         figures.add(request, end)
         on_end(request, end)
 
-    logs = [log, *[None] * (n_replicas - 1)]
-    replicas = [Simulated(machine, tell, log, watchers) for log in logs]
+    watchers = tuple(watchers)
+    of_first = watchers if log is None else (*watchers, log)
+    replicas = [
+        Simulated(machine, tell, watchers if index else of_first)
+        for index in range(n_replicas)
+    ]
     requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
     coming = next(requests, None)
     while True:

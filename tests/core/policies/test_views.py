@@ -130,7 +130,7 @@ def test_who_left_during_a_step_is_not_told_of(n_before):
 
 def test_each_step_tells_of_those_that_it_computed():
     """
-    Also where it computes the same requests as the step before.
+    Views of its requests, each with the tokens that it gets.
     """
     told = []
 
@@ -147,5 +147,4 @@ def test_each_step_tells_of_those_that_it_computed():
     while scheduler.has_work:
         plans.append(step(scheduler)[0])
 
-    assert [plan.same for plan in plans].count(True) > 2
     assert told == [[(w.request_id, len(w.tokens)) for w in p.works] for p in plans]

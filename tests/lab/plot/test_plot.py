@@ -7,7 +7,8 @@ import pytest
 from pyllama_raw.cli import main
 from pyllama_raw.engine.records import write_records
 from pyllama_raw.engine.request_log import RequestLog
-from pyllama_raw.engine.step_log import StepLog, StepRecord
+from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.plot import compared, pictures
 from pyllama_raw.lab.plot.requests import goodput

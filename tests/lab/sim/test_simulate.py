@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.engine.step_log import StepLog, StepRecord
+from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim import (
     CostModel,
