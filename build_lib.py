@@ -88,7 +88,7 @@ SHIM_HEADERS = (
     *("kernels/kernels.h", "kernels/watch.h"),
     *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
-USED = FFI_DIR / "used.h"
+USED = ROOT / "scripts" / "used.h"
 LIBRARIES = ("llama", "mtmd", "ggml", "ggml-base")
 SOURCE_PARTS = (
     "CMakeLists.txt",

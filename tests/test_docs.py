@@ -54,6 +54,12 @@ SHOWN = {
         "seconds;",
         " Paris",
     ],
+    "steps": [
+        "step 0",
+        "request 1: ' Paris'",
+        "request 2: ",
+        "request 1 has ended: length",
+    ],
     "image": ["4 rows of the image", "1 encode"],
     "observe": [
         "engine: running",

@@ -38,7 +38,6 @@ _MODEL_DEFAULTS: dict[str, Any] = {
     "check_tensors": False,
     "use_extra_bufts": True,
     "no_host": False,
-    "load_mtp": False,
 }
 _CONTEXT_DEFAULTS: dict[str, Any] = {
     "n_ctx": 2048,
@@ -82,7 +81,7 @@ def model_params(fields: Mapping[str, Any], *, vocab_only: bool) -> tuple[Any, o
     params.load_mode = _enum("LLAMA_LOAD_MODE", values, "load_mode", _LOAD_MODES)
     params.lazy_mode = _enum("LLAMA_LAZY_MODE", values, "lazy_mode", _LAZY_MODES)
     params.vocab_only = vocab_only
-    for name in ("check_tensors", "use_extra_bufts", "no_host", "load_mtp"):
+    for name in ("check_tensors", "use_extra_bufts", "no_host"):
         setattr(params, name, bool(values[name]))
     return params, (devices, splits, overrides)
 

@@ -55,8 +55,6 @@ class ModelConfig(Frozen):
     """Whether libllama may keep weights in an order that suits this CPU."""
     no_host: bool = False
     """Whether host memory of devices is avoided, so that extra buffers are used."""
-    load_mtp: bool = False
-    """Whether the layers for multi-token prediction are loaded."""
 
 
 class ContextConfig(Frozen):
