@@ -369,7 +369,12 @@ def kept_extension(library: Library) -> Path | None:
     from cffi import __version__ as cffi_version
 
     digest = hashlib.sha256(f"{cffi_version}\0{sys.version}".encode())
-    makers = [Path(__file__), ROOT / "setup.py", *(ROOT / "scripts").glob("c_*.py")]
+    makers = [
+        Path(__file__),
+        ROOT / "setup.py",
+        USED,
+        *(ROOT / "scripts").glob("c_*.py"),
+    ]
     for path in sorted([*makers, *map(Path, sources()), *FFI_DIR.rglob("*.h")]):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     return library.prefix / "extension" / f"{digest.hexdigest()[:16]}.so"
