@@ -555,7 +555,6 @@ uint32_t llama_model_quantize(const char * fname_inp, const char * fname_out, co
 struct llama_adapter_lora * llama_adapter_lora_init(struct llama_model * model, const char * path_lora);
 void llama_adapter_lora_free(struct llama_adapter_lora * adapter);
 uint64_t llama_adapter_get_alora_n_invocation_tokens(const struct llama_adapter_lora * adapter);
-const llama_token * llama_adapter_get_alora_invocation_tokens(const struct llama_adapter_lora * adapter);
 int32_t llama_set_adapters_lora(struct llama_context * ctx, struct llama_adapter_lora * * adapters, size_t n_adapters, float * scales);
 int32_t llama_set_adapter_cvec(struct llama_context * ctx, const float * data, size_t len, int32_t n_embd, int32_t il_start, int32_t il_end);
 void llama_memory_clear(llama_memory_t mem, bool data);

@@ -94,7 +94,7 @@ class Choice:
                 len(self._tokens),
                 n_cached,
                 tier,
-                sum(s.stop - s.start for s in self.request.spans if not s.text),
+                sum(span.stop - span.start for span in self.request.spans),
             ),
             timings=timings,
             seed=self._seed,

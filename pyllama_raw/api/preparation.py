@@ -108,7 +108,7 @@ class Preparation:
         if adapters := options.get("adapters"):
             request = self._adapters.adapt(request, adapters)
         if request.spans and params.prompt_logprobs is not None:
-            allowed = "None with images, sounds or aLoRAs"
+            allowed = "None with images and sounds"
             raise InvalidSampling("prompt_logprobs", params.prompt_logprobs, allowed)
         return _fork(request, params, seed, request_ids)
 

@@ -129,8 +129,6 @@ class LotTurns:
 def _lot_of(running: Running) -> Lot:
     """That of the next rows of a prompt."""
     request = running.request
-    if request.first_lot is not None and running.n_computed < request.spans[0].stop:
-        return request.first_lot
     lot = request.lot
     span = next_span(running)
     if span is None:

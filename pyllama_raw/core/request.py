@@ -103,7 +103,6 @@ class Request:
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
     lot: Lot = TOKENS
-    first_lot: Lot | None = None  # up to the end of the only span, which has text
     client: str | None = None  # who sent it; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
     # Rows that are no text. None of a span is computed before Scheduler.media_ready().

@@ -26,9 +26,6 @@ class Span(NamedTuple):
     n_pos: int  # positions they take together
     is_causal: bool = True  # if not, the rows see each other: one decode has them all
     key: bytes = b""  # of any engine: equal only if the rows are; empty: in no file
-    # The rows are this text, and the last ones before a request changes its lot: its memory
-    # differs from theirs who go on, so their tokens must, too.
-    text: tuple[int, ...] = ()
 
 
 Spans = tuple[Span, ...]  # rising, and apart
@@ -51,7 +48,6 @@ def text_of(tokens: array[int], spans: Spans) -> array[int]:
     text, start = array("i"), 0
     for span in spans:
         text += tokens[start : span.start]
-        text.extend(span.text)
         start = span.stop
     return text + tokens[start:]
 
@@ -59,8 +55,8 @@ def text_of(tokens: array[int], spans: Spans) -> array[int]:
 def position(spans: Spans, index: int) -> int:
     """Of the row with *index*; inside a span it is that of the first row."""
     n_less = 0
-    for start, stop, n_pos, *_, text in spans:
-        if index < stop and not text:
+    for start, stop, n_pos, *_ in spans:
+        if index < stop:
             return min(index, start) - n_less
         n_less += stop - start - n_pos
     return index - n_less
@@ -85,24 +81,15 @@ def whole(spans: Spans, n_rows: int) -> int:
 
 def border(spans: Spans, index: int) -> int | None:
     """Where the text or the span of *index* ends; None: no span follows."""
-    for start, stop, *_, text in spans:
+    for start, stop, *_ in spans:
         if index < stop:
-            return start if index < start and not text else stop
+            return start if index < start else stop
     return None
 
 
 def span_at(spans: Spans, index: int) -> int | None:
     """Which span has the row with *index*; None: it is text."""
     for number, span in enumerate(spans):
-        if index < span.stop and not span.text:
+        if index < span.stop:
             return number if index >= span.start else None
     return None
-
-
-def as_text(spans: Spans, start: int, tokens: array[int]) -> array[int]:
-    """*tokens*, which begin at *start*, changed into the text of *spans* that have one."""
-    for span in spans:
-        for at, token in enumerate(span.text, span.start - start):
-            if 0 <= at < len(tokens):
-                tokens[at] = token
-    return tokens

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.engine.adapting import Chosen, adapted
-from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
@@ -37,7 +36,6 @@ class LoadedAdapter(Protocol):
 
     digest: str  # of the file
     n_bytes: int  # of its tensors
-    invocation: tuple[int, ...]  # at work from these tokens on; empty: always
 
     def close(self) -> None:
         """Free it, if no executor has it."""
@@ -75,7 +73,6 @@ class _Entry:
     n_bytes: int
     number: int
     digest: str
-    invocation: tuple[int, ...]
     n_users: int = 0
     used: int = 0  # when, in the order of all uses
     is_named: bool = True  # new requests can have it
@@ -88,14 +85,11 @@ class Adapters:
         self,
         host: AdapterHost | None = None,
         max_bytes: int = 0,
-        keys: SpanKeys | None = None,
     ) -> None:
         """
         Args:
             host: None: the engine takes no adapters.
-            keys: of the prompts of the engine.
         """
-        self._keys = keys or SpanKeys()
         # Runs a function between two steps.
         self.post: Callable[[Callable[[], None]], Future[None]]
         self._host = host
@@ -151,9 +145,8 @@ class Adapters:
 
         Raises:
             AdapterNotFound: there is none of that name.
-            InvalidRequest: there are two aLoRAs, or one beside images.
         """
-        return adapted(request, self._chosen(scales), self._keys)
+        return adapted(request, self._chosen(scales))
 
     def _chosen(self, scales: Mapping[str, float]) -> list[Chosen]:
         """Those of *scales* that change anything."""
@@ -166,7 +159,7 @@ class Adapters:
                 (scale,) = struct.unpack("f", as_in_c)
                 if scale:
                     e = self._named[name]
-                    chosen.append(Chosen(name, e.number, scale, e.digest, e.invocation))
+                    chosen.append(Chosen(name, e.number, scale, e.digest))
         return chosen
 
     def enter(self, requests: Iterable[Request]) -> None:
@@ -204,8 +197,7 @@ class Adapters:
             adapter.close()
             raise
         moment = next(self._moments)
-        digest, invocation = adapter.digest, adapter.invocation
-        return _Entry(name, path, n_bytes, number, digest, invocation, used=moment)
+        return _Entry(name, path, n_bytes, number, adapter.digest, used=moment)
 
     def _reserve(self, n_bytes: int) -> None:
         """Count *n_bytes*, and wait until what gives way for them is freed."""

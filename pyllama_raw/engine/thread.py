@@ -68,9 +68,7 @@ class EngineThread:
             parts.media.encoder.report = lambda id_: self._post(Encoded(id_))
         if parts.files is not None:
             parts.files.report = self._post
-        self.adapters = Adapters(
-            parts.adapter_host, parts.max_adapter_bytes, parts.span_keys
-        )
+        self.adapters = Adapters(parts.adapter_host, parts.max_adapter_bytes)
         self.adapters.post = self._post_call
         n_slots = parts.scheduler.limits.n_slots
         self._mailbox = Mailbox(n_slots, parts.admission, clock, self.adapters)

@@ -12,17 +12,9 @@ from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.model import Model
 
-MAX_INVOCATION = 256  # tokens; a prompt is searched for them
-
 
 class Lora(Handle):
-    """
-    A LoRA. It must be set on no context when it is closed; the model is freed after it.
-
-    Attributes:
-        invocation: an aLoRA is at work from the last of these tokens of a prompt on; empty:
-            it always is.
-    """
+    """A LoRA. It must be set on no context when it is closed; the model is freed after it."""
 
     def __init__(self, model: Model, path: str, *, digest: str, n_bytes: int) -> None:
         """Use load_adapter()."""
@@ -33,24 +25,14 @@ class Lora(Handle):
             raise AdapterLoadFailed(path, said)
         super().__init__(pointer, lib.plr_adapter_free, parents=[model])
         self.digest, self.n_bytes = digest, n_bytes
-        n_tokens = lib.llama_adapter_get_alora_n_invocation_tokens(pointer)
-        found = lib.llama_adapter_get_alora_invocation_tokens(pointer)
-        wanted = (
-            ffi.unpack(found, min(n_tokens, MAX_INVOCATION + 1)) if n_tokens else []
-        )
-        if len(wanted) > MAX_INVOCATION or not all(
-            0 <= t < model.n_vocab for t in wanted
-        ):
+        if lib.llama_adapter_get_alora_n_invocation_tokens(pointer):
             self.close()
-            allowed = f"at most {MAX_INVOCATION} tokens of the model"
-            raise AdapterLoadFailed(path, f"its invocation is not {allowed}")
-        self.invocation = tuple(wanted)
+            said = "it is an aLoRA, which is at work on a part of a prompt: use a LoRA"
+            raise AdapterLoadFailed(path, said)
 
 
 class ControlVector:
     """Directions that are added to what each layer but the first gives."""
-
-    invocation: tuple[int, ...] = ()
 
     def __init__(self, values: array[float], *, digest: str, n_bytes: int) -> None:
         self.values = values  # of layers 1, 2, ...

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
 from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.request import Lot, Request, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
@@ -195,21 +195,8 @@ class FakeExecutor:
         return Scored(tuple(scores), output)
 
     def _write(self, work: Work, n_tokens: int) -> None:
-        """Fill cells; the text of a span is known by the number that stands for it."""
-        request, tokens = self._requests[work.request_id], work.tokens[:n_tokens]
-        if request.first_lot is None:
-            self.memory.write(work.slot, tokens, work.pos)
-            return
-        start = len(self.memory.slots[work.slot])
-        for at, token in enumerate(tokens, start):
-            is_keyed = at < request.n_prompt and request.tokens[at] < 0
-            assert (
-                not is_keyed
-                or token == request.spans[0].text[at - request.spans[0].start]
-            )
-            self.memory.write(
-                work.slot, [request.tokens[at] if is_keyed else token], at
-            )
+        """Fill cells."""
+        self.memory.write(work.slot, work.tokens[:n_tokens], work.pos)
 
     def _sample(
         self, step: int, work: Work, n_top: int | None
@@ -259,8 +246,7 @@ class FakeExecutor:
             assert work.pos == row_position(request, n_held), "without a gap"
             assert_one_kind(request, n_held, work)
             assert len(work.tokens) == 1 or type(work) is not Decode
-            stop = n_held + len(work.tokens)
-            assert lot_of(request, n_held, stop).adapters == plan.lot.adapters
+            assert request.lot.adapters == plan.lot.adapters
 
 
 def _count_rows(work: Work) -> int:
@@ -272,17 +258,9 @@ def _count_rows(work: Work) -> int:
     return len(work.tokens)
 
 
-def lot_of(request: Request, start: int, stop: int) -> Lot:
-    """Of the rows [start, stop), which are of one."""
-    if request.first_lot is None or start >= request.spans[0].stop:
-        return request.lot
-    assert stop <= request.spans[0].stop
-    return request.first_lot
-
-
 def row_position(request: Request, index: int) -> int:
     """By counting: rows of text, and spans, take positions one after the other."""
-    spans = [span for span in request.spans if not span.text]
+    spans = request.spans
     taken = sum(span.n_pos for span in spans if span.stop <= index)
     in_spans = sum(min(index, s.stop) - s.start for s in spans if s.start < index)
     return index - in_spans + taken
@@ -292,7 +270,7 @@ def assert_one_kind(request: Request, start: int, work: Work) -> None:
     """A work has rows of text, or of one span, and says which."""
     rows = range(start, start + len(work.tokens))
     [span] = {
-        next((s for s in request.spans if s.start <= row < s.stop and not s.text), None)
+        next((s for s in request.spans if s.start <= row < s.stop), None)
         for row in rows
     }
     assert (span is not None) is (type(work) is PrefillSpan)

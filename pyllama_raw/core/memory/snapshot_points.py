@@ -36,10 +36,10 @@ class Points:
             interval=self._interval,
             n_tail=N_FRESH,
             junction=self._cache.junction(request.namespace, request.tokens),
-            # Others may ask something else about the same image, or before an adapter.
+            # Others may ask something else about the same image.
             cache_points=(
                 *request.cache_points,
-                *(s.start if s.text else s.stop for s in request.spans[-1:]),
+                *(span.stop for span in request.spans[-1:]),
             ),
         )
         whole = running.sequence.whole

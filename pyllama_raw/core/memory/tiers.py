@@ -94,7 +94,7 @@ class Tiers:
                 continue
             if tier.can_hold(hit, self.host.cache):
                 min_gain, spans = tier.min_gain, sequence.request.spans
-                if not (spans and spans[0].start < hit.n_tokens and not spans[0].text):
+                if not (spans and spans[0].start < hit.n_tokens):
                     n_worth = self._speeds[tier.name].n_worth(hit.n_bytes)
                     min_gain = max(min_gain, n_worth)
                 offers.append(Offer(tier.name, hit, min_gain))

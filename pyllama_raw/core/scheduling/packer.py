@@ -19,7 +19,7 @@ from pyllama_raw.core.scheduling.prefill import PrefillTurns, share_rows
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.sequence import Running
-from pyllama_raw.core.spans import as_text, span_at
+from pyllama_raw.core.spans import span_at
 from pyllama_raw.core.step import Decode, Prefill, PrefillSpan, Score, StepPlan, Work
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
@@ -274,7 +274,6 @@ def _prefill(running: Running, n_tokens: int) -> Work:
     if span is not None:
         n_before = start - running.request.spans[span].start
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
-    chunk = as_text(running.request.spans, start, chunk)
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
         targets = tokens[start + 1 : end + 1]
         return Score(request_id, slot, pos, chunk, samples, targets)

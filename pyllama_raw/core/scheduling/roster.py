@@ -73,7 +73,6 @@ class Roster:
         assert are_valid(request.spans, request.n_prompt)
         assert len(request.payloads) in (0, len(request.spans))
         assert not (request.spans and request.scores_prompt)
-        assert (request.first_lot is not None) is any(s.text for s in request.spans)
         if request.deadline is not None:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
@@ -90,8 +89,7 @@ class Roster:
         self.lots[request.lot] += 1
         if request.spans:
             self.n_with_spans += 1
-            if request.first_lot is None:
-                self.unready[request.request_id] = sequence
+            self.unready[request.request_id] = sequence
 
     def _forget(self, entered: list[Sequence]) -> None:
         """Take back what enter() did; a deadline of nobody alive is skipped."""
