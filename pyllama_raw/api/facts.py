@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from functools import cached_property
+from dataclasses import asdict, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import shown
@@ -60,10 +60,13 @@ class Facts:
         """The model, what the options came to, and versions."""
         return self._parts.describe()
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """What the model can be used for; for the rest, why not."""
-        return self._parts.capabilities
+        from pyllama_raw.prompts.rendering.tools import are_printed
+
+        tried = partial(are_printed, self._parts.chat_template)
+        return replace(self._parts.capabilities, prints_tools=tried)
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests can name."""

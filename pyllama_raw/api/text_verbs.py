@@ -36,6 +36,10 @@ class TextVerbs(Facts):
         """
         Token ids of *text* as a prompt: special tokens are added and understood.
 
+        Control tokens that are spelled in a prompt are understood, because a program
+        writes it. In messages of a chat, and in what embed() and rank() take, they stay
+        text, because a user may have written that.
+
         Raises:
             InvalidRequest: not text.
             PromptTooLong: it does not fit a slot; as of generate().

@@ -33,6 +33,9 @@ class VectorVerbs(Facts):
 
         The first call on a model that generates opens a context of its own for this.
 
+        Control tokens that are spelled in *texts* stay text, because a user may have
+        written that. In a prompt, and so by tokenize(), they are understood.
+
         Args:
             dimensions: only the first ones of each vector; None: all.
             normalize: make vectors as long as 1, after they are cut.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -37,11 +37,20 @@ class Capabilities:
     """The model."""
     refusals: Mapping[Operation, str]
     """Why it cannot do the operations that are in here."""
+    prints_tools: Callable[[], bool] = field(
+        default=lambda: False, repr=False, compare=False
+    )
+    """Tries the chat template; of an engine only."""
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         """What it can do."""
         return tuple(one for one in Operation if one not in self.refusals)
+
+    @property
+    def tools(self) -> bool:
+        """Whether chats of the engine may have tools; the first answer takes a moment."""
+        return self.prints_tools()
 
     def check(self, *operations: Operation) -> None:
         """Raise Unsupported if the model can do none of *operations*."""

@@ -22,6 +22,8 @@ from pyllama_raw.prompts.rendering.processes import (
     TemplateProcesses,
     Unreadable,
 )
+from pyllama_raw.prompts.rendering.roles import check_roles
+from pyllama_raw.prompts.rendering.tools import prints_tools
 
 RESERVED = {"add_generation_prompt", "bos_token", "eos_token", "messages", "tools"}
 
@@ -113,6 +115,7 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._source = source
         self._processes = None if source is None else TemplateProcesses(source, tokens)
         self._unreadable: str | None = None
 
@@ -125,9 +128,10 @@ class ChatTemplate:
         If the last message is the assistant's and has text, it asks for the rest of it.
 
         Raises:
-            Unsupported: the model has no template, or one that Jinja cannot read.
+            Unsupported: the model has no template, or one that Jinja cannot read, or
+                there are tools and the template prints none.
             InvalidRequest: the template does not take these messages, or takes too
-                much time or memory for them.
+                much time or memory for them; a role is unknown.
             ClosedError: close() was called, perhaps meanwhile.
         """
         plain = plain_messages(messages)
@@ -135,13 +139,15 @@ class ChatTemplate:
         _check_variables(kwargs)
         tools = plain_value("tools", settings.tools)
         begun = _begun(plain)
-        if self._processes is None:
+        if self._source is None or self._processes is None:
             raise Unsupported(
                 "chat messages", "the model has no chat template: give a text prompt"
             )
         if self._unreadable is not None:
             raise _unreadable(self._unreadable)
+        check_roles(plain, self._source)
         try:
+            _check_tools(tools, self._source)
             chat = {"tools": tools, "kwargs": kwargs, "asks": begun is None}
             rendered = Rendered(*self._processes.render(plain, chat))
         except Refused as error:
@@ -171,6 +177,15 @@ def _unreadable(reason: str) -> Unsupported:
     return Unsupported(
         "chat messages", f"the model's chat template cannot be read: {reason}"
     )
+
+
+def _check_tools(tools: object, template: str) -> None:
+    if tools and not prints_tools(template):
+        raise Unsupported(
+            "tools",
+            "the chat template prints none, so the model would not know of them: "
+            "describe them in a message, or give chat_template=, one that prints tools",
+        )
 
 
 def _shown(messages: list[object]) -> str:

@@ -37,6 +37,17 @@ async def test_each_text_has_a_vector_of_its_own():
     assert alike.max() < 0.99
 
 
+async def test_control_tokens_are_for_prompts():
+    """
+    What a prompt spells is understood; in a text that is embedded it stays text.
+    """
+    async with open_engine("bert") as engine:
+        n_prompt = len(await engine.tokenize("a<|endoftext|>"))
+        (rows,) = await engine.embed_tokens(["a<|endoftext|>"])
+
+    assert (n_prompt, len(rows)) == (3, 14)  # with the first token of all prompts
+
+
 @pytest.mark.parametrize("name", ["bert", "qwen3-embedding"])
 async def test_poolings_are_made_of_the_vectors_of_tokens(name):
     """

@@ -97,6 +97,9 @@ async def test_templates_that_want_parts_get_them():
         ([1, 2], {"chat_template": "x"}, "chat_template"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "content"),
         ([USER, said("gone")], {"chat_template": "nothing"}, "messages"),
+        ([USER | {"role": "bogus"}], {}, "role"),
+        ([USER | {"role": "</>"}], {"chat_template": "{{ '</>' }}"}, "role"),
+        ([USER], {"tools": [TOOL], "chat_template": "a"}, "chat_template"),
     ],
 )
 async def test_what_cannot_be_a_chat_is_refused_by_name(prompt, options, name):
@@ -151,3 +154,45 @@ async def test_what_only_renders_takes_no_options_of_serving():
                 await engine.count([USER], **options)
             with pytest.raises(TypeError, match="there are tools, template_kwargs"):
                 await engine.render([USER], **options)
+
+
+async def test_tools_that_no_prompt_would_show_are_refused():
+    """
+    The error names the option and what to give; the capabilities say it beforehand.
+    """
+    async with fake_engine(chat_template="{{ 'tools' if tools }}") as engine:
+        with pytest.raises(Unsupported) as caught:
+            await engine.render([USER], tools=[TOOL])
+        without = [await engine.render([USER], tools=tools) for tools in (None, [])]
+        knows = engine.capabilities.tools
+
+    assert caught.value.operation == "tools"
+    assert "chat template" in caught.value.reason
+    assert "chat_template=" in caught.value.reason
+    assert without == ["", ""]
+    assert knows is False
+
+
+@pytest.mark.parametrize(
+    ("source", "knows"),
+    [(PLAIN, True), (PARTS, False), ("{% if %}", False), (None, False)],
+)
+async def test_capabilities_tell_of_tools(source, knows):
+    """
+    Also of a template that cannot be read, and where there is none; after the end, too.
+    """
+    async with fake_engine(chat_template=source) as engine:
+        pass
+
+    assert engine.capabilities.tools is knows
+
+
+async def test_roles_that_a_template_names_are_taken():
+    """
+    Others are refused, because a template drops them or makes a turn of nobody.
+    """
+    source = "{% for m in messages if m.role in ['user', 'critic'] %}{{ m.content }}{% endfor %}"
+    async with fake_engine(chat_template=source) as engine:
+        rendered = await engine.render([USER, {"role": "critic", "content": "no"}])
+
+    assert rendered == "hino"

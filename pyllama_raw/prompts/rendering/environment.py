@@ -1,7 +1,9 @@
 """
 The Jinja that templates are written for, printing Text that knows its origin.
 
-The settings are those of the Transformers library, in Jinja's sandbox. Constants of a
+The settings are those of the Transformers library, in Jinja's sandbox. As llama-server
+does, it lets a template change its own lists, and print what it filters as JSON: nothing of
+it outlives a chat. Constants of a
 template become Text when it is compiled. Operations that put text together keep the
 origins: here where Jinja would lose them, otherwise in Text.
 """
@@ -9,7 +11,7 @@ origins: here where Jinja would lose them, otherwise in Text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -19,7 +21,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 
 from pyllama_raw.prompts.rendering import text
 from pyllama_raw.prompts.rendering.format import percent, printed, with_fields
@@ -68,7 +70,7 @@ class TextCodeGenerator(CodeGenerator):
         return f"environment.constants[{len(self.environment.constants) - 1}]"
 
 
-class TextEnvironment(ImmutableSandboxedEnvironment):
+class TextEnvironment(SandboxedEnvironment):
     """Runs one template."""
 
     code_generator_class = TextCodeGenerator
@@ -174,8 +176,16 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
     return text.from_message(shown)
+
+
+def _listed(value: object) -> list[Any]:
+    """What a filter such as `map` gives, for JSON."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _raise(message: str) -> None:

@@ -89,10 +89,19 @@ class TemplateProcesses:
             Unreadable, Refused, Exceeded, ClosedError.
             OSError: no process can be started.
         """
+        answer = self._ask([chat or {}, *messages])
+        return answer["text"], answer["origins"]
+
+    def takes_tools(self) -> bool:
+        """Whether the template prints tools; raises as render()."""
+        return bool(self._ask([None])["takes_tools"])
+
+    def _ask(self, chat: list[Any]) -> dict[str, Any]:
+        """What a process answers, as worker.py says."""
         with self._free:
             process = self._take()
             try:
-                answer = process.ask([chat or {}, *messages])
+                answer = process.ask(chat)
             except BaseException as error:
                 self._end(process)
                 if self._closed:
@@ -106,7 +115,7 @@ class TemplateProcesses:
                 f"done within {MAX_MEMORY_BYTES >> 20} MiB, "
                 f"with a prompt of at most {MAX_CHARACTERS} characters"
             )
-        return answer["text"], answer["origins"]
+        return answer
 
     def close(self) -> None:
         """End what runs; render() raises ClosedError from then on."""

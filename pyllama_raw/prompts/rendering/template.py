@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 from pyllama_raw.prompts.rendering.environment import TextEnvironment
+from pyllama_raw.prompts.rendering.forms import (
+    CALL_FORMS,
+    joined,
+    texts_of,
+    with_calls,
+    with_reasoning,
+)
+from pyllama_raw.prompts.rendering.roles import quoted_words
+from pyllama_raw.prompts.rendering.takes import Takes
 from pyllama_raw.prompts.rendering.text import from_message, from_template, origins
 
 # Templates print roles as part of their markers: "<|" + role + "|>".
@@ -24,13 +32,18 @@ class CompiledTemplate:
     Args:
         tokens: names and texts of the tokens that templates may ask for.
 
+    Attributes:
+        takes: what it does with parts, tools, calls and developers.
+
     Raises:
         Exception: of many kinds; Jinja and Python's compiler do not agree on one.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         self._template = TextEnvironment().from_string(source)
+        self._knows_developers = "developer" in quoted_words(source)
         self._tokens = {name: from_template(text) for name, text in tokens.items()}
+        self.takes = Takes(partial(self._rendered, kwargs={}, asks=True))
 
     def render(
         self,
@@ -50,73 +63,52 @@ class CompiledTemplate:
         Raises:
             Exception: of any kind; templates are programs of strangers.
         """
-        variables = {name: _lifted(value) for name, value in (kwargs or {}).items()}
+        taken = [self._as_taken(message) for message in messages]
+        return self._rendered(taken, tools, kwargs=kwargs or {}, asks=asks)
+
+    def _rendered(
+        self,
+        messages: list[Any],
+        tools: list[Any] | None,
+        *,
+        kwargs: Mapping[str, Any],
+        asks: bool,
+    ) -> tuple[str, str]:
+        """Tools that nobody gave are left undefined, because some templates loop over them."""
+        variables = {name: _lifted(value) for name, value in kwargs.items()}
         text = self._template.render(
             variables
             | self._tokens
+            | ({"tools": _lifted(tools)} if tools else {})
             | {
-                "messages": [self._lifted_message(message) for message in messages],
+                "messages": [_lifted_message(message) for message in messages],
                 "add_generation_prompt": asks,
-                "tools": _lifted(tools),
                 "documents": variables.get("documents"),
             }
         )
         return text, origins(text)
 
-    def _lifted_message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """As templates expect it, for which clients of OpenAI send it otherwise."""
-        lifted: dict[str, Any] = _lifted(message)
-        if message["role"] in ROLES:
-            lifted["role"] = from_template(message["role"])
-        calls = message.get("tool_calls")
-        if isinstance(calls, list):
-            lifted["tool_calls"] = [_lifted(_with_mapping(call)) for call in calls]
-            if message.get("content") is None:
-                lifted["content"] = from_message("")
-        texts = _texts(message.get("content"))
-        if texts is not None and not self._takes_parts:
-            lifted["content"] = from_message("\n".join(texts))
-        return lifted
-
-    @cached_property
-    def _takes_parts(self) -> bool:
-        """Whether it prints the text of parts, and not of a plain text."""
-        return not self._prints("plain") and self._prints(
-            [{"type": "text", "text": "plain"}]
-        )
-
-    def _prints(self, content: Any) -> bool:
-        messages = [{"role": from_template("user"), "content": _lifted(content)}]
-        try:
-            return "plain" in self._template.render(messages=messages, **self._tokens)
-        except Exception:  # noqa: BLE001 - templates are programs of strangers
-            return False
+    def _as_taken(self, message: dict[str, Any]) -> dict[str, Any]:
+        """*message* in the form that the template takes."""
+        match message["role"]:
+            case "assistant":
+                message = with_reasoning(message)
+            case "developer" if not (self._knows_developers and self.takes.developers):
+                message = message | {"role": "system"}
+        if isinstance(message.get("tool_calls"), list):
+            form = self.takes.calls if message["tool_calls"] else CALL_FORMS[0]
+            message = with_calls(message, form)
+        texts = texts_of(message.get("content"))
+        if texts is None or self.takes.parts(message["role"]):
+            return message
+        return message | {"content": joined(texts)}
 
 
-def _texts(content: Any) -> list[str] | None:
-    """The texts of parts of text; None if it is something else."""
-    if not isinstance(content, list):
-        return None
-    texts = [
-        part.get("text")
-        if isinstance(part, dict) and part.get("type") == "text"
-        else None
-        for part in content
-    ]
-    found = [text for text in texts if isinstance(text, str)]
-    return found if len(found) == len(content) else None
-
-
-def _with_mapping(call: Any) -> Any:
-    """A call whose arguments, JSON in a text, are the mapping that templates print."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return call | {"function": function | {"arguments": arguments}}
+def _lifted_message(message: dict[str, Any]) -> dict[str, Any]:
+    lifted: dict[str, Any] = _lifted(message)
+    if message["role"] in ROLES:
+        lifted["role"] = from_template(message["role"])
+    return lifted
 
 
 def _lifted(value: Any) -> Any:

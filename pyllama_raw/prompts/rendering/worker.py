@@ -25,7 +25,11 @@ MAX_REASON = 500  # characters of an error message
 
 
 def main() -> None:
-    """Serve one template, then any number of chats, until the input ends."""
+    """
+    Serve one template, then any number of chats, until the input ends.
+
+    A chat is a list: options of render() and messages, or None to hear of tools.
+    """
     _limit()
     source = sys.stdin.buffer
     with suppress(EOFError):
@@ -36,7 +40,9 @@ def main() -> None:
         while template is not None:
             chat, *messages = frames.read(source)
             _start_clock(max_cpu_s)
-            if not _render(template, messages, chat):
+            if chat is None:
+                _answer({"takes_tools": template.takes.tools})
+            elif not _render(template, messages, chat):
                 break
 
 
