@@ -36,6 +36,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
+from pyllama_raw.engine.warm_up import WARM_UP
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.sim import (
     CostModel,
@@ -96,15 +97,15 @@ async def run(options: Namespace, load: Load, seed: int) -> Logs:
     )
     prompts = token_prompts(options.model, seed, load.prompts)
     async with AsyncEngine.open(options.model, config) as engine:
-        await engine.complete(prompts[0][:8], fixed_length(4))
-        n_warm = len(engine.step_log())
+        await engine.complete(prompts[0][:8], fixed_length(4), policy_data=WARM_UP)
         async with anyio.create_task_group() as group:
             for prompt, n, gap_s in zip(
                 prompts, load.outputs, load.gaps_s, strict=True
             ):
                 await anyio.sleep(gap_s)
                 group.start_soon(engine.complete, prompt, fixed_length(n))
-        return engine.request_log()[1:], engine.step_log()[n_warm:]
+        requests = [record for record in engine.request_log() if not record.warms_up]
+        return requests, engine.step_log()
 
 
 def predicted(load: Load, cost: CostModel, live: Sequence[RequestRecord]) -> RequestLog:

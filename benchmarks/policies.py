@@ -2,6 +2,7 @@
 What policies are for, in one figure: four overloads, each with its policy and with fcfs.
 
 Simulated with the scheduler that serves; --cost takes a cost model that `simulate --fit` made.
+There policies know how long outputs will be; last it says what they do with guesses instead.
 --live MODEL says how sjf and vtc do on a real model.
 
 Run: python benchmarks/policies.py docs/images/policies
@@ -39,7 +40,7 @@ from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.plot import Pictures
 from pyllama_raw.lab.plot.style import STYLE, canvas, cdf, look
-from pyllama_raw.lab.sim import CostModel, Lengths, Machine, Workload, simulate
+from pyllama_raw.lab.sim import CostModel, Guessed, Lengths, Machine, Workload, simulate
 
 MACHINE = Machine(n_slots=8, n_ctx_slot=512)
 LOAD = Workload(600, rate=6.0, seed=1)
@@ -47,6 +48,7 @@ RATES = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 N_LIVE, N_CTX = 88, 1024
 LIGHT = "client 1"
 GROUPS = (4, 16, 64, 256)
+SIGMAS = (0.5, 1.0, 1.5, None)  # of guesses; None: nobody guesses
 
 
 def sjf(ax: Axes, machine: Machine) -> str:
@@ -159,6 +161,23 @@ def lpm(ax: Axes, machine: Machine) -> str:
     return f"cached by prefixes, fcfs and lpm, {shares[:-1]}"
 
 
+def say_guesses(machine: Machine) -> None:
+    """What policies do that know a guess of each output, and not the output."""
+    late = replace(LOAD, rate=RATES[-1], deadline_s=Lengths(20, "exponential"))
+    cases = (
+        ("sjf", LOAD, "e2e p50"),
+        ("hrrn", LOAD, "e2e p50"),
+        ("edf", late, "late %"),
+    )
+    for policy, load, figure in cases:
+        loads = [load, *(Guessed(load, sigma) for sigma in SIGMAS)]
+        found = [simulate(each, replace(machine, policy=policy)) for each in loads]
+        said = ", ".join(f"{each.row()[figure]:.3g}" for each in found)
+        sys.stdout.write(
+            f"{policy}: {figure}, known, then guessed by {SIGMAS}: {said}\n"
+        )
+
+
 async def live(model: Path, policy: str) -> tuple[float, float, float]:
     """Of a real model: median E2E, the largest gap of service, and its bound."""
     rng = generator("policies")
@@ -204,6 +223,7 @@ def main() -> None:
             ax.legend()
             sys.stdout.write(f"{draw.__name__}: {said}\n")
         Pictures({options.out.name: figure}).save(options.out.parent)
+    say_guesses(replace(MACHINE, cost=cost))
     if options.live is not None:
         say_live(options.live)
 

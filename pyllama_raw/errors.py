@@ -418,6 +418,20 @@ class EngineStalled(PyllamaError):
         )
 
 
+class PolicyFailed(PyllamaError):
+    """A hook of a scheduling policy failed in a simulation; __cause__ says how."""
+
+    code = "policy_failed"
+
+    def __init__(self, policy: str, hook: str, reason: str) -> None:
+        self.policy, self.hook = cut(policy, MAX_SHOWN), hook
+        self.reason = cut(reason, MAX_REASON)
+        super().__init__(
+            f"policy {self.policy}: {hook} {self.reason}. Mend it, or let the scheduler "
+            "decide as fcfs where it fails (keep_going)"
+        )
+
+
 class EngineStopped(PyllamaError):
     """The engine thread has ended; __cause__ says why."""
 

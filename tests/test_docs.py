@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,10 @@ SHOWN = {
 }
 
 
+COMMANDS = ("bench", "chat", "embed", "generate", "info", "plot", "rank", "simulate")
+COMMANDS += ("trace", "tune")
+
+
 def blocks(path: Path, language: str) -> list[str]:
     """Code blocks of *language*; those of files are what the site shows of them."""
     found = re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
@@ -107,17 +113,67 @@ def test_python_blocks_are_examples(path: Path):
     assert set(blocks(path, "python")) <= examples
 
 
+def without_program(words: list[str]) -> list[str] | None:
+    """The arguments of a command of ours; None if it is another one."""
+    if words[1:3] == ["-m", "pyllama_raw"]:
+        return words[3:]
+    return words[1:] if words[:1] == ["pyllama-raw"] else None
+
+
+def choices_of(parser: ArgumentParser) -> Mapping[str, ArgumentParser] | None:
+    """Its commands; None if it has flags instead."""
+    found = [each for each in parser._actions if isinstance(each, _SubParsersAction)]
+    return found[0].choices if found else None
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """
+    Of a command in prose: commands and flags that do not exist, and what a positional does
+    not allow. It may lack what a whole command needs.
+    """
+    parser: ArgumentParser = _parser()
+    while (commands := choices_of(parser)) is not None and words:
+        if words[0] not in commands:
+            return words[:1]
+        parser, words = commands[words[0]], words[1:]
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    named = [a.choices for a in parser._actions if a.choices and not a.option_strings]
+    first = [word for word in words[:1] if named and not word.startswith("-")]
+    return [word for word in first if word not in named[0]] + [
+        word for word in words if word.startswith("-") and word not in flags
+    ]
+
+
+@pytest.mark.parametrize("path", SHELLS, ids=name_of)
+def test_commands_in_prose_exist(path: Path):
+    """
+    Every command and flag of ours that is written as code, within a line or over two.
+    """
+    prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    wrong = []
+    for code in re.findall(r"`([^`]+)`", prose):
+        words = code.split()
+        arguments = without_program(words)
+        if arguments is None and len(words) > 1 and words[0] in COMMANDS:
+            arguments = words
+        if arguments and unknown_words(arguments):
+            wrong.append(code)
+
+    assert wrong == []
+
+
 @pytest.mark.parametrize("path", SHELLS, ids=name_of)
 def test_commands_are_understood(path: Path):
     """
     Every command of ours in a shell block has flags that exist; every script is there.
     """
-    for line in "".join(blocks(path, "bash")).splitlines():
-        words = shlex.split(line, comments=True)
+    for line in "".join(blocks(path, "(?:bash|sh|shell|console)")).splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
         for word in words:
             assert not word.startswith("benchmarks/") or (ROOT / word).is_file()
-        if words[:1] == ["pyllama-raw"]:
-            _parser().parse_args(words[1:])
+        arguments = without_program(words)
+        if arguments is not None:
+            _parser().parse_args(arguments)
         elif words and words[0].startswith("scripts/"):
             assert (ROOT / words[0]).is_file()
 

@@ -124,6 +124,7 @@ def test_each_class_has_a_code_of_its_own():
         "ClosedError": "closed",
         "EngineFault": "engine_fault",
         "EngineStalled": "engine_stalled",
+        "PolicyFailed": "policy_failed",
         "EngineStopped": "engine_stopped",
     }
 

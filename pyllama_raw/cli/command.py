@@ -108,7 +108,7 @@ STATUS = """\
 exit status:
   0    everything that was asked for succeeded
   1    a request failed, or something cannot be read, written or run; for
-       `bench compare`: something got worse
+       `bench compare`: something got worse; for `simulate`: a hook of a policy failed
   2    the flags or files do not make sense; for `tune` and `bench compare`: what was
        measured proves nothing
   130  interrupted by Ctrl-C

@@ -76,6 +76,7 @@ def reader(kind: Any) -> Reader:
 count = reader(Count)
 whole = reader(Annotated[int, Field(ge=0)])
 positive = reader(Annotated[Finite, Field(gt=0)])
+not_negative = reader(Annotated[Finite, Field(ge=0)])
 share = reader(Annotated[Finite, Field(ge=0, le=1)])
 
 

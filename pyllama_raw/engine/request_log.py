@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pyllama_raw.core.namespace import Adapted, Private
 from pyllama_raw.core.request import Finished, Request, Value
 from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.warm_up import warms_up
 from pyllama_raw.engine.watcher import Watcher
 
 MAX_REQUESTS = 4096  # kept by default
@@ -45,6 +46,11 @@ class RequestRecord(NamedTuple):
     policy_data: Mapping[str, Value] | None
     block: int  # prompt tokens of each of hash_ids but the last, which may have fewer
     hash_ids: tuple[int, ...]  # equal ones: equal prompts from the start to here
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether it only warmed the engine up, as its policy_data says."""
+        return warms_up(self.policy_data)
 
 
 class BlockIds:

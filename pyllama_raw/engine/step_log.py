@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pyllama_raw.core.request import Request
 from pyllama_raw.core.stats import Occupancy
 from pyllama_raw.core.step import (
     Copy,
@@ -17,6 +18,7 @@ from pyllama_raw.core.step import (
     StepResult,
 )
 from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.warm_up import warms_up
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 MAX_STEPS = 16384  # kept by default
@@ -103,12 +105,21 @@ class StepLog(Watcher):
         """
         self._records: deque[StepRecord] = deque(maxlen=max_steps)
         self._put = put
+        self._warming = set[int]()  # request_ids
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(tuple(self._records))
 
+    def came(self, requests: Sequence[Request], submitted: float) -> None:  # noqa: ARG002
+        """Remember those that warm the engine up."""
+        self._warming.update(r.request_id for r in requests if warms_up(r.policy_data))
+
     def stepped(self, step: StepRecord) -> None:
         """Keep the record."""
+        if self._warming:
+            works = (*step.decodes, *step.chunks)
+            is_warm_up = any(work[0] in self._warming for work in works)
+            step = step._replace(warms_up=is_warm_up)
         self._records.append(step)
         if self._put is not None:
             self._put(step)

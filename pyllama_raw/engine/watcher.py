@@ -39,6 +39,7 @@ class StepRecord(NamedTuple):
     status: str = "ok"  # how the decode ended
     decodes: tuple[tuple[int, int], ...] = ()  # request_id, slot
     chunks: tuple[tuple[int, int, int], ...] = ()  # request_id, slot, tokens
+    warms_up: bool = False  # a request of it only warms the engine up; logs say so
 
 
 class Watcher:

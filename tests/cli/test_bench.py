@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.cli.command import main
+from pyllama_raw.engine.records import write_records
+from pyllama_raw.engine.request_log import RequestLog, read_requests
+from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +133,55 @@ def test_a_place_that_cannot_be_written_is_told_before_the_run(
     assert (status, capsys.readouterr().err) == (
         2,
         f"error: {wrong} cannot be written: there is no folder {tmp_path}/no\n",
+    )
+
+
+def recorded(tmp_path: Path) -> Path:
+    """A request log of two clients."""
+    log = RequestLog()
+    simulate(
+        Workload(6, 500.0, prompt=Lengths(9), output=Lengths(3), n_clients=2),
+        Machine(n_slots=2, n_ctx_slot=64),
+        watchers=[log],
+    )
+    write_records(tmp_path / "recorded.jsonl", log)
+    return tmp_path / "recorded.jsonl"
+
+
+@pytest.mark.native
+def test_a_log_is_replayed_with_its_clients(tmp_path: Path):
+    """
+    The request log of the run has who sent what; calls that warm up are marked in it.
+    """
+    recorded_log, logged = recorded(tmp_path), tmp_path / "requests.jsonl"
+
+    done = bench(
+        *("run", "trace", "--trace", str(recorded_log), "--rounds", "1"),
+        *("--model", str(tiny_model("llama")), "--slots", "2", "--n-ctx", "256"),
+        *("--warm-up", "2", "--request-log", str(logged), "--policy", "vtc"),
+    )
+
+    records = read_requests(logged)
+    clients = sorted(r.client for r in read_requests(recorded_log))
+    assert done.returncode == 0, done.stderr
+    assert sorted(r.client for r in records if not r.warms_up) == clients
+    assert [r.client for r in records if r.warms_up] == [None, None]
+    assert len(set(clients)) == 2
+
+
+@pytest.mark.native
+def test_what_a_server_is_not_sent_is_told(tmp_path: Path, capsys):
+    """
+    Before the run, which fails here because nobody listens.
+    """
+    command = ["bench", "run", "trace", "--trace", str(recorded(tmp_path))]
+    command += ["--target", "openai=http://127.0.0.1:1", "--rounds", "1"]
+
+    status = main([*command, "--model", str(tiny_model("llama")), "--warm-up", "0"])
+
+    assert status == 1
+    assert capsys.readouterr().err.startswith(
+        "openai=http://127.0.0.1:1: requests have client, which no server is sent\n"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from pyllama_raw.errors import shown
+
 MAX_NUMBERS = 8  # in a key
 MAX_BITS = 64  # of a whole number in a key: longer ones take long to compare
 
@@ -17,6 +19,9 @@ NUMBERS = (
 class PolicyAnswerError(ValueError):
     """A hook returned what it must not."""
 
+    def __init__(self, answer: object, wanted: str) -> None:
+        super().__init__(f"returned {shown(answer)}: return {wanted}")
+
 
 def checked_key(key: object) -> tuple[float, ...]:
     """*key* as plain numbers that can be compared. Raises PolicyAnswerError."""
@@ -25,7 +30,7 @@ def checked_key(key: object) -> tuple[float, ...]:
     if type(key) is tuple and 1 <= len(key) <= MAX_NUMBERS and all(map(_is_fine, key)):
         return key
     wanted = f"a number, or a tuple of 1 to {MAX_NUMBERS} numbers, none of them NaN"
-    raise PolicyAnswerError(f"a key of {type(key).__name__}: return {wanted}")
+    raise PolicyAnswerError(key, wanted)
 
 
 def _is_fine(number: object) -> bool:
@@ -37,13 +42,12 @@ def _is_fine(number: object) -> bool:
 def checked_quota(quota: object, request_ids: Collection[int]) -> dict[int, int]:
     """The tokens of those of *request_ids* that *quota* limits."""
     if not isinstance(quota, Mapping):
-        raise PolicyAnswerError(f"a quota of {type(quota).__name__}: return a mapping")
+        raise PolicyAnswerError(quota, "a mapping of request_id to tokens")
     found = {}
     for request_id in request_ids:
         n_tokens = quota.get(request_id)
         if n_tokens is not None:
             if type(n_tokens) is not int:
-                kind = type(n_tokens).__name__
-                raise PolicyAnswerError(f"a quota of {kind}: return whole numbers")
+                raise PolicyAnswerError(n_tokens, "whole numbers of tokens")
             found[request_id] = n_tokens
     return found

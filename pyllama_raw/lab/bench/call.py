@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 
 from pyllama_raw.errors import ConfigError, PyllamaError
+from pyllama_raw.options.requests import PolicyData, RequestOptions
 
 Prompt = str | Sequence[int]
+ASKED = ("priority", "deadline_s", "client", "policy_data")  # options of a request
 OnTokens = Callable[["Record"], object]
 
 
@@ -36,6 +38,17 @@ class Call:
     after: int | None = None  # the earlier turn; its text and answer come before prompt
     leave_after: int | None = None  # output tokens after which the client leaves
     kind: str = ""  # calls of one kind also have figures of their own
+    priority: int = 0
+    deadline_s: float | None = None  # from its sending
+    client: str | None = None
+    policy_data: PolicyData | None = None
+
+    @property
+    def options(self) -> RequestOptions:
+        """What else is asked for; only our engine takes it."""
+        asked = {name: getattr(self, name) for name in ASKED}
+        given = {name: value for name, value in asked.items() if value not in (None, 0)}
+        return cast(RequestOptions, given)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ Rules:
    other. Fewer than 5 rounds cannot show it and are called too few.
 3. Failures need no test: more of them is worse.
 4. Nothing is proven, whatever the ranks say, if another process used the CPUs in a round,
-   or if the files are of other models or workloads.
+   or if the files are of other models or workloads, or one of them of several conditions.
 
 Rounds show the noise within a run. They do not show a machine that was slower all along:
 take both results in one quiet hour, or measure both as targets of one run.
@@ -23,6 +23,7 @@ from math import comb
 from statistics import median
 from typing import Literal
 
+from pyllama_raw.lab.bench.conditions import conditions_of, labels_of
 from pyllama_raw.lab.bench.result import Result
 from pyllama_raw.lab.bench.table import groups, most_busy
 
@@ -46,8 +47,7 @@ BETTER: dict[str, Literal["more", "less"]] = {
     "peak_rss_bytes": "less",
     "cpu_s": "less",
 }
-CONDITIONS = ("model_id", "workload", "num_prompts", "machine", "options")
-NOT_CONDITIONS = {"date", "commit", "targets"}
+NOT_CONDITIONS = {"machine.date", "machine.commit", "options.targets"}
 
 Verdict = Literal["better", "worse", "equal", "noise", "too few rounds"]
 
@@ -177,6 +177,12 @@ def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
         if kinds[0] != kinds[1]:
             shown = " and ".join(", ".join(sorted(kind)) or "none" for kind in kinds)
             lines.append(f"other {name}: {shown}")
+    for which, runs in (("first", before), ("second", after)):
+        found = sorted(set(labels_of(runs)))
+        if len(found) > 1:
+            lines.append(
+                f"runs of several conditions in the {which}: {'; '.join(found)}"
+            )
     busiest = most_busy([*before, *after])
     if busiest is not None:
         lines.append(f"other processes used up to {busiest:.2f} CPUs")
@@ -185,13 +191,7 @@ def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
 
 def differing(before: Result, after: Result) -> list[str]:
     """Conditions that are not the same, as lines."""
-    lines = []
-    for key in CONDITIONS:
-        a, b = before.get(key), after.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            names = sorted((set(a) | set(b)) - NOT_CONDITIONS)
-            pairs = [(f"{key}.{name}", a.get(name), b.get(name)) for name in names]
-        else:
-            pairs = [(key, a, b)]
-        lines += [f"{name}: {x} and {y}" for name, x, y in pairs if x != y]
-    return lines
+    a, b = conditions_of(before), conditions_of(after)
+    names = [name for name in dict.fromkeys([*a, *b]) if name not in NOT_CONDITIONS]
+    pairs = [(name, a.get(name), b.get(name)) for name in names]
+    return [f"{name}: {x} and {y}" for name, x, y in pairs if x != y]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.lab.bench.call import Record
+from pyllama_raw.core.request import FinishReason
+from pyllama_raw.lab.bench.call import CallFailed, Record
 from pyllama_raw.options.sampling import SamplingParams
 
 COUNTERS = (
@@ -31,14 +32,19 @@ class EngineTarget:
         self.engine = engine
 
     async def send(self, record: Record) -> None:
-        params = fixed_length(record.call.max_tokens)
-        async with self.engine.generate(record.prompt, params) as generation:
+        call = record.call
+        params = fixed_length(call.max_tokens)
+        made = self.engine.generate(record.prompt, params, **call.options)
+        async with made as generation:
             async for delta in generation:
                 record.take(len(delta.token_ids), delta.text, delta.token_ids)
         result = generation.result
         record.n_prompt = result.usage.prompt_tokens
         record.n_cached = result.usage.cached_tokens
         record.queue_s = result.timings.queue_s
+        if result.finish_reason is FinishReason.DEADLINE:
+            came = f"{record.n_output} of {call.max_tokens} tokens came"
+            raise CallFailed(f"deadline_s={call.deadline_s} was over when {came}")
         record.check_length()
 
     def counters(self) -> dict[str, float]:

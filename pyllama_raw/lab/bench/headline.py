@@ -5,23 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.table import point_of, short_names
+from pyllama_raw.lab.bench.table import point_of, round_of, short_names
 
-CAPTION = "medians over rounds; tok/s of output, and its ratio to the first target; latencies in ms"
+CAPTION = "medians over rounds; tok/s of output, and its ratio to the first target of its run; latencies in ms"
 
 
 def headline(results: Sequence[Result]) -> list[str]:
-    """Workload and model, versions, machine, command; what is not known is left out."""
-    first = results[0]
-    facts = first.get("machine", {})
-    n_rounds = len({result["round"] for result in results})
+    """
+    Workload and model, versions, machine, command; what is not known is left out.
+
+    Of results of several runs it has the versions, machine and command of each, once.
+    """
+    n_rounds = len(set(map(round_of, results)))
     points = list(dict.fromkeys(map(point_of, results)))
     measured = [
-        str(first.get("workload", "benchmark")),
-        str(first.get("model_id", "")),
+        _all(results, "workload") or "benchmark",
+        _all(results, "model_id"),
         f"{n_rounds} round{'s' * (n_rounds != 1)}",
         points[0] if len(points) == 1 else "",
     ]
+    lines = [", ".join(filter(None, measured))]
+    lines += [line for result in results for line in _run_lines(result)]
+    names = short_names(result["target"] for result in results)
+    for target, short in names.items():
+        if short != target:
+            lines.append(f"{short}: {target.partition('=')[2] or target}")
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def _all(results: Sequence[Result], key: str) -> str:
+    """The values that *results* have of *key*."""
+    known = dict.fromkeys(str(result[key]) for result in results if key in result)
+    return " and ".join(known)
+
+
+def _run_lines(result: Result) -> list[str]:
+    """With what, where and by which command."""
+    facts = result.get("machine", {})
     commit = f" ({facts['commit']})" if facts.get("commit") else ""
     versions = [
         f"pyllama_raw {facts['pyllama_raw']}{commit}" if "pyllama_raw" in facts else "",
@@ -33,12 +53,7 @@ def headline(results: Sequence[Result]) -> list[str]:
         f"{facts['n_cpus']} CPUs" if "n_cpus" in facts else "",
         *facts.get("devices", ()),
         str(facts.get("platform", "")),
-        str(first.get("date", "")),
+        str(result.get("date", "")),
     ]
-    names = short_names(result["target"] for result in results)
-    lines = [", ".join(filter(None, part)) for part in (measured, versions, where)]
-    lines.append(first.get("command", ""))
-    for target, short in names.items():
-        if short != target:
-            lines.append(f"{short}: {target.partition('=')[2] or target}")
-    return [line for line in lines if line]
+    lines = [", ".join(filter(None, part)) for part in (versions, where)]
+    return [*lines, result.get("command", "")]

@@ -5,7 +5,7 @@ Rules:
 1. In each round all targets do the same work, one after the other; who is first rotates.
 2. The text of each round and point is new; only what a workload repeats can be cached.
 3. A target is open only while it is measured: what idles beside it slows it. Each opening
-   begins with calls that do not count.
+   begins with calls that do not count, and that logs of the engine mark.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pyllama_raw.engine.warm_up import WARM_UP
 from pyllama_raw.lab.bench.arrivals import arrivals, timed
 from pyllama_raw.lab.bench.call import Call, Target
 from pyllama_raw.lab.bench.drive import Run, closed_loop, open_loop
@@ -23,6 +24,7 @@ from pyllama_raw.lab.bench.figures import Limits
 from pyllama_raw.lab.bench.machine import watching
 from pyllama_raw.lab.bench.result import Result, result_of
 from pyllama_raw.lab.bench.words import generator
+from pyllama_raw.lab.checked import Count, Positive, check_fields
 
 WARM_UP_CLIENTS = 8
 
@@ -43,9 +45,12 @@ MakeCalls = Callable[[object], list[Call]]  # of a seed
 class Point:
     """One way to send the calls: by clients, at a rate, or at the calls' own times."""
 
-    clients: int | None = None
-    rate: float | None = None  # calls a second
-    burstiness: float = 1.0
+    clients: Count | None = None
+    rate: Positive | None = None  # calls a second
+    burstiness: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     async def run(self, target: Target, calls: list[Call], seed: object) -> Run:
         if self.clients is not None:
@@ -92,7 +97,7 @@ class Plan:
     async def _warm_up(self, target: Target, index: int) -> None:
         if self.warm_up:
             calls = self.make_calls((self.seed, "warm up", index))[: self.warm_up]
-            await closed_loop(target, calls, WARM_UP_CLIENTS)
+            await closed_loop(target, list(map(_warming, calls)), WARM_UP_CLIENTS)
 
     async def _measure(self, opened: Opened, point: Point, index: int) -> Result:
         seed = (self.seed, index, point)
@@ -112,6 +117,11 @@ class Plan:
             "others_cpus": use.others_cpus if known else None,
             "engine": {name: after[name] - before[name] for name in after},
         }
+
+
+def _warming(call: Call) -> Call:
+    """*call* of nobody and as soon as possible."""
+    return replace(call, priority=0, deadline_s=None, client=None, policy_data=WARM_UP)
 
 
 def _counters(target: Target) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """
 Results as a table: a line for each target and point, medians over rounds.
 
-A ratio is that of one round, target to the first target; the median of the rounds is
-shown with the smallest and the largest.
+A ratio is that of one round, target to the first target of its run; the median of the
+rounds is shown with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
     return found
 
 
+def round_of(result: Result) -> tuple[object, int]:
+    """Of which run, and which round of it: those of two runs have nothing in common."""
+    return result.get("date"), result["round"]
+
+
 def point_of(result: Result) -> str:
     """How the calls were sent, in words."""
     clients = result["max_concurrency"]
@@ -92,7 +97,9 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
     """Lines of the table; columns without any value are left out."""
     found = groups(results)
     names = short_names(result["target"] for result in results)
-    first = results[0]["target"] if results else ""
+    firsts: dict[str, str] = {}
+    for result in results:
+        firsts.setdefault(result.get("apart", ""), result["target"])
     lines: list[Row] = []
     for (point, target), runs in found.items():
         line: dict[str, object] = {"target": names[target], **_load(runs[0], point)}
@@ -101,7 +108,8 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
             value = middle(runs, key)
             if value is not None:
                 line[heading] = value * FACTORS.get(key, 1.0)
-            if key == RATIO and len(names) > 1:
+            if key == RATIO and len(names) > len(firsts):
+                first = firsts[runs[0].get("apart", "")]
                 below = found.get((point, first), []) if target != first else []
                 line[RATIO_HEADING] = spread(ratios(runs, below, RATIO))
         line["failed"] = sum(run.get("failed", 0) for run in runs)
@@ -127,11 +135,11 @@ def middle(runs: Iterable[Result], key: str) -> float | None:
 
 def ratios(above: list[Result], below: list[Result], key: str) -> list[float]:
     """Ratios within rounds that both have."""
-    others = {run["round"]: run[key] for run in below}
+    others = {round_of(run): run[key] for run in below}
     return [
-        run[key] / others[run["round"]]
+        run[key] / others[round_of(run)]
         for run in above
-        if others.get(run["round"]) and run[key] is not None
+        if others.get(round_of(run)) and run[key] is not None
     ]
 
 

@@ -3,7 +3,7 @@ Recorded arrivals as calls.
 
 | format | file | prompt | keys or columns |
 |---|---|---|---|
-| ours | JSONL | text, ids, or so many tokens | at_s, prompt, max_tokens, ... |
+| ours | JSONL | text, ids, or so many tokens | at_s, prompt, max_tokens, client, ... |
 | Mooncake | JSONL | by blocks of 512 tokens | timestamp (ms), *_length, hash_ids |
 | Azure LLM | CSV | so many tokens | TIMESTAMP, ContextTokens, GeneratedTokens |
 | BurstGPT | CSV | so many tokens | Timestamp (s), Request tokens, Response tokens |
@@ -12,8 +12,9 @@ Recorded arrivals as calls.
 
 Where a trace has only lengths, prompts are seeded text that nothing repeats; equal
 hash_ids of one seed are equal blocks. Requests without output (failed when they were
-recorded) are left out. Times count from the first request. A request log has requests in
-the order in which they ended; they are sorted by the time they came.
+recorded) are left out, and those that warmed an engine up. Times count from the first
+request. A request log has requests in the order in which they ended; they are sorted by the
+time they came.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pyllama_raw.engine.warm_up import warms_up
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.call import Call, Prompt
+from pyllama_raw.lab.bench.call import ASKED, Call, Prompt
 from pyllama_raw.lab.bench.words import generator
 from pyllama_raw.lab.bench.writer import Writer
+from pyllama_raw.options.arguments import checked_options
+from pyllama_raw.options.requests import PolicyData
 
 MOONCAKE_BLOCK = 512  # tokens
 
@@ -51,7 +55,17 @@ class Arrival:
     priority: int = 0
     deadline_s: float | None = None  # from its arrival
     client: str | None = None
-    policy_data: Mapping[str, str | int | float | bool | None] | None = None
+    policy_data: PolicyData | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it had output, and did not only warm an engine up."""
+        return self.n_output >= 1 and not warms_up(self.policy_data)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Options of the request."""
+        return {name: getattr(self, name) for name in ASKED}
 
 
 def read(path: Path, limit: int | None = None) -> list[Arrival]:
@@ -71,9 +85,10 @@ def read(path: Path, limit: int | None = None) -> list[Arrival]:
             parse = parse or _parser_for(values)
             arrival = parse(values)
             _check_turn(arrival, len(found))
+            checked_options(arrival.asked)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number}: {error!r}") from error
-        if arrival.n_output >= 1:
+        if arrival.counts:
             found.append(arrival)
     if not found:
         raise ConfigError(f"{path}: no requests in it")
@@ -107,6 +122,7 @@ def calls_of(
             _prompt(arrival, writer, length_scale, seed, index),
             _scaled(arrival.n_output, length_scale),
             at_s=arrival.at_s / speed,
+            **arrival.asked,
         )
         calls.append(replace(call, **(arrival.more or {})))
     return calls
@@ -159,18 +175,20 @@ def _parser_for(row: Row) -> Callable[[Row], Arrival]:
 
 def _ours(row: Row) -> Arrival:
     more = {key: row[key] for key in OWN_MORE if key in row}
-    unknown = set(row) - {"at_s", "prompt", "prompt_tokens", "max_tokens", *OWN_MORE}
+    asked = {key: row[key] for key in ASKED if key in row}
+    known = {"at_s", "prompt", "prompt_tokens", "max_tokens", *OWN_MORE, *ASKED}
+    unknown = set(row) - known
     if unknown:
         raise ValueError(f"unknown keys {sorted(unknown)}")
     at_s, n_output = float(row.get("at_s", 0.0)), int(row["max_tokens"])
     if n_output < 1:
         raise ValueError(f"max_tokens={n_output}: give 1 or more")
     if "prompt" not in row:
-        return Arrival(at_s, int(row["prompt_tokens"]), n_output, more=more)
-    return Arrival(at_s, 0, n_output, prompt=row["prompt"], more=more)
+        return Arrival(at_s, int(row["prompt_tokens"]), n_output, more=more, **asked)
+    return Arrival(at_s, 0, n_output, prompt=row["prompt"], more=more, **asked)
 
 
-OWN_MORE = {f.name for f in fields(Call)} - {"prompt", "max_tokens", "at_s"}
+OWN_MORE = {f.name for f in fields(Call)} - {"prompt", "max_tokens", "at_s", *ASKED}
 
 
 def _mooncake(row: Row) -> Arrival:

@@ -15,6 +15,7 @@ from random import Random
 from pyllama_raw.lab.bench.call import Call
 from pyllama_raw.lab.bench.shape import Shape
 from pyllama_raw.lab.bench.writer import Writer
+from pyllama_raw.lab.checked import Count, Positive, check_fields
 
 SHAREGPT_SIGMA = 1.0  # of the logarithm of lengths
 SHAREGPT_MOST = 1024  # tokens, of prompts and of outputs
@@ -31,9 +32,12 @@ class Workload:
     about: str
     shape: Shape
     calls: Build  # in the order they are sent
-    clients: int | None = 8  # closed loop; None: open
-    rate: float = 1.0  # open loop: calls a second
-    burstiness: float = 1.0  # open loop
+    clients: Count | None = 8  # closed loop; None: open
+    rate: Positive = 1.0  # open loop: calls a second
+    burstiness: Positive = 1.0  # open loop
+
+    def __post_init__(self) -> None:
+        check_fields(self, "clients", "rate", "burstiness")
 
 
 def offline(shape: Shape, writer: Writer, rng: Random) -> list[Call]:

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +14,8 @@ import anyio
 
 from pyllama_raw.cli.groups import first
 from pyllama_raw.cli.outputs import output
+from pyllama_raw.lab.bench.call import ASKED, Call
+from pyllama_raw.lab.bench.conditions import told_apart
 from pyllama_raw.lab.bench.figures import Limits
 from pyllama_raw.lab.bench.headline import CAPTION, headline
 from pyllama_raw.lab.bench.machine import machine
@@ -59,7 +61,8 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
             seed=options.seed,
             limits=limits,
         )
-        make_calls("a mistake shows before a model is loaded or a file written")
+        calls = make_calls("a mistake shows before a model is loaded or a file written")
+        _tell_unsent(calls, openers)
         about = _about(options, model)
         with output(options.out) as out:
             try:
@@ -68,6 +71,15 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
                 raise first(group) from None
     _show(results, options)
     return 1 if any(result["failed"] for result in results) else 0
+
+
+def _tell_unsent(calls: Iterable[Call], targets: Iterable[str]) -> None:
+    """Say which options of *calls* only our engine takes."""
+    given = {name for call in calls for name in call.options}
+    names = ", ".join(name for name in ASKED if name in given)
+    servers = ", ".join(target for target in targets if target != "engine")
+    if names and servers:
+        sys.stderr.write(f"{servers}: requests have {names}, which no server is sent\n")
 
 
 async def _collect(
@@ -119,7 +131,8 @@ def report(options: Namespace) -> int:
     return 0
 
 
-def _show(results: list[Result], options: Namespace) -> None:
+def _show(found: list[Result], options: Namespace) -> None:
+    results = told_apart(found)
     lines = headline(results)
     lines += ["", *table(shown_rows(results, wide=options.wide)), CAPTION]
     lines += failures(results)

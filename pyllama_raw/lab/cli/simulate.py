@@ -19,6 +19,7 @@ from pyllama_raw.lab.cli.simulate_options import OF_SCHEDULER
 from pyllama_raw.lab.sim import (
     CostModel,
     Figures,
+    Guessed,
     Machine,
     Trace,
     Workload,
@@ -27,6 +28,7 @@ from pyllama_raw.lab.sim import (
     until_next,
 )
 from pyllama_raw.lab.sim import simulate as run
+from pyllama_raw.lab.sim.guessed import Requests
 from pyllama_raw.options.replacing import check_writable
 from pyllama_raw.policy import make_policy
 
@@ -52,11 +54,11 @@ def simulate(options: Namespace) -> int:
     sys.stdout.write("\n".join(table(results)) + "\n")
     if options.figure is not None or len(results) > 1:
         sys.stdout.write(_figure(results, options.figure) + "\n")
-    return 0
+    return 1 if any(result.n_faults for result in results) else 0
 
 
 def _run_one(
-    options: Namespace, workload: Workload | Trace, machine: Machine, bar: tqdm[Any]
+    options: Namespace, workload: Requests, machine: Machine, bar: tqdm[Any]
 ) -> Figures:
     """Simulate one policy, and write what is asked for."""
     name, folder = machine.policy, options.request_logs
@@ -70,6 +72,7 @@ def _run_one(
         log=None if options.steps is None else steps,
         watchers=() if folder is None else [requests],
         on_end=lambda *_: bar.update(),
+        keep_going=options.keep_going,
     )
     if options.steps is not None:
         write_records(options.steps, steps)
@@ -126,7 +129,15 @@ def _machine(options: Namespace) -> Machine:
     )
 
 
-def _workload(options: Namespace) -> Workload | Trace:
+def _workload(options: Namespace) -> Requests:
+    """What policies know of outputs is the truth unless flags say something else."""
+    source, sigma, max_tokens = _source(options), options.guess, options.max_tokens
+    if sigma is None and max_tokens is None:
+        return source
+    return Guessed(source, sigma, max_tokens, options.seed)
+
+
+def _source(options: Namespace) -> Workload | Trace:
     if options.trace is not None:
         return Trace.read(options.trace, options.requests, options.speed)
     return Workload(

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flags import add, count, positive, whole
+from pyllama_raw.cli.flags import add, count, not_negative, positive, whole
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim.router import ROUTERS
 from pyllama_raw.lab.sim.workload import Lengths
@@ -19,6 +19,10 @@ def add_simulate(parser: ArgumentParser) -> None:
     """All of them; without one the default of the simulation holds."""
     text = "policies, with commas between; all see the same requests"
     add(parser, "--compare", _names, "NAMES", text, default="fcfs")
+    text = (
+        "go on as fcfs where a hook of a policy fails; its faults are counted, status 1"
+    )
+    parser.add_argument("--keep-going", action="store_true", help=text)
     group = parser.add_argument_group("requests")
     add(group, "--requests", count, "N", "in all (1000, or those of the trace)")
     text = "recorded requests instead of drawn ones: a trace that bench reads, a request log"
@@ -36,6 +40,12 @@ def add_simulate(parser: ArgumentParser) -> None:
     text = "how many times as many requests come from the first client"
     add(group, "--heavy", positive, "X", text, default=1.0)
     add(group, "--deadline", _lengths, "L", "seconds, likewise drawn for each request")
+    text = "policies see a guess of each output: SIGMA of the logarithm of its error, 0 is right"
+    add(group, "--guess", not_negative, "SIGMA", text)
+    text = (
+        "what each request allows (with --guess half a slot; else as many as it gets)"
+    )
+    add(group, "--max-tokens", count, "N", text)
     add(group, "--seed", whole, "N", "of all that is drawn", default=0)
     group = parser.add_argument_group("machine")
     add_fields(group, SchedulerConfig, (*OF_SCHEDULER, "budget_mode"))

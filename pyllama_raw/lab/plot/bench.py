@@ -11,6 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pyllama_raw.lab.bench.conditions import told_apart
 from pyllama_raw.lab.bench.result import Result
 from pyllama_raw.lab.bench.table import groups, middle, most_busy, short_names
 from pyllama_raw.lab.plot.style import STYLE, canvas, legend
@@ -32,7 +33,8 @@ Draw = Callable[[Sequence[Result]], Figure | None]
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """The plots that *results* have values for, by file name."""
+    """The plots that *results* have values for, by file name; a line for each conditions."""
+    results = told_apart(results)
     draws: dict[str, Draw] = {
         "latency-by-rate": _over("request_rate", "calls a second", BY_RATE),
         "throughput-by-clients": _over("max_concurrency", "clients", BY_CLIENTS),

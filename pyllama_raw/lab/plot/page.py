@@ -75,7 +75,9 @@ def write_page(results: Sequence[Result], drawn: dict[str, Figure], path: Path) 
         ),
         wide=_table(rows(results, wide=True)),
         plots="\n".join(_plot(*item) for item in drawn.items()),
-        options=escape(_pairs(first.get("options", {}))),
+        options="<br>\n".join(
+            dict.fromkeys(escape(_pairs(r.get("options", {}))) for r in results)
+        ),
     )
     with replacing(path) as file:
         file.write(page)

@@ -54,7 +54,8 @@ def pictures(*paths: Path) -> Pictures:
             if "n_prefill" in keys:
                 steps[path.stem] = read_steps(path)
             elif "submitted_s" in keys:
-                logs[path.stem] = read_requests(path)
+                counted = [r for r in read_requests(path) if not r.warms_up]
+                logs |= {path.stem: counted} if counted else {}
             else:
                 results += read_results(path)
         except (KeyError, TypeError, ValueError) as error:

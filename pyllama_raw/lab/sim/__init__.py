@@ -9,6 +9,7 @@ from a cost model, and time is a number. A result depends on nothing but the arg
 
 from pyllama_raw.lab.sim.cost import CostModel, Fit, fit, until_next
 from pyllama_raw.lab.sim.figures import Figures, table
+from pyllama_raw.lab.sim.guessed import Guessed
 from pyllama_raw.lab.sim.machine import Machine
 from pyllama_raw.lab.sim.router import RouterName
 from pyllama_raw.lab.sim.run import simulate
@@ -19,6 +20,7 @@ __all__ = [
     "CostModel",
     "Figures",
     "Fit",
+    "Guessed",
     "Lengths",
     "Machine",
     "RouterName",

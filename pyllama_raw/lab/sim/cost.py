@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyllama_raw.engine.step_log import Size
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.checked import NotNegative, check_fields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,12 +25,15 @@ HELD_OUT = 5  # every fifth step is not fitted to, but predicted
 class CostModel:
     """Seconds, each for one; the defaults stand for no machine that we measured."""
 
-    step: float = 4e-3
-    prefill_token: float = 1e-3
-    decode_token: float = 2e-3
-    context_cell: float = 1e-7  # that a token looks at
-    saved_token: float = 2e-6
-    loaded_token: float = 2e-6
+    step: NotNegative = 4e-3
+    prefill_token: NotNegative = 1e-3
+    decode_token: NotNegative = 2e-3
+    context_cell: NotNegative = 1e-7  # that a token looks at
+    saved_token: NotNegative = 2e-6
+    loaded_token: NotNegative = 2e-6
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def seconds(self, size: Size) -> float:
         """What a step of *size* takes."""
@@ -56,12 +60,9 @@ class CostModel:
         """
         try:
             values = json.loads(path.read_text())
-            model = cls(**{name: float(value) for name, value in values.items()})
+            return cls(**{name: float(value) for name, value in values.items()})
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no cost model: {error}") from error
-        if not all(0 <= value < float("inf") for value in astuple(model)):
-            raise ConfigError(f"{path}: costs are seconds of 0 or more")
-        return model
 
 
 def until_next(steps: Sequence[StepRecord]) -> list[StepRecord]:
@@ -88,7 +89,7 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     """
     The least squares fit to *records* in which nothing costs less than nothing.
 
-    A loaded token costs what restores took, if there were some: core decides by that whether a
+    Steps that warmed an engine up do not count. A loaded token costs what restores took, if there were some: core decides by that whether a
     swap is worth it, and whole steps are too noisy to tell.
 
     Raises:
@@ -96,6 +97,7 @@ def fit(records: Sequence[StepRecord]) -> Fit:
     """
     import numpy as np
 
+    records = [record for record in records if not record.warms_up]
     names = [field.name for field in fields(CostModel)]
     if len(records) < HELD_OUT * len(names):
         n_least = HELD_OUT * len(names)

@@ -22,6 +22,7 @@ class Figures:
         self.by_client: dict[str | None, array[float]] = {}  # E2E
         self.n_late = 0  # ended by their deadline, or failed
         self.n_prompt = self.n_cached = self.n_output = self.n_preempted = 0
+        self.n_faults = 0  # of the policy
         self.end_s = 0.0
         self.n_steps = 0
 
@@ -42,6 +43,7 @@ class Figures:
         """The last request of one machine has ended."""
         self.n_steps += stats.steps
         self.n_preempted += stats.preempted
+        self.n_faults += stats.policy_faults
         self.end_s = max(self.end_s, now)
 
     @property
@@ -70,6 +72,7 @@ class Figures:
             "late %": 100 * self.n_late / n_requests,
             "unfair x": max(medians) / min(medians) if medians else nan,
             "preempted": self.n_preempted,
+            "faults": self.n_faults,
         }
 
 
@@ -82,7 +85,7 @@ def _percentile(values: array[float], percent: float) -> float:
 
 CAPTION = (
     "seconds; late: ended by the deadline; unfair: median E2E of the client that is served "
-    "worst over that of the one served best"
+    "worst over that of the one served best; faults: of hooks of the policy"
 )
 
 

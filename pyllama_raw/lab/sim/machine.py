@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
+from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.scheduling.budget_modes import BudgetMode
 from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.lab.checked import Count, Positive, Whole, check_fields
 from pyllama_raw.lab.sim.cost import CostModel
 from pyllama_raw.policy import make_policy
+
+Room = Annotated[int, Field(ge=4, le=2**31 - 1)]  # for a prompt and an output
 
 NO_COST_MODEL = CostModel()
 TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache holds
@@ -23,19 +31,25 @@ class Machine:
 
     policy: str = "fcfs"
     budget_mode: BudgetMode = "balanced"
-    n_slots: int = 8
-    n_ctx_slot: int = 2048
-    n_batch: int = 2048
-    n_cells: int | None = None  # None: n_ctx_slot for each slot
-    token_budget: int | None = None
-    target_step_s: float = 0.3
-    max_overtakes: int = 16
-    cached_tokens: int = 0  # snapshots in host memory hold at most so many
+    n_slots: Count = 8
+    n_ctx_slot: Room = 2048
+    n_batch: Count = 2048
+    n_cells: Room | None = None  # None: n_ctx_slot for each slot
+    token_budget: Count | None = None
+    target_step_s: Positive = 0.3
+    max_overtakes: Whole = 16
+    cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
 
-    def scheduler(self) -> Scheduler:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def scheduler(self, report: Callable[[PolicyFault], None]) -> Scheduler:
         """
         A new one.
+
+        Args:
+            report: told of what the policy does wrong.
 
         Raises:
             ConfigError: there is no such policy.
@@ -59,4 +73,5 @@ class Machine:
             budget_mode=self.budget_mode,
             cache=cache,
             snapshot_cost=SnapshotCost(0, TOKEN_BYTES),
+            report=report,
         )

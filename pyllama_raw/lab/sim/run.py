@@ -7,26 +7,25 @@ request is sent when all that comes before it has happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
+from pyllama_raw.core.policies.checks import PolicyAnswerError
+from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.watcher import Watcher
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import PolicyFailed, shown
+from pyllama_raw.lab.checked import Count, check_value
 from pyllama_raw.lab.sim.executor import SimExecutor, VirtualClock
 from pyllama_raw.lab.sim.figures import Figures
+from pyllama_raw.lab.sim.guessed import Requests
 from pyllama_raw.lab.sim.machine import TOKEN_BYTES, Machine
 from pyllama_raw.lab.sim.router import ROUTERS, RouterName
 
 OnEnd = Callable[[Request, Finished], None]
-
-
-class Requests(Protocol):
-    """A `Workload` or a `Trace`."""
-
-    def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
-        """When each comes, and it, of at most *n_most* tokens; by rising time."""
+OnFault = Callable[[PolicyFault], None]
 
 
 class Simulated:
@@ -36,10 +35,11 @@ class Simulated:
         self,
         machine: Machine,
         tell: OnEnd,
+        on_fault: OnFault,
         watchers: Iterable[Watcher],
     ) -> None:
         self.clock = clock = VirtualClock()
-        self.scheduler = machine.scheduler()
+        self.scheduler = machine.scheduler(on_fault)
         executor = SimExecutor(machine.cost, clock, TOKEN_BYTES)
         self.driver = Driver(
             self.scheduler, executor, clock, self._take, watchers=watchers
@@ -80,6 +80,7 @@ def simulate(
     log: Watcher | None = None,
     watchers: Iterable[Watcher] = (),
     on_end: OnEnd = lambda *_: None,
+    keep_going: bool = False,
 ) -> Figures:
     """
     Run all requests of *workload* to their end.
@@ -90,12 +91,15 @@ def simulate(
         log: watches the first machine only, as a `StepLog` does.
         watchers: are told of the requests of all machines.
         on_end: called with each request that has ended, and how.
+        keep_going: whether the scheduler decides as `fcfs` where a hook of the policy
+            fails, as live; then the figures count the faults.
 
     Raises:
         ConfigError: there is no such policy or router, or no machine.
+        PolicyFailed: a hook of the policy failed.
     """
-    if n_replicas < 1 or router not in ROUTERS:
-        raise ConfigError(f"{n_replicas} replicas, router {router!r}: give one of each")
+    check_value("n_replicas", n_replicas, Count)
+    check_value("router", router, RouterName)
     figures, choose = Figures(machine.policy), ROUTERS[router]().choose
 
     def tell(request: Request, end: Finished) -> None:
@@ -104,8 +108,9 @@ def simulate(
 
     watchers = tuple(watchers)
     of_first = watchers if log is None else (*watchers, log)
+    on_fault = PolicyLog() if keep_going else _refuse
     replicas = [
-        Simulated(machine, tell, watchers if index else of_first)
+        Simulated(machine, tell, on_fault, watchers if index else of_first)
         for index in range(n_replicas)
     ]
     requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
@@ -125,6 +130,13 @@ def simulate(
     for each in replicas:
         figures.close(each.scheduler.stats(), each.now)
     return figures
+
+
+def _refuse(fault: PolicyFault) -> NoReturn:
+    error = fault.error
+    is_answer = isinstance(error, PolicyAnswerError)
+    reason = str(error) if is_answer else f"raised {shown(error)}"
+    raise PolicyFailed(fault.policy, fault.hook, reason) from error
 
 
 def _now(replica: Simulated) -> float:

@@ -12,6 +12,7 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.trace_files import Arrival, logged, read
+from pyllama_raw.lab.checked import Factor, check_fields
 from pyllama_raw.lab.sim.executor import END_TOKEN, Answer
 from pyllama_raw.lab.sim.workload import FIRST_TOKEN, cut, make_pool
 
@@ -22,17 +23,17 @@ class Trace:
     Arrivals at *speed* times their pace.
 
     Raises:
-        ConfigError: the trace does not say how many tokens a prompt has.
+        ConfigError: the trace does not say how many tokens a prompt has, or the speed is
+            not allowed.
     """
 
     arrivals: Sequence[Arrival]
-    speed: float = 1.0
+    speed: Factor = 1.0
 
     def __post_init__(self) -> None:
         if any(arrival.prompt is not None for arrival in self.arrivals):
             raise ConfigError("a simulation needs prompt_tokens instead of a prompt")
-        if not self.speed > 0:
-            raise ConfigError("a speed is above 0")
+        check_fields(self, "speed")
 
     @classmethod
     def read(
@@ -43,8 +44,9 @@ class Trace:
 
     @classmethod
     def of_log(cls, log: Iterable[RequestRecord], speed: float = 1.0) -> Trace:
-        """The requests of a request log that had output, from the first one on."""
-        found = [logged(record._asdict()) for record in log if record.n_output]
+        """The requests of a request log that count, from the first one on."""
+        found = [logged(record._asdict()) for record in log]
+        found = [arrival for arrival in found if arrival.counts]
         found.sort(key=lambda arrival: arrival.at_s)
         start = found[0].at_s if found else 0.0
         return cls([replace(each, at_s=each.at_s - start) for each in found], speed)

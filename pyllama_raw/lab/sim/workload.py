@@ -7,31 +7,37 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal, cast
+
+from pydantic import Field
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.checked import Count, Factor, check_fields
 from pyllama_raw.lab.sim.executor import END_TOKEN, Answer
 
 Kind = Literal["fixed", "uniform", "exponential", "lognormal"]
 POOL = 2**16  # random tokens that prompts are cut from
 FIRST_TOKEN = 2  # those below mean something to the executor
+MOST = 2**20  # tokens of one length
+Mean = Annotated[float, Field(ge=1, le=MOST, allow_inf_nan=False)]
+Sigma = Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)]
+Prefix = Annotated[int, Field(ge=0, le=MOST)]
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Whole numbers of one distribution, at least 1 and at most *most*."""
 
-    mean: float
+    mean: Mean
     kind: Kind = "fixed"
-    sigma: float = 1.0  # of the logarithm, for lognormal
-    most: int = 2**20
+    sigma: Sigma = 1.0  # of the logarithm, for lognormal
+    most: Count = MOST
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ConfigError(f"{self.kind!r}: give one of {', '.join(get_args(Kind))}")
-        if not (1 <= self.mean <= self.most and 0 < self.sigma < 100):
-            raise ConfigError("a mean is from 1 to the most, a sigma is above 0")
+        check_fields(self)
+        if self.mean > self.most:
+            raise ConfigError(f"Lengths.mean={self.mean}: give at most {self.most}")
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
@@ -67,23 +73,22 @@ class Workload:
     come in bursts.
     """
 
-    n_requests: int = 1000
-    rate: float = 1.0  # requests a second
-    burstiness: float = 1.0
+    n_requests: Count = 1000
+    rate: Factor = 1.0  # requests a second
+    burstiness: Factor = 1.0
     prompt: Lengths = Lengths(200, "lognormal", 0.8)
     output: Lengths = Lengths(50, "exponential")
-    n_groups: int = 1  # prefixes, equally likely
-    prefix_tokens: int = 0  # of each; the prompt comes after it
-    n_clients: int = 1
-    heavy: float = 1.0  # times as many requests as of others come from the first client
+    n_groups: Count = 1  # prefixes, equally likely
+    prefix_tokens: Prefix = 0  # of each; the prompt comes after it
+    n_clients: Count = 1
+    heavy: Factor = (
+        1.0  # times as many requests as of others come from the first client
+    )
     deadline_s: Lengths | None = None  # seconds from arrival
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.n_requests, self.n_groups, self.n_clients) < 1:
-            raise ConfigError("there is at least one request, one group and one client")
-        if not (self.rate > 0 and self.burstiness > 0 and self.heavy > 0):
-            raise ConfigError("rate, burstiness and heavy are above 0")
+        check_fields(self)
 
     def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
         """

@@ -124,9 +124,45 @@ def test_a_trace_can_be_cut(tmp_path):
     assert len(read(write(tmp_path, MOONCAKE), limit=1)) == 1
 
 
+ASKED = {
+    "priority": 2, "deadline_s": 5.0, "client": "a", "policy_data": {"n_output": 7},
+}  # fmt: skip
+LOGGED = {
+    "submitted_s": 1.0, "n_prompt": 20, "n_output": 3, "hash_ids": [7, 9], "block": 16,
+    "max_tokens": 9, "priority": 0, "deadline_s": None, "client": None,
+    "policy_data": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [LOGGED, {"prompt_tokens": 4, "max_tokens": 3}])
+def test_calls_ask_for_what_was_recorded(tmp_path, row):
+    """
+    Priority, deadline, client and policy_data, of a request log and of our own trace; what
+    was not asked for is no option.
+    """
+    rows = "\n".join(json.dumps(each) for each in (row | ASKED, row))
+    arrivals = read(write(tmp_path, rows))
+    asked, plain = calls_of(arrivals, make_writer(), 1, length_scale=2.0)
+
+    assert (asked.options, plain.options) == (ASKED, {})
+    assert [arrival.client for arrival in arrivals] == ["a", None]
+
+
+def test_requests_that_warmed_up_are_left_out(tmp_path):
+    """
+    They are no load that came.
+    """
+    rows = [LOGGED | {"policy_data": {"warm_up": True}}, LOGGED | {"client": "b"}]
+    path = write(tmp_path, "\n".join(map(json.dumps, rows)))
+
+    assert [arrival.client for arrival in read(path)] == ["b"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('{"prompt": "a", "max_tokens": 1, "client": 5}', "line 1: .*client=5"),
+        ('{"prompt": "a", "max_tokens": 1, "priority": "x"}', "line 1: .*priority='x'"),
         ("", "no requests"),
         ("[1]", "line 1: ValueError"),
         ("{", "line 1"),

@@ -1,8 +1,12 @@
 """Workloads are what they say, and the same for the same seed."""
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.lab.bench.rounds import Point
 from pyllama_raw.lab.bench.words import generator
 from pyllama_raw.lab.bench.workloads import WORKLOADS
 from tests.lab.bench.support import make_writer
@@ -119,7 +123,13 @@ def test_some_clients_leave():
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [({"turns": 3}, "turns=3"), ({"requests": 0}, "1 or more")],
+    [
+        ({"turns": 3}, "turns=3"),
+        ({"requests": 0}, "requests=0: give at least 1"),
+        ({"requests": -1}, "requests=-1: give at least 0"),
+        ({"requests": "5"}, "requests='5': give a whole number"),
+        ({"nothing": 5}, "nothing=5: this workload has"),
+    ],
 )
 def test_wrong_sizes_are_refused(sizes, message):
     """
@@ -133,5 +143,30 @@ def test_a_share_is_at_most_one():
     """
     It is no count.
     """
-    with pytest.raises(ConfigError, match="0 to 1"):
+    with pytest.raises(ConfigError, match=r"leave_share=1\.5: give at most 1"):
         make_calls("cancel-storm", leave_share=1.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: replace(WORKLOADS["bursts"], rate=inf),
+            "Workload.rate=inf: give a finite",
+        ),
+        (
+            lambda: replace(WORKLOADS["bursts"], burstiness=0),
+            "Workload.burstiness=0: give more",
+        ),
+        (lambda: Point(clients="2"), "Point.clients='2': give a whole number"),
+        (lambda: Point(rate=inf), "Point.rate=inf: give a finite number"),
+    ],
+)
+def test_how_calls_are_sent_is_checked(make, told):
+    """
+    The error has the field, what was given and what is allowed.
+    """
+    with pytest.raises(ConfigError) as caught:
+        make()
+
+    assert str(caught.value).startswith(told)

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from random import Random
 
+import numpy as np
 import pytest
 
 from pyllama_raw.engine.step_log import StepLog
@@ -214,6 +216,18 @@ def test_a_fit_finds_the_cost_model():
     )
 
 
+def test_steps_that_warm_up_are_not_fitted_to():
+    """
+    However long they took.
+    """
+    log = StepLog()
+    simulate(BUSY, MACHINE, log=log)
+    records = list(log)
+    slow = [r._replace(seconds=9.0, warms_up=True) for r in records[:50]]
+
+    assert fit([*slow, *records]) == fit(records)
+
+
 def test_noise_costs_a_fit_some_of_its_share():
     """
     R2 and the error of steps held out tell how noisy the machine was.
@@ -320,14 +334,53 @@ def test_lengths_have_their_mean(text):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"n_requests": 0}, {"rate": 0}, {"n_clients": 0}, {"heavy": -1}]
+    ("make", "told"),
+    [
+        (lambda: Workload(0), "Workload.n_requests=0: give at least 1"),
+        (lambda: Workload("5"), "Workload.n_requests='5': give a whole number"),
+        (lambda: Workload(rate=0), "Workload.rate=0: give at least 1e-06"),
+        (lambda: Workload(rate=inf), "Workload.rate=inf: give a finite number"),
+        (lambda: Workload(n_clients=0), "Workload.n_clients=0: give at least 1"),
+        (lambda: Workload(heavy=-1), "Workload.heavy=-1: give at least 1e-06"),
+        (lambda: Workload(prefix_tokens=None), "Workload.prefix_tokens=None: give a"),
+        (lambda: Workload(deadline_s=3), "Workload.deadline_s=3: give what fits"),
+        (lambda: Lengths("5"), "Lengths.mean='5': give a number"),
+        (lambda: Lengths(5, most=4), "Lengths.mean=5: give at most 4"),
+        (lambda: Machine(n_slots="2"), "Machine.n_slots='2': give a whole number"),
+        (lambda: Machine(n_ctx_slot=1), "Machine.n_ctx_slot=1: give at least 4"),
+        (lambda: Machine(policy=None), "Machine.policy=None: give text"),
+        (lambda: Machine(budget_mode="x"), "Machine.budget_mode='x': give 'balanced'"),
+        (lambda: CostModel(step=-1), "CostModel.step=-1: give at least 0"),
+        (lambda: simulate(BUSY, MACHINE, n_replicas="2"), "n_replicas='2': give a"),
+        (lambda: simulate(BUSY, MACHINE, router="x"), "router='x': give 'round_robin'"),
+    ],
 )
-def test_a_workload_has_requests(fields):
+def test_what_is_not_allowed_is_told_with_its_value(make, told):
     """
-    Numbers that make no requests are refused.
+    One error that names the field, what was given and what is allowed.
     """
-    with pytest.raises(ConfigError):
-        Workload(**fields)
+    with pytest.raises(ConfigError) as caught:
+        make()
+
+    assert str(caught.value).startswith(told)
+
+
+def test_numbers_of_numpy_are_numbers():
+    """
+    They come out of loops over arrays.
+    """
+    workload = Workload(np.int64(20), rate=np.int32(5), burstiness=np.float32(0.5))
+
+    assert simulate(workload, MACHINE).n_requests == 20
+
+
+def test_the_smallest_machine_serves():
+    """
+    Least of all that is allowed.
+    """
+    smallest = Machine(n_slots=1, n_ctx_slot=4, n_batch=1, n_cells=4, token_budget=1)
+
+    assert simulate(replace(BUSY, n_requests=9), smallest).n_requests == 9
 
 
 def test_requests_come_as_often_as_asked_for():

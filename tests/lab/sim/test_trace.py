@@ -92,6 +92,18 @@ def test_a_request_log_is_replayed(tmp_path, speed):
         )
 
 
+def test_a_log_is_replayed_without_what_warmed_up():
+    """
+    Whose policy_data says so.
+    """
+    log = RequestLog()
+    simulate(Workload(3, 4.0), MACHINE, watchers=[log])
+    first, *rest = log
+    warming = first._replace(policy_data={"warm_up": True})
+
+    assert Trace.of_log([warming, *rest]).n_requests == 2
+
+
 def test_a_trace_of_texts_has_no_lengths(tmp_path):
     """
     Only a tokenizer knows how long a text is: a simulation asks for prompt_tokens.
