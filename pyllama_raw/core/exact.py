@@ -1,5 +1,5 @@
 """
-What equal last digits ask of a plan: all of it is here.
+Rules that a plan keeps so that equal requests have equal last digits.
 
 libllama computes a single token by another kernel than several, which gives it other last
 digits. So of every engine:

@@ -1,5 +1,5 @@
 """
-Whose turn it is: lots take turns.
+Turns of lots, which are those that may share a decode.
 
 Lots that are computed with the same adapters take turns of a step. It is deficit round-robin
 whose quantum is n_batch, the most tokens that a step can hold: no lot ever owes any, so a turn
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Group(NamedTuple):
-    """Those of a lot who can be computed, by slot."""
+    """Sequences of a lot that can be computed, by slot."""
 
     streams: list[Running]  # that go on by one token
     prompts: list[Running]
@@ -38,7 +38,7 @@ Groups = dict[Lot, Group]
 
 
 def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
-    """Those who may share a decode; rows of spans never share one with tokens."""
+    """Groups that may share a decode; rows of spans never share one with tokens."""
     groups: Groups = {}
     for running in streams:
         groups.setdefault(running.request.lot, Group([], [])).streams.append(running)
@@ -127,7 +127,7 @@ class LotTurns:
 
 
 def _lot_of(running: Running) -> Lot:
-    """That of the next rows of a prompt."""
+    """The lot of the next rows of a prompt."""
     request = running.request
     lot = request.lot
     span = next_span(running)

@@ -1,4 +1,4 @@
-"""Who may share cached prefixes: only requests whose namespaces are equal."""
+"""Namespaces: only requests whose namespaces are equal share cached prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Private:
 
 
 class Adapted(NamedTuple):
-    """Of requests that are computed with the same adapters at the same scales."""
+    """The namespace of requests with the same adapters at the same scales."""
 
     digest: str  # of these
     salt: str | None

@@ -1,4 +1,4 @@
-"""What a caller asked for, and what it is told. All of it is frozen."""
+"""Requests, and the events that tell of them. All of it is frozen."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StopString:
 
 
 class LengthLimit(StrEnum):
-    """Which limit ended the output."""
+    """The limit that ended the output."""
 
     MAX_TOKENS = "max_tokens"
     """The limit of the request."""
@@ -60,7 +60,7 @@ FinishDetail = StopToken | StopString | LengthLimit
 
 
 class CacheTier(StrEnum):
-    """Where cached tokens came from."""
+    """A place that cached tokens came from."""
 
     LIVE = "live"
     """The memory of a slot."""
@@ -75,7 +75,7 @@ AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Lot(NamedTuple):
-    """Who may share a decode: sequences of equal lots."""
+    """A lot: sequences of equal lots may share a decode."""
 
     name: str = "tokens"
     is_single: bool = False  # at most one sequence a decode
@@ -137,7 +137,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class SamplerUse(NamedTuple):
-    """Where the tokens of a request were chosen; backend: all of them."""
+    """Places where the tokens of a request were chosen; backend: all of them."""
 
     placement: Literal["backend", "host"]
     """backend if all tokens were chosen in the graph."""

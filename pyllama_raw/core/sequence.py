@@ -23,7 +23,7 @@ NO_LIMIT = 2**31
 
 class Sequence:
     """
-    What changes about one request from its start to its end; as such it waits.
+    A request in progress; as such it waits.
 
     `tokens` is what a slot holds or will hold: the prompt, then the output, less what
     a context shift dropped. The last sampled token is in `tokens`, not yet computed.
@@ -77,7 +77,7 @@ class Sequence:
         self.token_times: list[float] = []  # of all output
 
     def position(self, index: int) -> int:
-        """Of the row with *index*, in the context."""
+        """The position of the row with *index*, in the context."""
         spans = self.request.spans
         return position(spans, index) if spans else index
 
@@ -106,7 +106,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: low priority number, then early arrival."""
+        """The order of sequences: low priority number, then early arrival."""
         return (self.request.priority, self.order)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
@@ -195,7 +195,7 @@ class Running:
         return not self.request.spans or self.sequence.is_ready(self.n_computed)
 
     def note_cached(self, tier: CacheTier | None) -> None:
-        """What the slot holds came from *tier*; it counts at the first start."""
+        """Note that the slot was filled from *tier*; it counts at the first start."""
         sequence = self.sequence
         if not (sequence.n_output or sequence.n_preempted):
             sequence.n_cached = self.n_computed

@@ -1,5 +1,5 @@
 """
-Where a prompt has rows that are no text, as those of an image.
+Spans of a prompt: rows that are no text, as those of an image.
 
 Core counts indices: each row of a sequence has one, and takes one cell. A token of text takes
 one position, too. The rows of a span share `n_pos` positions, at most as many as they are:
@@ -53,7 +53,7 @@ def text_of(tokens: array[int], spans: Spans) -> array[int]:
 
 
 def position(spans: Spans, index: int) -> int:
-    """Of the row with *index*; inside a span it is that of the first row."""
+    """The position of the row with *index*; inside a span it is that of the first row."""
     n_less = 0
     for start, stop, n_pos, *_ in spans:
         if index < stop:
@@ -80,7 +80,7 @@ def whole(spans: Spans, n_rows: int) -> int:
 
 
 def border(spans: Spans, index: int) -> int | None:
-    """Where the text or the span of *index* ends; None: no span follows."""
+    """The end of the text or the span of *index*; None: no span follows."""
     for start, stop, *_ in spans:
         if index < stop:
             return start if index < start else stop
@@ -88,7 +88,7 @@ def border(spans: Spans, index: int) -> int | None:
 
 
 def span_at(spans: Spans, index: int) -> int | None:
-    """Which span has the row with *index*; None: it is text."""
+    """The span that has the row with *index*; None: it is text."""
     for number, span in enumerate(spans):
         if index < span.stop:
             return number if index >= span.start else None

@@ -29,7 +29,7 @@ class Counters:
 
 
 class Occupancy(NamedTuple):
-    """What a scheduler has to do and holds, asked for after every step that is logged."""
+    """Counts of what a scheduler has to do and holds, for records of steps."""
 
     n_running: int
     n_waiting: int
@@ -95,7 +95,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where the time of an executor went since it was made."""
+    """Seconds of an executor since it was made, by what they went into."""
 
     decode_s: float = 0.0
     """Total seconds in llama_decode."""

@@ -60,13 +60,13 @@ class Copy(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a save has put into host memory."""
+    """A payload that a save has put into host memory."""
 
     payload: object
 
 
 class FileKey(NamedTuple):
-    """What a file says of the state in it."""
+    """The key of a state in a file."""
 
     namespace: str | Adapted | None
     tokens: bytes  # one C int each
@@ -206,7 +206,7 @@ Work = Decode | Prefill | PrefillSpan | Score | Encode
 
 
 class StepPlan(NamedTuple):
-    """What one step does; at most one work a slot."""
+    """A step to be done; at most one work a slot."""
 
     moves: tuple[Move, ...] = ()
     works: tuple[Work, ...] = ()  # decodes first, each kind by rising slot
@@ -225,7 +225,7 @@ class StepPlan(NamedTuple):
 
 class Sampled(NamedTuple):
     """
-    Of a work that samples: what comes next.
+    The output of a work that samples: the next tokens.
 
     The slot then holds the sequence but for the last of these tokens, so several need as
     much free memory as they are, less one.
@@ -237,38 +237,38 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowFailed:
-    """Of a work that samples: it is computed, but its sampler failed."""
+    """The output of a work that is computed, but whose sampler failed."""
 
     error: PyllamaError
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Of a work that does not sample."""
+    """The output of a work that does not sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Of a `Score`: its targets, and what else it gave."""
+    """The output of a `Score`: its targets, and what else it gave."""
 
     logprobs: tuple[TokenLogprobs, ...]  # one a target
     then: Sampled | RowFailed | Computed
 
 
 class Vector(NamedTuple):
-    """Of the last `Encode` of a text: floats of 32 bits, all of them finite."""
+    """The output of the last `Encode` of a text: floats of 32 bits, all of them finite."""
 
     values: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Of a work whose slot is empty: it could not be filled, or was lost by an abort."""
+    """The output of a work whose slot is empty: it could not be filled, or was lost by an abort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Of a work of an aborted decode: so many of its tokens are computed."""
+    """The output of a work of an aborted decode: so many of its tokens are computed."""
 
     n_tokens: int
 
@@ -277,7 +277,7 @@ Output = Sampled | RowFailed | Computed | Scored | Vector | Lost | Held
 
 
 class DecodeStatus(Enum):
-    """How the one decode call of a step ended."""
+    """The end of the one decode call of a step."""
 
     OK = "ok"
     NO_SPACE = "no space"  # memory is as the moves left it
@@ -288,7 +288,7 @@ class DecodeStatus(Enum):
 
 class StepResult(NamedTuple):
     """
-    What came of a plan.
+    The result of a plan.
 
     outputs[i] is of works[i]: after ABORTED each is `Held` or `Lost`, after the other
     failures there is none.

@@ -1,4 +1,4 @@
-"""Who loses its slot, if somebody must and no policy says who."""
+"""Victims: the sequences that lose their slots, if some must and no policy says which."""
 
 from __future__ import annotations
 

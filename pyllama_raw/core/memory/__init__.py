@@ -1,5 +1,5 @@
 """
-What the slots of a context hold, and what is kept of it elsewhere.
+Memory of sequences: the slots of a context, and what is kept of them elsewhere.
 
 `memory.Memory` is the interface; nothing outside of this folder needs more of it.
 """

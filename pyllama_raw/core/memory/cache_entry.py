@@ -1,5 +1,5 @@
 """
-What the prefix cache remembers and hands out: entries, hits, plans, reservations.
+Values of the prefix cache: entries, hits, plans, reservations.
 
 An entry changes in the hands of its `PrefixCache` only; others read it.
 """
@@ -40,7 +40,7 @@ class Entry:
 
 def charged(n_bytes: int, start: int, stop: int) -> int:
     """
-    What a snapshot of [start, stop) costs.
+    Bytes that a snapshot of [start, stop) costs.
 
     Tokens that several entries share in the tree are charged to each of them, so the sum
     is never less than what is held.
@@ -58,7 +58,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What may be restored for a prompt; valid until the cache changes, or while pinned."""
+    """Snapshots that can be restored for a prompt; valid until the cache changes, or while pinned."""
 
     n_tokens: int  # in the slot after restoring all spans and trimming to here
     spans: tuple[Span, ...]  # to restore in this order; they join without gap from 0
@@ -71,13 +71,13 @@ class Hit:
 
     @property
     def n_bytes(self) -> int:
-        """Of all snapshots: each is restored whole."""
+        """Bytes of all snapshots, because each is restored whole."""
         return sum(span.entry.n_bytes for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
-    """What a snapshot would have to hold: positions [start, stop) of the path *key*."""
+    """A snapshot to be made: positions [start, stop) of the path *key*."""
 
     namespace: Namespace
     key: bytes = field(repr=False)  # all tokens before stop

@@ -1,5 +1,5 @@
 """
-What the prefix cache holds and has done.
+Counts of the prefix cache: what it holds and has done.
 
 Rule: stored, reserved and lent bytes together never pass the limit, nor do entries. What
 is pinned, reserved or lent cannot be evicted, so room is promised only from the rest.
@@ -99,7 +99,7 @@ class Ledger:
 
     @property
     def n_fixed_bytes(self) -> int:
-        """What no eviction can free."""
+        """Bytes that no eviction can free."""
         return self.n_pinned_bytes + self.n_reserved_bytes + self.n_lent_bytes
 
     def has_room(self, n_bytes: int, n_entries: int = 1) -> bool:

@@ -38,14 +38,14 @@ class EntryStore:
         return Path([], 0) if tree is None else tree.walk(key)
 
     def namespaces(self, salt: str | Private | None = None) -> list[Namespace]:
-        """Those that callers with *salt* use, None: any callers."""
+        """Namespaces that callers with *salt* use; None: any callers."""
         if salt is None:
             return list(self._trees)
         own = [salt] if salt in self._trees else []
         return [*own, *self._adapted.get(salt, ())]
 
     def entries_of(self, namespace: Namespace) -> list[Entry]:
-        """Those with more tokens on a path before those with fewer."""
+        """Entries, on each path those with more tokens first."""
         tree = self._trees.get(namespace)
         nodes = [] if tree is None else list(tree.root.below())
         return [node.entry for node in reversed(nodes) if node.entry is not None]

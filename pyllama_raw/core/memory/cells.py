@@ -22,7 +22,7 @@ class Segment:
 
 
 class CellPool:
-    """How many cells are in use, by all and by some slots."""
+    """Counts of the cells in use, by all and by some slots."""
 
     def __init__(self, n_slots: int) -> None:
         self.n_used = 0

@@ -1,5 +1,5 @@
 """
-Which entry goes first: the least recently used.
+Eviction: the least recently used entry goes first.
 
 Rule: last_used of an entry only rises while the entry lives. So the queue holds each entry
 once, with a number that may be too low, and looks again when it is about to leave:

@@ -1,4 +1,4 @@
-"""What slots hold is saved before somebody else needs the place or the cells."""
+"""Saves of idle slots, before another sequence needs the place or the cells."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Keeping:
 
     def last_moves(self) -> Iterator[tuple[Move, ...]]:
         """
-        What writes to files what idle slots hold, when nobody runs.
+        Moves that write idle slots to files, when no sequence runs.
 
         Each is to be done and settled before the next one is asked for.
         """
@@ -60,7 +60,7 @@ class Keeping:
                 self._slots.cut(idle, 0)
 
     def _writes(self, idle: Idle) -> list[Move]:
-        """What keeps in files what an idle slot holds."""
+        """Moves that keep an idle slot in files."""
         return self._tiers.write(
             idle.slot,
             idle.namespace,

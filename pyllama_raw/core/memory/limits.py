@@ -1,4 +1,4 @@
-"""What the context can hold and do, as it reported it."""
+"""Limits of a context, as it reported them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyllama_raw.core.sequence import NO_LIMIT, Sequence
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """What the context can hold, as it reported it."""
+    """Limits of a context, as it reported them."""
 
     n_slots: int  # sequences that run at once
     n_ctx_slot: int  # tokens one slot may hold

@@ -1,5 +1,5 @@
 """
-What sequences have in memory, and what is kept of it for others.
+Memory: what sequences have of it, and what is kept for others.
 
 `Slots` says who has what, `Starts` what a sequence begins with, `Restores` fills it from
 snapshots and files, and `Keeping` saves what a slot held before somebody else gets it.
@@ -114,12 +114,12 @@ class Memory:
     # -- before and after a step -------------------------------------------------------
 
     def take_moves(self) -> tuple[Move, ...]:
-        """What the context has to do before it computes anything, in this order."""
+        """Moves of the context before it computes anything, in their order."""
         return (*self.slots.take_moves(), *self._tiers.deletions())
 
     def last_moves(self) -> Iterator[tuple[Move, ...]]:
         """
-        What writes to files what idle slots hold, when nobody runs.
+        Moves that write idle slots to files, when no sequence runs.
 
         Each is to be done and settled before the next one is asked for. The first does what
         ended sequences have left to do: until then the context holds more than slots say.
@@ -148,7 +148,7 @@ class Memory:
             self._forbid_cuts()
 
     def take_report(self, report: Written | Fetched) -> None:
-        """What came of a file, after the step that asked for it."""
+        """Take in what came of a file, after the step that asked for it."""
         self._tiers.take_report(report)
 
     def _forbid_cuts(self) -> None:
@@ -184,7 +184,7 @@ class Memory:
         return self._tiers.clear(salt)
 
     def stats(self) -> CacheStats:
-        """What was reused and what is stored."""
+        """Counts of what was reused and what is stored."""
         return replace(self.cache.stats(), disk=self._tiers.disk.cache.stats())
 
     def check_integrity(self) -> None:

@@ -1,5 +1,5 @@
 """
-Where a sequence takes its first tokens from: decided once, as a value, then done.
+Placement: where a sequence takes its first tokens from, decided once, as a value, then done.
 
 In this order of preference: wait for a sequence that is computing them right now, if that
 saves many; the memory of a slot, running or idle; a snapshot or file that reaches further
@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a tier has of a sequence; there are cells for it."""
+    """Snapshots that a tier has of a sequence; there are cells for them."""
 
     tier: CacheTier
     hit: Hit
@@ -33,7 +33,7 @@ class Offer(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is looked for, and the rules of this memory."""
+    """A question to placement: what is looked for, and the rules of this memory."""
 
     n_most: int  # tokens that may be taken over; those after are computed
     can_cut: bool
@@ -98,7 +98,7 @@ def place(
 
 
 def fill(wanted: Wanted, sources: Items[Source], offers: Items[Offer]) -> Placement:
-    """What a sequence starts from whose slot is empty."""
+    """The start of a sequence whose slot is empty."""
     near = _nearest(sources)
     n_live = near.n_now if near is not None else 0
     load = _load(offers, n_live)
@@ -130,7 +130,7 @@ def _goes_on(wanted: Wanted, near: Source, found: Placement, *, is_last: bool) -
 
 
 def _nearest(sources: Items[Source]) -> Source | None:
-    """Of those that have most now, one that need not be copied."""
+    """The source that has most now; one that need not be copied, if there is one."""
     now = [source for source in sources if source.n_now]
     return max(now, key=lambda s: (s.n_now, s.n_now == s.n_held), default=None)
 

@@ -50,7 +50,7 @@ class PrefixCache:
 
     def match(self, namespace: Namespace, tokens: array[int], limit: int) -> Hit:
         """
-        What may be restored for *tokens*, at most *limit* of them. Changes nothing.
+        Find what can be restored for *tokens*, at most *limit* of them. Changes nothing.
 
         The limit is len(tokens) - 1 or less: a snapshot has no logits, so at least one
         token must be computed.
@@ -86,7 +86,7 @@ class PrefixCache:
         self, namespace: Namespace, tokens: array[int], n_tokens: int
     ) -> CapturePlan | None:
         """
-        What a snapshot of the first *n_tokens* of *tokens* must hold. Changes nothing.
+        Plan a snapshot of the first *n_tokens* of *tokens*. Changes nothing.
 
         None if all of it is stored, or if some of it is being captured right now: the
         next snapshot point of this sequence then covers what is missing.
@@ -183,14 +183,14 @@ class PrefixCache:
         return self._store.take_released()
 
     def junction(self, namespace: Namespace, tokens: array[int]) -> int | None:
-        """Where *tokens* part from stored paths, unless that is at their beginning."""
+        """The index where *tokens* part from stored paths, unless that is at their beginning."""
         path = self._store.walk(namespace, tokens.tobytes())
         if path.n_tokens < len(tokens) and not path.is_at_leaf:
             return path.n_tokens or None
         return None
 
     def stats(self) -> CacheStats:
-        """What the cache holds and has done."""
+        """Counts of what the cache holds and has done."""
         return self.ledger.stats()
 
     def check_integrity(self) -> None:

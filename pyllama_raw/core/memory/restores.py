@@ -25,7 +25,7 @@ LOAD_TOKENS = 128  # of a file, in a step of others
 
 class Restores:
     """
-    Who is filled from a tier, from the choice to the end.
+    Sequences that are filled from a tier, from the choice to the end.
 
     A restore that fails leaves an empty slot: it is in `emptied`, to be filled again.
     """
@@ -96,7 +96,7 @@ class Restores:
         self._load(running, loading, stop)
 
     def _portion(self, running: Running, start: int, stop: int) -> int:
-        """Where a portion of [start, stop) ends: a span is loaded as a whole."""
+        """The end of a portion of [start, stop), because a span is loaded as a whole."""
         whole = running.sequence.whole(min(stop, start + self.load_tokens))
         return whole if whole > start else border(running.request.spans, start) or stop
 
@@ -120,7 +120,7 @@ class Restores:
                 self.emptied.append(running)  # the next best may be had
 
     def take_emptied(self) -> Iterator[Running]:
-        """Who has nothing, and waits for nothing."""
+        """Take out the sequences that have nothing and wait for nothing."""
         emptied, self.emptied = self.emptied, []
         for running in emptied:
             waits = running.fetch_id is not None
@@ -137,7 +137,7 @@ class Restores:
         running.fetch_id = None
 
     def check_integrity(self) -> None:
-        """Who waits for a file has a slot, which is empty until the file is loaded."""
+        """A sequence that waits for a file has a slot, which is empty until the file is loaded."""
         for fetch_id, running in self._fetchers.items():
             assert running.fetch_id == fetch_id
             assert self._slots.is_here(running)

@@ -110,7 +110,7 @@ class Slots:
         return bool(self._moves)
 
     def take_moves(self) -> list[Move]:
-        """What the context has to do, in this order."""
+        """Moves of the context, in their order."""
         moves, self._moves = self._moves, []
         return moves
 

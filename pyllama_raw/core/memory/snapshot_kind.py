@@ -17,7 +17,7 @@ from pyllama_raw.core.namespace import Namespace
 
 
 class SnapshotKind(Enum):
-    """What one snapshot holds and where it is of use."""
+    """A kind of snapshot: what one holds and where it is of use."""
 
     RANGE = "range"  # its own positions only; restored as a chain, cut anywhere
     STATE = "state"  # all positions from 0; cut anywhere
@@ -28,12 +28,12 @@ class Layout(Protocol):
     """The rules of one kind of snapshot."""
 
     def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
-        """What to restore for the deepest usable point of *path*."""
+        """Spans to restore for the deepest usable point of *path*."""
 
     def plan(
         self, namespace: Namespace, key: bytes, path: Path[Entry]
     ) -> CapturePlan | None:
-        """What a snapshot of *key* must hold; None if *path*, its walk, has it all."""
+        """Plan a snapshot of *key*; None if *path*, its walk, has it all."""
 
     def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
         """Would *plan* capture again what *other* is capturing?"""

@@ -1,4 +1,4 @@
-"""Where a prompt is worth a snapshot; its prefill chunks end exactly there."""
+"""Snapshot points: the places of a prompt that are worth a snapshot. Its chunks end exactly there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyllama_raw.core.sequence import Running
 
 class Points:
     """
-    Where the chunks of each prompt end, for memory that cannot be cut to be captured.
+    Ends of the chunks of each prompt, for memory that cannot be cut to be captured.
 
     Args:
         interval: tokens between regular points.
@@ -88,7 +88,7 @@ def snapshot_points(
 
 
 def spaced(points: Iterable[int], start: int, gap: int) -> list[int]:
-    """Those of *points*, rising, that are at least *gap* after *start* and each other."""
+    """Select the *points*, rising, that are at least *gap* after *start* and each other."""
     kept: list[int] = []
     for point in sorted(points):
         if point >= start + gap:

@@ -1,5 +1,5 @@
 """
-Which slots hold a prefix of a sequence, now or when their sequences got there.
+Sources: slots that hold a prefix of a sequence, now or when their sequences got there.
 
 Only slots of the same namespace count, and none whose tokens a context shift changed.
 """
@@ -41,7 +41,7 @@ def find_sources(slots: Slots, sequence: Sequence) -> list[Source]:
 
 class Prefixes:
     """
-    What slots hold, or will, of memory that can be cut; as it is now.
+    Prefixes that slots hold, or will, as of now, in memory that can be cut.
 
     Sorted: of all keys those beside the place of another one have most in common with it.
     """
@@ -61,7 +61,7 @@ class Prefixes:
             keys.sort()
 
     def n_longest(self, sequence: Sequence, n_most: int) -> int:
-        """Of the first *n_most* tokens of a waiting *sequence* those a slot has, or will."""
+        """Count the first tokens of a waiting *sequence*, at most *n_most*, that a slot has, or will."""
         keys = self._keys.get(sequence.request.namespace, [])
         key = sequence.tokens[:n_most].tobytes()
         at = bisect_left(keys, key)
@@ -98,7 +98,7 @@ def _shared(
 
 
 def _n_later(leader: Running, n_same: int, limits: ContextLimits) -> int:
-    """How many of the first *n_same* tokens *leader* can stop at, to be copied."""
+    """Count the first *n_same* tokens that *leader* can stop at, to be copied."""
     if limits.can_cut:
         return leader.sequence.whole(n_same)
     n_tokens = leader.sequence.n_in_chunks

@@ -1,5 +1,5 @@
 """
-What a sequence starts from when it has a slot.
+Starts: what a sequence begins with when it gets a slot.
 
 In this order of preference: the memory of a slot, running or idle; a host snapshot if that
 reaches further; a file if that reaches much further; else its tokens are computed, also
@@ -80,7 +80,7 @@ class Starts:
         self.start(running, placement)
 
     def _swapped(self, sequence: Sequence, placement: Placement) -> Restore | None:
-        """What *sequence* had before, unless slots have as much of it."""
+        """Restore what *sequence* had before, unless slots have as much of it."""
         found = self._swaps.find(sequence)
         n_live = placement.n_tokens if isinstance(placement, TakeOver | CopyOf) else 0
         return found if found and found.hit.n_tokens > n_live + N_FRESH else None
@@ -110,7 +110,7 @@ class Starts:
                 self._points.plan(running)
 
     def _search(self, sequence: Sequence) -> tuple[Wanted, list[Source], list[Offer]]:
-        """What slots have of *sequence*, and what the tiers have that there is room for."""
+        """Search slots for *sequence*, and the tiers for what there is room for."""
         n_most, can_cut = n_reusable(sequence), self._slots.limits.can_cut
         wanted = Wanted(n_most, can_cut, self.min_wait, self._tiers.disk.min_gain)
         if not self.keeps or sequence.is_scoring:

@@ -1,5 +1,5 @@
 """
-What sequences had that lost their slots: kept in host memory, where that is worth it.
+Swaps: sequences that lost their slots are kept in host memory, where that is worth it.
 
 Rules:
 1. A swap is a state in the host tier, held there until its sequence has it again or ends.
@@ -65,7 +65,7 @@ class Swaps:
         return running.fetch_id is None and self._tiers.is_worth_a_swap(n_tokens)
 
     def find(self, sequence: Sequence) -> Restore | None:
-        """What brings *sequence* back to where it was, if there are cells for it."""
+        """Find what brings *sequence* back to where it was, if there are cells for it."""
         swap = self._all.get(sequence.request.request_id)
         if swap is None or swap.hit is None:
             return None
@@ -106,7 +106,7 @@ class Swaps:
             cache.unpin(swap.hit)
 
     def check_integrity(self) -> None:
-        """Who runs has none for longer than its load takes; none is of nobody's."""
+        """A running sequence has a swap only until that is loaded; each swap has a sequence."""
         for request_id, swap in self._all.items():
             assert swap.sequence.request.request_id == request_id
             assert 0 < swap.n_tokens < len(swap.sequence.tokens)

@@ -103,7 +103,7 @@ class Tier:
         spans: Spans = (),
     ) -> list[Move]:
         """
-        What saves *slot*, which holds *tokens*; nothing if all of it is known.
+        Moves that save *slot*, which holds *tokens*; none if all of it is known.
 
         Args:
             host: lends the memory for a state on its way to a file.
@@ -127,7 +127,7 @@ class Tier:
         spans: Spans = (),
     ) -> list[Move]:
         """
-        What writes to files the snapshots of *host* on the path of *tokens*.
+        Moves that write the snapshots of *host* on the path of *tokens* to files.
 
         Only memory that is of use as a whole needs them.
         """
@@ -161,7 +161,7 @@ class Tier:
             self.end_save(save_id, saved.get(save_id))
 
     def deletions(self) -> list[Move]:
-        """What deletes the states that left the index since the last call."""
+        """Moves that delete the states that left the index since the last call."""
         released = self._superfluous + self.cache.take_released()
         self._superfluous = []
         return [Delete(tuple(released))] if released and self.is_on_disk else []
@@ -169,7 +169,7 @@ class Tier:
     # -- loading -------------------------------------------------------------------
 
     def match(self, sequence: Sequence, n_most: int) -> Hit:
-        """What can be loaded of the first *n_most* tokens of *sequence*."""
+        """Find what can be loaded of the first *n_most* tokens of *sequence*."""
         namespace, tokens = sequence.request.namespace, sequence.tokens
         hit = self.cache.match(namespace, tokens, n_most)
         while (n_whole := sequence.whole(hit.n_tokens)) < hit.n_tokens:
@@ -200,7 +200,7 @@ class Tier:
     def _plan(
         self, namespace: Namespace, tokens: array[int], spans: Spans
     ) -> CapturePlan | None:
-        """What to save of *tokens*; None if it would be of no use, or is there."""
+        """Plan a save of *tokens*; None if it would be of no use, or is there."""
         if not self.cache.stores:
             return None
         if self.is_on_disk and (

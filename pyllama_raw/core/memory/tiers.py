@@ -23,7 +23,7 @@ from pyllama_raw.core.step import Fetch, Fetched, Load, Move, Piece, StepResult,
 
 
 class Loading(NamedTuple):
-    """What fills a slot; it counts as a hit once that has worked."""
+    """A load that fills a slot; it counts as a hit once it has worked."""
 
     chosen: Restore
     seconds: float = 0.0  # that the file took
@@ -48,7 +48,7 @@ class Tiers:
     def save(
         self, slot: int, namespace: Namespace, tokens: array[int], spans: Spans
     ) -> list[Move]:
-        """What saves all of a slot in host memory."""
+        """Moves that save all of a slot in host memory."""
         if not self.is_open:
             return []
         return self.host.save(slot, namespace, tokens, self.host.cache, spans)
@@ -63,7 +63,7 @@ class Tiers:
         is_whole: bool,
     ) -> list[Move]:
         """
-        What keeps in files what a slot holds.
+        Moves that keep a slot in files.
 
         Args:
             is_whole: the slot is of use to others as it is.
@@ -80,7 +80,7 @@ class Tiers:
         self, sequence: Sequence, n_most: int, n_cells: Callable[[], int]
     ) -> list[Offer]:
         """
-        What there is of the first *n_most* tokens, if *n_cells* are enough for it.
+        Offers of the tiers for the first *n_most* tokens, as far as *n_cells* are enough.
 
         What has rows of a span is worth a restore in any case, because they are not only to
         be computed: an encode makes them.
@@ -144,7 +144,7 @@ class Tiers:
         return Loading(chosen, fetched.seconds, fetched.payload)
 
     def load(self, running: Running, loading: Loading, stop: int) -> Load:
-        """What fills the slot of *running* up to *stop*; settle() ends it if it is all."""
+        """Moves that fill the slot of *running* up to *stop*; settle() ends it if it is all."""
         hit, slot, start = loading.chosen.hit, running.slot, running.n_computed
         position = running.sequence.position
         self._loading[slot] = loading._replace(is_last=stop == hit.n_tokens)
@@ -187,7 +187,7 @@ class Tiers:
         self.host.cache.clear()
 
     def deletions(self) -> list[Move]:
-        """What deletes the files that are of no use; host memory is free at once."""
+        """Moves that delete files of no use; host memory is free at once."""
         return [*self.host.deletions(), *self.disk.deletions()]
 
     def clear(self, salt: str | None = None) -> int:

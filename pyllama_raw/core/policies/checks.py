@@ -1,4 +1,4 @@
-"""What a policy may answer; anything else is a fault of the policy."""
+"""Checks of what a policy answers; anything else is a fault of the policy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What a policy decides and what it sees.
+Scheduling policies: what they decide and what they see.
 
 A policy is a class. An engine makes one instance and calls it in the engine thread: hooks
 must return soon, because all streams wait for them.
@@ -53,7 +53,7 @@ class RequestView:
 
     @property
     def client(self) -> str | None:
-        """Who sent it."""
+        """The client that sent it."""
         return self._sequence.request.client
 
     @property
@@ -63,12 +63,12 @@ class RequestView:
 
     @property
     def submitted(self) -> float:
-        """When it came, on the clock of `SchedulerView.now`."""
+        """The moment it came, on the clock of `SchedulerView.now`."""
         return self._sequence.submitted
 
     @property
     def deadline(self) -> float | None:
-        """When it ends at the latest, on the same clock."""
+        """The moment it ends at the latest, on the same clock."""
         return self._sequence.request.deadline
 
     @property
@@ -78,7 +78,7 @@ class RequestView:
 
     @property
     def max_tokens(self) -> int:
-        """Of the output."""
+        """Tokens of the output, at most."""
         return self._sequence.request.max_tokens
 
     @property
@@ -99,12 +99,12 @@ class RequestView:
 
     @property
     def n_preempted(self) -> int:
-        """How often it lost its slot."""
+        """The number of times it lost its slot."""
         return self._sequence.n_preempted
 
     @property
     def data(self) -> Mapping[str, Value]:
-        """What the caller gave as policy_data."""
+        """The caller's `policy_data`."""
         return self._sequence.request.policy_data or NO_DATA
 
 

@@ -122,7 +122,7 @@ class PolicyQueue(WaitingQueue):
 
     def candidates(self, ask: Ask) -> Iterator[Sequence]:
         """
-        Who is to be admitted, the best first; who was is not here when the next is asked for.
+        Sequences to be admitted, the best first; one that was is gone when the next is asked for.
 
         If the policy fails, the others follow by rank.
         """
@@ -188,7 +188,7 @@ class PolicyQueue(WaitingQueue):
         return True
 
     def check_integrity(self) -> None:
-        """Whoever waits has a key, will be asked for one, or is behind its client's first."""
+        """A waiting sequence has a key, will be asked for one, or is behind its client's first."""
         super().check_integrity()
         valid = [*filter(self._is_valid, [*self._heap, *self._passed])]
         assert {id(item) for item in valid} == {id(i) for i in self._asked.values()}

@@ -33,7 +33,7 @@ MAX_HELD = 8  # steps in a row that a quota may keep a prompt waiting
 
 
 class PolicyFault(NamedTuple):
-    """What a hook of a policy did wrong."""
+    """A fault of a hook of a policy."""
 
     policy: str
     hook: str
@@ -76,7 +76,7 @@ class PolicyRunner:
     # -- decisions -----------------------------------------------------------------
 
     def candidates(self) -> Iterator[Sequence]:
-        """Who is to be admitted, the best first."""
+        """Sequences to be admitted, the best first."""
         return self.queue.candidates(self._order_key)
 
     def _order_key(self, sequence: Sequence) -> Numbers | None:
@@ -111,7 +111,7 @@ class PolicyRunner:
         return self._view
 
     def _n_cached(self, request_id: int) -> int:
-        """Of the request that the policy is asked about; 0 for any other."""
+        """Cached tokens of the request that the policy is asked about; 0 for any other."""
         sequence = self._probed
         if sequence is None or sequence.request.request_id != request_id:
             return 0
@@ -125,7 +125,7 @@ class PolicyRunner:
         return "victim_key" in self._hooks
 
     def victim(self, running: Items[Running]) -> Running:
-        """Who is preempted, if memory is short."""
+        """The sequence that is preempted, if memory is short."""
         left = [r for r in running if r.sequence.n_preempted < MAX_PREEMPTED]
         if self.chooses_victims:
             best: tuple[Numbers, tuple[int, int]] | None = None
@@ -146,7 +146,7 @@ class PolicyRunner:
         self, prompts: list[Running], *, all_may_wait: bool
     ) -> tuple[list[Running], dict[int, int]]:
         """
-        Of *prompts* those that get tokens, and the most tokens of some, by slot.
+        Select the *prompts* that get tokens, and the most tokens of some, by slot.
 
         Args:
             all_may_wait: there is something else to compute.

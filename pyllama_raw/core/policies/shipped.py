@@ -36,7 +36,7 @@ class Priority(SchedulingPolicy):
 
 def service(request: RequestView) -> float:
     """
-    What *request* costs, in prompt tokens.
+    The cost of *request*, in prompt tokens.
 
     `policy_data["n_output"]` is the caller's guess of the output; else it is `max_tokens`.
     """

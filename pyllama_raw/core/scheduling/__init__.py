@@ -1,1 +1,1 @@
-"""What a step computes, and what becomes of its result."""
+"""Scheduling: what a step computes, and what becomes of its result."""

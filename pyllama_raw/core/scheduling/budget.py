@@ -1,5 +1,5 @@
 """
-How many tokens a step may hold: the latency knob.
+The token budget of a step: the latency knob.
 
 A step with streams in it stalls each of them for as long as it takes, so its budget is
 what the machine computes in `target_s`. The speed is learned from the steps themselves.

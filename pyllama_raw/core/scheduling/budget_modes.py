@@ -1,5 +1,5 @@
 """
-How the tokens of a step are divided between streams and prompts.
+Budget modes: how the tokens of a step are divided between streams and prompts.
 
 | mode | streams | prompts |
 |---|---|---|

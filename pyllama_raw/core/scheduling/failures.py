@@ -1,5 +1,5 @@
 """
-What goes on after a step that did not work.
+Failures: what goes on after a step that did not work.
 
 All go on from the tokens that are known; only a request that fails alone, twice, ends with
 the error.

@@ -1,4 +1,4 @@
-"""What a step that worked gave: tokens, the events that tell of them, and what ends."""
+"""Outputs of a step that worked: tokens, the events that tell of them, and ends."""
 
 from __future__ import annotations
 

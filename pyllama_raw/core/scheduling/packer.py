@@ -1,5 +1,5 @@
 """
-What the next step computes.
+The packer chooses what the next step computes.
 
 1. A step has works of one lot; lots take turns. Rows of spans are a lot of their own, and so
    are sequences with other adapters.
@@ -140,7 +140,7 @@ class Packer:
         return streams, prompts, replays
 
     def _groups(self, streams: list[Running], prompts: list[Running]) -> Groups:
-        """Who can be computed, by who may share a decode."""
+        """Sequences that can be computed, by lot."""
         lots = self._roster.lots
         if len(lots) > 1 or self._roster.n_with_spans:
             groups = by_lot(streams, self._with_cells(prompts, len(streams)))
@@ -169,7 +169,7 @@ class Packer:
     def _division(
         self, decodes: list[Running], n_streams: int, n_turns: int
     ) -> tuple[list[Running], int]:
-        """Those of *decodes* that go on beside prompts, and the tokens of the prompts."""
+        """Divide the step: the *decodes* that go on beside prompts, and the tokens of the prompts."""
         total = self._budget.limit(streams=n_streams > 0, n_turns=n_turns)
         n_ready = len(decodes)
         mode = "balanced" if self._n_without >= MAX_WITHOUT else self._mode

@@ -1,5 +1,5 @@
 """
-What a driver asks of a scheduler, whatever its requests are for.
+The protocol of a scheduler, as a driver sees it.
 
 One without a memory keeps nothing of past requests, and none of its requests has spans.
 """
@@ -27,7 +27,7 @@ class Planner(Protocol):
 
     @property
     def limits(self) -> ContextLimits:
-        """What the context can hold."""
+        """The limits of the context."""
 
     @property
     def has_work(self) -> bool:
@@ -56,14 +56,14 @@ class Planner(Protocol):
         """Take in what came of *plan*; returns all events since the last ones."""
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call."""
+        """Take out the events since the last call."""
 
     def take_report(self, report: Written | Fetched) -> None:
         """A file that a plan asked for is complete, or read."""
 
     @property
     def occupancy(self) -> Occupancy:
-        """What there is to do and what is held, at little cost."""
+        """Counts of what there is to do and what is held, at little cost."""
 
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
@@ -83,11 +83,11 @@ class Planner(Protocol):
         return []
 
     def last_plans(self) -> Iterator[StepPlan]:
-        """What is to be kept of idle slots when no request is left."""
+        """Plans that keep idle slots in files, when no request is left."""
         return iter(())
 
     def cache_stats(self) -> CacheStats:
-        """What is kept of past requests."""
+        """Counts of what is kept of past requests."""
         return Ledger(0, 0).stats()
 
     def clear_cache(self, salt: str | None = None) -> int:  # noqa: ARG002

@@ -80,14 +80,14 @@ class PrefillTurns:
         return given
 
     def pick(self, prompts: Items[Running]) -> Running:
-        """Whose turn it is, where a turn is one work."""
+        """The prompt whose turn it is, where a turn is one work."""
         self._last_turn = self._turn
         chosen = self._ring(prompts)[0]
         self._turn = chosen.slot + 1
         return chosen
 
     def repeat(self) -> None:
-        """What was shared last was not computed: whose turn it was goes first again."""
+        """Take back the last turn, because it was not computed."""
         self._turn = self._last_turn
 
     def _ring(self, prompts: Items[Running]) -> deque[Running]:

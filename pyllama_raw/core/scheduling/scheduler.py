@@ -114,7 +114,7 @@ class Scheduler:
 
     @property
     def limits(self) -> ContextLimits:
-        """What the context can hold and do, as far as is known."""
+        """The limits of the context, as far as they are known."""
         return self._slots.limits
 
     @property
@@ -201,7 +201,7 @@ class Scheduler:
 
     @property
     def occupancy(self) -> Occupancy:
-        """What there is to do and what is held, at little cost."""
+        """Counts of what there is to do and what is held, at little cost."""
         slots, roster = self._slots, self._roster
         host, disk = self._memory.ledgers
         n_running = len(slots.running)
@@ -219,7 +219,7 @@ class Scheduler:
         return self._roster.stats()
 
     def cache_stats(self) -> CacheStats:
-        """What was reused and what is stored."""
+        """Counts of what was reused and what is stored."""
         return self._memory.stats()
 
     def clear_cache(self, salt: str | None = None) -> int:
@@ -237,7 +237,7 @@ class Scheduler:
     # -- files ------------------------------------------------------------------
 
     def take_report(self, report: Written | Fetched) -> None:
-        """What came of a file that a plan asked for; call schedule() then."""
+        """Take in what came of a file that a plan asked for; call schedule() then."""
         self._memory.take_report(report)
 
     def last_plans(self) -> Iterator[StepPlan]:
@@ -275,7 +275,7 @@ class Scheduler:
         return plan
 
     def _make_way(self, now: float) -> None:
-        """Who runs gives its slot to the first that waits, if that one is more urgent."""
+        """Preempt for the first that waits, if it is more urgent than those that run."""
         roster, slots = self._roster, self._slots
         if not roster.waiting or self._packer.prefill_cap is not None:
             return
@@ -316,7 +316,7 @@ class Scheduler:
                 return
 
     def _candidates(self) -> Iterable[Sequence]:
-        """Who may start in this step, the best first."""
+        """Sequences that may start in this step, the best first."""
         if self._policy is None:
             return self._roster.waiting.first(ADMISSION_WINDOW)
         return islice(self._policy.candidates(), ADMISSION_WINDOW)

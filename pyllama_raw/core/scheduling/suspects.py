@@ -1,5 +1,5 @@
 """
-Who is computed with whom after a decode has failed.
+Suspects: which sequences are computed together after a decode has failed.
 
 libllama does not say which sequence made a batch fail, so they are computed again:
 1. All together once more, since most failures are of the moment.
@@ -26,7 +26,7 @@ STRETCH_FACTOR = 4
 
 
 class Part(NamedTuple):
-    """What a sequence had in a batch that failed."""
+    """The part of a sequence in a batch that failed."""
 
     running: Running
     end: int  # tokens of it that would have been computed then
@@ -110,7 +110,7 @@ class Suspects:
     def narrow(
         self, streams: list[Running], prompts: list[Running]
     ) -> tuple[list[Running], list[Running]]:
-        """Of who could be computed, only the first of those to be computed alone."""
+        """Keep only the first sequence that is to be computed alone, if there is one."""
         isolated = [
             running
             for running in (*streams, *prompts)
