@@ -150,7 +150,7 @@ class TextTooLong(RequestError):
     def __init__(self, name: str, n_tokens: int, max_tokens: int, advice: str) -> None:
         self.name, self.n_tokens, self.max_tokens = name, n_tokens, max_tokens
         super().__init__(
-            f"{name} has {n_tokens} tokens, at most {max_tokens} go: {advice}"
+            f"{name} has {n_tokens} tokens, at most {max_tokens} are allowed: {advice}"
         )
 
 

@@ -1,5 +1,5 @@
 """
-Scheduling policies: all that who writes one needs.
+The interface for scheduling policies of your own.
 
     from pyllama_raw.policy import SchedulingPolicy, register
 

@@ -7,8 +7,8 @@ is one step. Lots that have just come are before the one that was served last, s
 work each gets every k-th step: none waits for more than (k - 1) * n_batch tokens.
 
 Sets of adapters take turns in the same order. To go from one set to another costs time, so a
-turn lasts until that is a SHARE of it at most, or until the set has nothing to compute. Who
-left early is made up for by the next turn, which is no longer than two.
+turn lasts until that is a SHARE of it at most, or until the set has nothing to compute. A set
+that ended its turn early gets the rest in its next turn, which is at most twice as long.
 """
 
 from __future__ import annotations

@@ -159,9 +159,9 @@ class Context(SlotMemory):
 
         Args:
             samplers: samplers[i] is for batch.rows[i].
-            ahead: not of rows of embeddings; compute the advanced batch when no other context waits. Either the next
-                call is a step of this batch, unchanged, or drop(), before anything else
-                is done with the context.
+            ahead: compute the advanced batch when no other context waits. The next call is
+                then a step of this batch, unchanged, or drop(), before anything else is
+                done with the context. Not for rows of embeddings.
 
         Raises:
             InvalidBatch: more tokens or output rows than the context takes; nothing ran.
@@ -375,9 +375,11 @@ class Context(SlotMemory):
         self, batch: Batch | RowBatch, samplers: RowSamplers | None = None
     ) -> InvalidBatch:
         if not 0 < batch.n_tokens <= self.max_tokens:
-            text = f"{batch.n_tokens} tokens, 1 to {self.max_tokens} go (n_batch)"
+            text = (
+                f"{batch.n_tokens} tokens, 1 to {self.max_tokens} are allowed (n_batch)"
+            )
         elif batch.n_outputs > self.n_outputs_max:
-            limit = f"{self.n_outputs_max} go (n_outputs_max)"
+            limit = f"{self.n_outputs_max} are allowed (n_outputs_max)"
             text = f"{batch.n_outputs} output rows, at most {limit}"
         else:
             capacity = samplers.capacity if samplers else 0

@@ -190,7 +190,7 @@ class _Reader:
         n_dims = self._number(_U32)
         if not 0 < n_dims <= MAX_DIMS:
             raise DamagedFile(
-                f"{self._what} has {n_dims} dimensions, 1 to {MAX_DIMS} go"
+                f"{self._what} has {n_dims} dimensions, 1 to {MAX_DIMS} are allowed"
             )
         dims = tuple(self._number(_U64) for _ in range(n_dims))
         return TensorInfo(name, dims, self._number(_U32), self._number(_U64))

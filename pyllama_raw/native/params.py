@@ -200,7 +200,9 @@ def _tensor_split(shares: Sequence[float] | None) -> Any:
         return ffi.NULL
     n_max = lib.llama_max_devices()
     if len(shares) > n_max:
-        raise ConfigError(f"tensor_split has {len(shares)} shares, at most {n_max} go")
+        raise ConfigError(
+            f"tensor_split has {len(shares)} shares, at most {n_max} are allowed"
+        )
     array = ffi.new("float[]", n_max)
     array[0 : len(shares)] = list(shares)
     return array

@@ -88,7 +88,7 @@ class RowBatch:
         limit = context.n_batch if is_causal else context.n_ubatch
         if not 0 < self.n_tokens <= limit:
             name = "n_batch" if is_causal else "n_ubatch"
-            text = f"{self.n_tokens} rows, 1 to {limit} go ({name})"
+            text = f"{self.n_tokens} rows, 1 to {limit} are allowed ({name})"
             raise InvalidBatch("llama_decode", None, text)
         if is_causal:
             yield

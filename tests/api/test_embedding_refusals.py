@@ -34,7 +34,7 @@ async def test_what_must_be_computed_at_once_has_to_fit_a_step():
             await engine.embed(["Z" * 65])
     bytes_of_ten = EmbeddingConfig(max_step_bytes=10 * 4 * 320)
     async with open_engine("bert", embedding=bytes_of_ten) as engine:
-        with pytest.raises(TextTooLong, match="at most 10 go"):
+        with pytest.raises(TextTooLong, match="at most 10 are allowed"):
             await engine.embed(["Z" * 11])
         assert (await engine.embed(["Z" * 9])).shape == (1, 64)
 

@@ -189,8 +189,8 @@ FAULTS: dict[str, tuple[Callable[[File], None], str]] = {
     "negative": (set_dims([-1, 2]), "each must be 1 or more"),
     "beyond 64 bits": (set_dims([2**40, 2**40]), "has the dimensions"),
     "beyond the file": (set_dims([2**20, 2**20]), "the file is cut off"),
-    "no dimension": (set_dims([]), "has 0 dimensions, 1 to 4 go"),
-    "five dimensions": (set_dims([1] * 5), "has 5 dimensions, 1 to 4 go"),
+    "no dimension": (set_dims([]), "has 0 dimensions, 1 to 4 are allowed"),
+    "five dimensions": (set_dims([1] * 5), "has 5 dimensions, 1 to 4 are allowed"),
     "a type to come": (set_type(1000), "which there is not"),
     "a negative type": (set_type(-1), "which there is not"),
     "a removed type": (set_type(4), "which there is not"),  # Q4_2

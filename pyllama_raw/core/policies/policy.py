@@ -176,9 +176,10 @@ class SchedulingPolicy:
 
     def on_scheduled(self, done: Items[tuple[RequestView, int]], now: float) -> None:
         """
-        A step was computed: whose tokens, and how many.
+        A step was computed: *done* has its requests, each with its tokens in the step.
 
-        Requests are as before it. Of whom all that was behind is computed, one token came.
+        A request is as it was before the step. If these were all its tokens behind
+        (`n_behind`), the step has also sampled one.
         """
 
     def on_preempted(self, request: RequestView, now: float) -> None:

@@ -110,7 +110,7 @@ class Packer:
                 streams, prompts = self._suspects.narrow(streams, prompts)
             n_cells = len(streams) or self._n_least(prompts)
             self._memory.reclaim(n_cells)
-            # Each turn takes one of those who run away, so this comes to an end.
+            # Each turn preempts a running sequence, so the loop ends.
             if n_cells <= self._slots.n_free_cells or not self._slots.running:
                 return streams, prompts, replays
             self._roster.make_room(now)
