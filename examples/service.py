@@ -1,15 +1,17 @@
 """
-A service: chats over HTTP as OpenAI's clients send them, streamed as server-sent events.
+A service: chats over HTTP as OpenAI's clients send them.
 
     pip install starlette 'hypercorn[trio]'
     python examples/service.py --model model.gguf --port 8000
 
 POST /v1/chat/completions takes `messages`, and beside it any sampling parameter, and
-`deadline_s`, `priority`, `cache_salt`. GET /health tells whether requests are taken.
+`deadline_s`, `priority`, `cache_salt`. The answer is whole; with `"stream": true` it comes as
+server-sent events. GET /health tells whether requests are taken.
 
 Rules:
-1. The answer begins with the first token. What goes wrong before is a status with a JSON
-   body (`http_status` of the error); what goes wrong later is an event in the stream.
+1. A stream begins with the first token, a whole answer when all of it is there. What goes
+   wrong before is a status with a JSON body (`http_status` of the error); what goes wrong
+   later is an event in the stream.
 2. The request ends when its client leaves, wherever it is.
 3. SIGTERM and SIGINT let what runs end for DRAIN_S, and meanwhile refuse new requests.
 """
@@ -18,11 +20,13 @@ from __future__ import annotations
 
 import signal
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from time import time
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 import anyio
 from pydantic_core import from_json, to_json
@@ -37,6 +41,7 @@ from pyllama_raw import (
     FinishReason,
     Generation,
     PyllamaError,
+    Result,
     SamplingParams,
 )
 from pyllama_raw.errors import InvalidRequest
@@ -47,8 +52,8 @@ DEADLINE_S = 120.0  # of a request that names none
 DRAIN_S = 20.0
 RETRY_S = 1
 OPTIONS = ("deadline_s", "priority", "cache_salt")
-UNBEGUN = {  # an end before the first token
-    FinishReason.DEADLINE: (504, "deadline_s was over before the first token"),
+UNBEGUN = {  # an end before the answer began
+    FinishReason.DEADLINE: (504, "deadline_s was over before the answer began"),
     FinishReason.CLOSED: (503, "the service ends: try again"),
 }
 Until = Callable[[], Awaitable[None]]
@@ -92,14 +97,19 @@ class Chat:
             allowed = f"the body may have {MAX_BODY_BYTES} bytes"
             stream.refuse(413, "body_too_large", allowed)
             return
-        messages, params, options = parse(body)
-        generation = self._engine.generate(messages, params, **options)
+        asked = parse(body)
+        generation = self._engine.generate(
+            asked.messages, asked.params, **asked.options
+        )
         async with with_client(request.receive):
             async with generation:  # the engine takes the request, or says why not
-                async for delta in generation:
-                    content = {"content": delta.text}
-                    await stream.write(chunk(delta.index, content, None))
-            await finish(generation, stream)
+                if asked.streams:
+                    async for delta in generation:
+                        content = {"content": delta.text}
+                        await stream.write(chunk(asked, delta.index, content, None))
+                else:
+                    await generation.collect_all()
+            await finish(asked, generation, stream)
 
 
 async def read_body(request: Request) -> bytes | None:
@@ -134,7 +144,17 @@ async def with_client(receive: Receive) -> AsyncIterator[None]:
         raise errors[0]
 
 
-def parse(body: bytes) -> tuple[list[Any], SamplingParams, Any]:
+class Asked(NamedTuple):
+    """What a client asks for, and what all parts of its answer say."""
+
+    messages: list[Any]
+    params: SamplingParams
+    options: Any
+    streams: bool
+    head: dict[str, Any]
+
+
+def parse(body: bytes) -> Asked:
     """Raises InvalidRequest with the name of the field that is wrong."""
     try:
         fields = from_json(body)
@@ -145,20 +165,46 @@ def parse(body: bytes) -> tuple[list[Any], SamplingParams, Any]:
     messages = fields.pop("messages", None)
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise InvalidRequest("messages", messages, "a list of messages")
-    fields.pop("model", None)  # there is one
-    if fields.pop("stream", True) is not True:
-        raise InvalidRequest("stream", False, "true: this service only streams")
+    head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time())}
+    head["model"] = fields.pop("model", "")  # there is one, whatever its name
+    streams = fields.pop("stream", False)
+    if not isinstance(streams, bool):
+        raise InvalidRequest("stream", streams, "true or false")
     options = {name: fields.pop(name) for name in OPTIONS if name in fields}
-    return messages, SamplingParams(**fields), {"deadline_s": DEADLINE_S} | options
+    options = {"deadline_s": DEADLINE_S} | options
+    return Asked(messages, SamplingParams(**fields), options, streams, head)
 
 
-def chunk(index: int, delta: dict[str, str], reason: str | None) -> dict[str, Any]:
+def chunk(
+    asked: Asked, index: int, delta: dict[str, str], reason: str | None
+) -> dict[str, Any]:
     """One event, as OpenAI's clients read it."""
     choice = {"index": index, "delta": delta, "finish_reason": reason}
-    return {"object": "chat.completion.chunk", "choices": [choice]}
+    return asked.head | {"object": "chat.completion.chunk", "choices": [choice]}
 
 
-async def finish(generation: Generation, stream: Stream) -> None:
+def whole(asked: Asked, results: Sequence[Result]) -> dict[str, Any]:
+    """The answer at once, as OpenAI's clients read it."""
+    choices = [
+        {
+            "index": result.index,
+            "message": {"role": "assistant", "content": result.text},
+            "finish_reason": result.finish_reason.value,
+        }
+        for result in results
+    ]
+    told = {"object": "chat.completion", "choices": choices, "usage": usage(results)}
+    return asked.head | told
+
+
+def usage(results: Sequence[Result]) -> dict[str, Any]:
+    """Tokens of the prompt, which the outputs share, and of all outputs."""
+    told = asdict(results[0].usage)
+    told["completion_tokens"] = sum(r.usage.completion_tokens for r in results)
+    return told | {"total_tokens": told["prompt_tokens"] + told["completion_tokens"]}
+
+
+async def finish(asked: Asked, generation: Generation, stream: Stream) -> None:
     """Tell how each output ended."""
     results = generation.results
     reason = results[0].finish_reason
@@ -166,11 +212,16 @@ async def finish(generation: Generation, stream: Stream) -> None:
         status, message = UNBEGUN[reason]
         stream.refuse(status, reason.value, message)
         return
+    if not asked.streams:
+        for error in generation.errors.values():
+            raise error
+        stream.answer(whole(asked, results))
+        return
     for index, error in generation.errors.items():
-        await stream.write(chunk(index, {}, "error") | {"error": told(error)})
+        await stream.write(chunk(asked, index, {}, "error") | {"error": told(error)})
     for result in results:
-        last = chunk(result.index, {}, result.finish_reason.value)
-        await stream.write(last | {"usage": asdict(result.usage)})
+        last = chunk(asked, result.index, {}, result.finish_reason.value)
+        await stream.write(last | {"usage": usage([result])})
     await stream.close()
 
 
@@ -182,7 +233,7 @@ def told(error: PyllamaError) -> dict[str, Any]:
 
 class Stream:
     """
-    One answer, which begins with what is written first.
+    One answer: whole, or a stream that begins with what is written first.
 
     Its last message is sent by end() alone, when nothing waits for the client to leave: a
     server may say that it left as soon as all is sent.
@@ -191,7 +242,7 @@ class Stream:
     def __init__(self, send: Send) -> None:
         self.has_begun = False
         self._send = send
-        self._refusal: Response | None = None
+        self._response: Response | None = None
         self._is_whole = False
 
     async def write(self, value: dict[str, Any]) -> None:
@@ -202,6 +253,10 @@ class Stream:
         """The last event."""
         await self._write(b"data: [DONE]\n\n")
         self._is_whole = True
+
+    def answer(self, value: dict[str, Any]) -> None:
+        """All of it."""
+        self._response = JSONResponse(value)
 
     async def fail(self, error: PyllamaError) -> None:
         """A status as long as there is one to give."""
@@ -217,12 +272,12 @@ class Stream:
 
     def _refuse(self, status: int, answer: dict[str, Any]) -> None:
         headers = {"Retry-After": str(RETRY_S)} if status == 503 else None
-        self._refusal = JSONResponse({"error": answer}, status, headers)
+        self._response = JSONResponse({"error": answer}, status, headers)
 
     async def end(self, scope: Scope, receive: Receive) -> None:
         """Nothing, if the client left before the answer was whole."""
-        if self._refusal is not None:
-            await self._refusal(scope, receive, self._send)
+        if self._response is not None:
+            await self._response(scope, receive, self._send)
         elif self._is_whole:
             await self._send({"type": "http.response.body"})
 

@@ -36,6 +36,8 @@ BAD_BODIES: tuple[tuple[bytes, int, str | None], ...] = (  # body, status, place
     (b'{"messages": [{"role": "user"}], "temperature": -1}', 400, "temperature"),
     (b'{"messages": [{"role": "user"}], "max_tokns": 1}', 400, "max_tokns"),
     (b'{"messages": [{"role": "user"}], "deadline_s": "soon"}', 400, "deadline_s"),
+    (b'{"messages": [{"role": "user"}], "stream": "yes"}', 400, "stream"),
+    (b'{"messages": [{"role": "user"}], "self": 1}', 400, "self"),
     (
         b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
         400,
@@ -121,7 +123,7 @@ class Clients:
         """The kind of each client, and what it does."""
         ask = self.ask
         return [
-            *[("short", partial(ask, max_tokens=4))] * 10,
+            *[("short", partial(ask, max_tokens=4))] * 8,
             *[("long", partial(ask, max_tokens=64))] * 5,
             *[("leaves in prefill", self.leave_early)] * 8,
             *[("leaves midway", self.leave_midway)] * 7,
@@ -208,7 +210,8 @@ class Clients:
 
 def chat(text: str = "Say something.", **fields: Any) -> bytes:
     messages = [{"role": "user", "content": text}]
-    return json.dumps({"messages": messages, "ignore_eos": True, **fields}).encode()
+    always = {"messages": messages, "ignore_eos": True, "stream": True}
+    return json.dumps(always | fields).encode()
 
 
 async def taken(exchange: Exchange, outcome: Outcome) -> bool:

@@ -84,6 +84,18 @@ def test_an_unknown_name_is_answered_with_a_known_one(kind, name, words):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "name", ["self", "cls", "data", "values", "__init__", "__class__", "model_config"]
+)
+def test_names_that_python_uses_itself_are_unknown_options(kind, name):
+    """
+    A field of a stranger's JSON may have any name; the error tells which one is wrong.
+    """
+    with pytest.raises(ConfigError, match=f"^{kind.__name__}.{name}=1"):
+        kind(**{name: 1})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_any_slip_in_a_name_is_answered_with_one_error(kind):
     """
     Whichever letter is missing, a name is proposed, and no error of pydantic is chained.

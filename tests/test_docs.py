@@ -43,6 +43,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 SHOWN = {
+    "handler": [],  # a server runs it, as tests/examples does
     "adapters": ["{}: ", "{'legal': 1.0}: ", "{'legal': 1.0, 'brief': 0.5}: "],
     "quickstart": ["Paris", "Usage(prompt_tokens=5"],
     "stream": ["stream 0 ended with", "stream 1 ended with", "stream 2 ended with"],

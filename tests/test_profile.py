@@ -46,6 +46,14 @@ def test_explicit_options_win():
         ('{"settings": {"context": {"ubatch": 1}}}', "ubatch"),
         ('{"settings": {"sampler": {}}}', "settings.sampler"),
         ('{"version": 2}', "version"),
+        ("{}", "no options: give a path, or settings"),
+        ('{"version": 1}', "no options: give a path, or settings"),
+        ('{"self": 1, "path": "m.gguf"}', "Profile.self=1"),
+        ('{"settings": {"context": {"self": 1}}}', "self=1: give a known option"),
+        (
+            '{"settings": {"engine": {"model": {}}}}',
+            "engine.model={}: give it as a part",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(text: str, words: str, tmp_path: Path):
@@ -65,3 +73,12 @@ def test_a_profile_that_is_not_there_is_named(tmp_path: Path):
     """
     with pytest.raises(ConfigError, match=r"nowhere\.json"):
         Profile.load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("name", ["contxt", "self"])
+def test_an_unknown_part_is_refused(name: str):
+    """
+    Options that are given for a part that is not there are not lost in silence.
+    """
+    with pytest.raises(ConfigError, match=f"{name}={{}}: give a known option"):
+        Profile().engine_config(**{name: {}})

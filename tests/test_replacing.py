@@ -99,3 +99,14 @@ def test_a_place_that_cannot_be_written_is_refused(name, reason, tmp_path: Path)
 
     with pytest.raises(ConfigError, match=reason):
         check_writable(tmp_path / name)
+
+
+def test_a_model_is_not_replaced(tmp_path: Path):
+    """
+    A name in the wrong place, as `--out model.gguf`, costs nobody a model.
+    """
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF\x03\0\0\0")
+
+    with pytest.raises(ConfigError, match="it is a model, name another file"):
+        check_writable(model)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from anyio.lowlevel import checkpoint
 
@@ -30,11 +30,17 @@ from pyllama_raw.errors import (
     ClosedError,
     DeadlineExceeded,
     EmbeddingFailed,
-    InvalidRequest,
     TextTooLong,
     Unsupported,
 )
-from pyllama_raw.options.arguments import checked_number, checked_serving, checked_texts
+from pyllama_raw.options.arguments import (
+    check_progress,
+    checked_flag,
+    checked_number,
+    checked_serving,
+    checked_texts,
+    checked_word,
+)
 from pyllama_raw.prompts.prompt import PromptEncoder
 
 if TYPE_CHECKING:
@@ -78,13 +84,13 @@ class Embedder:
         self._encoder = encoder
         self._request_ids = count(1)
 
-    def shape(self, dimensions: object, *, normalize: bool) -> Shape:
+    def shape(self, dimensions: object, *, normalize: object) -> Shape:
         """Raises InvalidRequest, Unsupported."""
         self.parts.capabilities.check(Operation.EMBED)
         width = self.parts.capabilities.model.n_embd
         if dimensions is not None:
             dimensions = checked_number("dimensions", dimensions, 1, width)
-        return Shape(width, dimensions, bool(normalize))
+        return Shape(width, dimensions, checked_flag("normalize", normalize))
 
     def pooling(self, wanted: object) -> Pooling:
         """That of the model for None. Raises InvalidRequest, Unsupported."""
@@ -95,9 +101,7 @@ class Embedder:
                 raise Unsupported("embed", f"the model ranks: use rank(), or {CHOOSE}")
             if wanted in (None, Pooling.NONE):
                 raise Unsupported("embed", f"the model states no pooling: {CHOOSE}")
-        if wanted not in POOLINGS:
-            raise InvalidRequest("pooling", wanted, ALLOWED)
-        return Pooling(cast(str, wanted))
+        return Pooling(checked_word("pooling", wanted, POOLINGS, ALLOWED))
 
     async def embed(
         self,
@@ -146,6 +150,7 @@ class Embedder:
         options: dict[str, object],
     ) -> list[bytes]:
         """What the model makes of each of *texts*."""
+        check_progress(progress)
         request = self._request(texts, name, pooling, options)
         reading = _Reading(request, progress)
         self.thread.submit_all((request,), reading.stream)

@@ -16,13 +16,13 @@ from pyllama_raw.api.model import Model, build_on
 from pyllama_raw.api.text_verbs import TextVerbs
 from pyllama_raw.api.vector_verbs import VectorVerbs
 from pyllama_raw.api.workers import in_worker
-from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.options.arguments import (
     check_opening,
     checked_adapter,
     checked_file,
     checked_number,
     checked_salt,
+    checked_wait,
 )
 from pyllama_raw.options.requests import Need
 from pyllama_raw.prompts.prompt import PromptEncoder
@@ -106,8 +106,7 @@ class AsyncEngine(TextVerbs, VectorVerbs):
                 left then ends as `FinishReason.CLOSED` with what it has. Cancelling
                 aclose() ends the wait.
         """
-        if not drain_s >= 0:
-            raise InvalidRequest("drain_s", drain_s, "seconds, 0 or more")
+        drain_s = checked_wait("drain_s", drain_s)
         # A limiter of its own: closing must not wait for other blocking calls.
         join = partial(to_thread.run_sync, limiter=anyio.CapacityLimiter(2))
         try:

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from pyllama_raw.errors import shown
+from pyllama_raw.options.arguments import checked_wait
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -106,7 +107,7 @@ class Facts:
         """
         from pyllama_raw.api.health import health
 
-        return health(self._thread, self._state, stall_s)
+        return health(self._thread, self._state, checked_wait("stall_s", stall_s))
 
     def clock(self) -> float:
         """Now, in the seconds that records, events and deadlines have."""

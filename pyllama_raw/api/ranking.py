@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from pyllama_raw.api.embedding import Embedder, Told
 from pyllama_raw.engine.model_info import Pooling
-from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.options.arguments import checked_texts
+from pyllama_raw.options.arguments import checked_text, checked_texts
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import TextVocab
@@ -48,8 +47,7 @@ async def rank(
     import numpy as np
 
     parts = embedder.parts
-    if not (query and isinstance(query, str)):
-        raise InvalidRequest("query", query, "a text of at least one character")
+    query = checked_text("query", query)
     texts = checked_texts(documents, "documents")
     pair = partial(pair_tokens, parts.vocab, parts.metadata.get(TEMPLATE), query)
     tokens = await embedder.tokens(texts, "documents", pair)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pyllama_raw import __version__
 from pyllama_raw.cli.flags import Parser, told
 from pyllama_raw.cli.profiles import note_of
+from pyllama_raw.cli.streams import open_missing
 from pyllama_raw.errors import ConfigError, PyllamaError
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
@@ -117,6 +118,11 @@ exit status:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 only if everything that was asked for succeeded."""
+    try:
+        open_missing()
+    except OSError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return FAILED
     parsed = _parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         # In JSON, the backslash form of a lone surrogate is its escape.

@@ -30,6 +30,7 @@ from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.shared_models import ModelUse
+from pyllama_raw.engine.sizes import tell_changes
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import HEADER_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
@@ -95,6 +96,7 @@ def assemble(
         scratch=layout.scratch,
         disk=writer,
     )
+    tell_changes(config.context, executor.context)
     try:
         scheduler = _make_scheduler(executor.context, config, layout, store, keys)
         media = _open_media(use, config, keys)

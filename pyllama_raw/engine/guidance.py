@@ -17,6 +17,7 @@ from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
 from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.options.ascii_classes import with_ascii_classes
 from pyllama_raw.options.sampling import MAX_PATTERN
 
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
@@ -66,6 +67,8 @@ class Guidance:
     def make(self, kind: Kind, value: Any) -> MaskConstraint:
         """Compile *value*, or find it among the latest. Raises BadSchema with the reason."""
         text = _as_json(value) if kind == "json_schema" else value
+        if kind == "regex":
+            text = with_ascii_classes(text)
         key = kind, text
         with self._lock:
             if key in self._made:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyllama_raw.engine.records import RecordFile
-from pyllama_raw.engine.request_log import RequestLog
+from pyllama_raw.engine.request_log import RequestLog, RequestRecord
 from pyllama_raw.engine.step_log import StepLog
-from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 if TYPE_CHECKING:
     from pyllama_raw.options.config import LogConfig
@@ -49,14 +49,15 @@ def open_logs(config: LogConfig) -> Logs:
     with ExitStack() as opened:
         files: list[RecordFile] = []
         if config.step_log is not None:
-            step_file = RecordFile(Path(config.step_log))
+            step_file = RecordFile(Path(config.step_log), StepRecord)
             opened.callback(step_file.close)
             steps = StepLog(config.max_steps, step_file.put)
             files.append(step_file)
         elif config.max_steps:
             steps = StepLog(config.max_steps)
         if config.request_log is not None:
-            request_file = RecordFile(Path(config.request_log))
+            path = Path(config.request_log)
+            request_file = RecordFile(path, RequestRecord)
             requests = RequestLog(config.max_requests, request_file.put)
             files.append(request_file)
         elif config.max_requests:

@@ -64,25 +64,33 @@ class RecordFile:
 
     Nobody waits for the disk. A file that cannot be written any more is told in the log, and
     the engine goes on. A lock keeps others from writing to the same file.
+
+    A file that is there is emptied only if it begins like records of the same kind: any other
+    file may be all that somebody has of it, or be mapped as the model.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: type[NamedTuple]) -> None:
         """
+        Args:
+            kind: of the records.
+
         Raises:
-            ConfigError: *path* cannot be written, or another log writes to it.
+            ConfigError: *path* cannot be written, is no file for this log, or another log
+                writes to it.
         """
         self.n_lost = 0
         self._path = path
         self._waiting: deque[NamedTuple] = deque(maxlen=MAX_WAITING)
         self._closes = Event()
         try:
-            file = _open_alone(path)
+            file = _open_alone(path, f'{{"{kind._fields[0]}": '.encode())
         except BlockingIOError as error:
             raise ConfigError(
                 f"{path} belongs to another log that is open: name another file"
             ) from error
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # a ValueError: a NUL in the path
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{path} cannot be written: {reason}") from error
         self._thread = Thread(
             target=self._run, args=(file,), name="pyllama-log", daemon=True
         )
@@ -116,19 +124,40 @@ class RecordFile:
         file.flush()
 
 
-def _open_alone(path: Path) -> IO[str]:
+def _open_alone(path: Path, start: bytes) -> IO[str]:
     """
-    An empty file at *path*, locked as long as it is open.
+    An empty file at *path*, which its user alone may read, locked as long as it is open.
+
+    Args:
+        start: how every file begins that may be emptied.
 
     Raises:
         BlockingIOError: another one is open.
+        ConfigError: there is something else.
     """
-    file = path.open("a")
+    # O_NONBLOCK: a pipe without a reader would keep the caller waiting.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
     try:
-        if S_ISREG(os.fstat(file.fileno()).st_mode):  # a device is for all
-            flock(file, LOCK_EX | LOCK_NB)
-            file.truncate(0)
+        _check_kind(file.fileno(), path)
+        flock(file, LOCK_EX | LOCK_NB)
+        _check_start(file.fileno(), path, start)
+        file.truncate(0)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _check_kind(file: int, path: Path) -> None:
+    if not S_ISREG(os.fstat(file).st_mode):
+        raise ConfigError(f"{path} is no regular file: name a file for the log")
+
+
+def _check_start(file: int, path: Path, start: bytes) -> None:
+    found = os.pread(file, len(start), 0)
+    if found != start[: len(found)]:
+        raise ConfigError(
+            f"{path} has something else than such a log, it begins with {found!r}: "
+            "name another file, or delete it"
+        )

@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.errors import BadMedia, InvalidRequest
+from pyllama_raw.errors import BadMedia, InvalidRequest, PyllamaError
 from pyllama_raw.media import flac, mp3, wav
 from pyllama_raw.media.source import Source, read_source
 
@@ -25,6 +25,7 @@ _FORMATS = (
     ("mp3", b"\xff", mp3.read),
 )
 RATES = range(4000, 192_001)  # samples a second
+_ALLOWED = "bytes, a Path or a float32 array [n_samples]"
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -56,7 +57,7 @@ class Audio:
                 raise InvalidRequest("sample_rate", sample_rate, allowed)
             given = read_source(source)
         else:
-            given = _wav_of(source, sample_rate)
+            given = _content_of(source, sample_rate)
         found, read = _recognise(given)
         content, n_frames, rate = read(given)
         if rate not in RATES or n_frames < 1:
@@ -89,13 +90,21 @@ def _recognise(content: bytes) -> tuple[str, Any]:
     raise BadMedia(f"no WAV, FLAC or MP3 file: it begins with {content[:8]!r}")
 
 
+def _content_of(samples: Any, rate: int | None) -> bytes:
+    try:
+        return _wav_of(samples, rate)
+    except PyllamaError:
+        raise
+    except Exception as error:  # whatever a stranger's object raises
+        raise InvalidRequest("audio", samples, _ALLOWED) from error
+
+
 def _wav_of(samples: Any, rate: int | None) -> bytes:
     """An array as a file, so that the decoder makes the rate of the model of it."""
     kind, shape = str(getattr(samples, "dtype", "")), getattr(samples, "shape", ())
     if kind != "float32" or len(shape) != 1:
         given = f"{type(samples).__name__} {kind} {shape}" if kind else samples
-        allowed = "bytes, a Path or a float32 array [n_samples]"
-        raise InvalidRequest("audio", given, allowed)
+        raise InvalidRequest("audio", given, _ALLOWED)
     if not isinstance(rate, int) or rate not in RATES:
         allowed = f"{RATES.start} to {RATES.stop - 1} with an array"
         raise InvalidRequest("sample_rate", rate, allowed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyllama_raw.errors import BadMedia, InvalidRequest
+from pyllama_raw.errors import BadMedia, InvalidRequest, PyllamaError, shown
 from pyllama_raw.media import bmp, gif, jpeg, png
 from pyllama_raw.media.source import Source, read_source
 
@@ -31,6 +31,8 @@ _FORMATS = (
     ("gif", b"GIF8", gif.size, gif.check_whole),
     ("bmp", b"BM", bmp.size, None),
 )
+
+_ALLOWED = "bytes, a Path, a uint8 array [height, width, 3] or Pillow's"
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -98,15 +100,30 @@ def _recognise(content: bytes) -> tuple[str, tuple[int, int]]:
 
 
 def _pixels(source: Any) -> tuple[bytes, int, int]:
+    try:
+        content, width, height = _read_pixels(source)
+        if type(content) is bytes and len(content) == 3 * width * height:
+            return content, width, height
+    except PyllamaError:
+        raise
+    except Exception as error:  # whatever a stranger's object raises
+        raise InvalidRequest("image", source, _ALLOWED) from error
+    raise InvalidRequest("image", source, _ALLOWED)
+
+
+def _read_pixels(source: Any) -> tuple[Any, int, int]:
     if hasattr(source, "convert") and hasattr(source, "size"):
         width, height = source.size
-        return source.convert("RGB").tobytes(), width, height
+        return _converted(source), width, height
     shape, kind = getattr(source, "shape", None), str(getattr(source, "dtype", ""))
     if shape is None or len(shape) != 3 or shape[2] != 3 or kind != "uint8":
         given = f"{type(source).__name__} {kind} {shape}" if shape else source
-        raise InvalidRequest(
-            "image",
-            given,
-            "bytes, a Path, a uint8 array [height, width, 3] or Pillow's",
-        )
+        raise InvalidRequest("image", given, _ALLOWED)
     return source.tobytes(), shape[1], shape[0]
+
+
+def _converted(source: PilImage) -> Any:
+    try:
+        return source.convert("RGB").tobytes()
+    except Exception as error:
+        raise BadMedia(f"an image that cannot be converted: {shown(error)}") from error

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from pyllama_raw.errors import BadMedia
+from pyllama_raw.errors import BadMedia, shown
 
 MAX_BYTES = 2**28  # that are read of a file, whatever the limits of an engine
 
@@ -22,7 +22,10 @@ def read_source(source: Source) -> bytes:
     """
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
-    path = Path(source)
+    try:
+        path = Path(source)
+    except Exception as error:  # whatever a stranger's object raises
+        raise BadMedia(f"{shown(source)} is no path: {shown(error)}") from error
     try:
         with open(path, "rb", opener=_open_at_once) as stream:
             status = os.fstat(stream.fileno())

@@ -113,12 +113,45 @@ def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     allowed = "a list of texts, at least one"
     with _reading(name, texts, allowed):
         if not isinstance(texts, SINGLE) and (checked := list(texts)):
-            for i, text in enumerate(checked):
-                if not (text and isinstance(text, str)):
-                    wrong = "a text of at least one character"
-                    raise InvalidRequest(f"{name}[{i}]", text, wrong)
-            return checked
+            return [
+                checked_text(f"{name}[{i}]", text) for i, text in enumerate(checked)
+            ]
     raise InvalidRequest(name, texts, allowed)
+
+
+def checked_text(name: str, value: object) -> str:
+    """A text that is not empty."""
+    if isinstance(value, str) and (text := str.__str__(value)):
+        return text
+    raise InvalidRequest(name, value, "a text of at least one character")
+
+
+def checked_word(name: str, value: object, known: Iterable[str], allowed: str) -> str:
+    """One of the words *known*, of which *allowed* tells."""
+    if isinstance(value, str) and (word := str.__str__(value)) in known:
+        return word
+    raise InvalidRequest(name, value, allowed)
+
+
+def checked_flag(name: str, value: object) -> bool:
+    """Whether it counts as True."""
+    with _reading(name, value, "True or False"):
+        return bool(value)
+
+
+def checked_wait(name: str, value: Any) -> float:
+    """Seconds that somebody waits."""
+    allowed = "seconds, 0 or more"
+    with _reading(name, value, allowed):
+        if isinstance(value, Real) and (seconds := float(value)) >= 0:  # not so for NaN
+            return seconds
+    raise InvalidRequest(name, value, allowed)
+
+
+def check_progress(value: object) -> None:
+    """Raise InvalidRequest unless it is a function or None."""
+    if not (value is None or callable(value)):
+        raise InvalidRequest("progress", value, "a function, or None")
 
 
 def checked_salt(value: object) -> str | None:
@@ -321,13 +354,15 @@ def _unknown_option(name: str) -> str:
 
 # -- of an engine ---------------------------------------------------------------
 
+_NEEDS = get_args(Need)
+
 
 def check_opening(
     model: object, config: object, progress: object, needs: object
 ) -> None:
     """Raise ConfigError unless an engine can be opened with these."""
-    if not (needs is None or needs in get_args(Need)):
-        known = ", ".join(map(repr, get_args(Need)))
+    if not (needs is None or (isinstance(needs, str) and str.__str__(needs) in _NEEDS)):
+        known = ", ".join(map(repr, _NEEDS))
         raise ConfigError(f"needs={shown(needs)}: give one of {known}, or None")
     if config is not None:
         from pyllama_raw.options.config import EngineConfig

@@ -61,7 +61,9 @@ class ContextConfig(Frozen):
     """The memory and graph of the context (llama.h: llama_context_params)."""
 
     n_ctx: Count | None = None
-    """KV cells of all slots together. None: 2048 a slot, or less."""
+    """
+    KV cells of all slots together, in multiples of 256. None: 2048 a slot, or less.
+    """
     n_batch: Count = 2048
     """Most tokens that one call of llama_decode takes."""
     n_ubatch: Count = 512
@@ -232,9 +234,14 @@ class LogConfig(Frozen):
     max_requests: Annotated[int, Field(ge=0)] = 0
     """Requests kept in memory once they have ended, for `request_log()`."""
     step_log: AnyPath | None = None
-    """A file that gets a line of JSON for each step. None: none."""
+    """
+    A file that gets a line of JSON for each step; an older such log is emptied. None: none.
+    """
     request_log: AnyPath | None = None
-    """A file that gets a line of JSON for each request that has ended. None: none."""
+    """
+    A file that gets a line of JSON for each request that has ended; an older such log is
+    emptied. None: none.
+    """
 
 
 class EmbeddingConfig(Frozen):

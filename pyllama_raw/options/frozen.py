@@ -139,7 +139,7 @@ class Frozen(Options):
 
     if not TYPE_CHECKING:  # editors and checkers know the options of each class
 
-        def __init__(self, **values: Any) -> None:
+        def __init__(self, /, **values: Any) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:

@@ -197,6 +197,7 @@ def _shown(progress: bool) -> Iterator[OnBytes]:
     """Tell of a download: by a bar on a terminal, by one line elsewhere."""
     from tqdm import tqdm
 
+    progress = progress and sys.stderr is not None
     if progress and not sys.stderr.isatty():
         _say(f"{DEFAULT_MODEL}: {CARRIER.n_bytes >> 20} MiB are fetched once")
     unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}

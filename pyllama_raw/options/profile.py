@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
@@ -24,7 +24,7 @@ from pyllama_raw.options.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from pyllama_raw.options.frozen import Frozen
+from pyllama_raw.options.frozen import Frozen, wrong
 from pyllama_raw.options.replacing import replacing
 
 Fields = dict[str, Any]
@@ -50,13 +50,16 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for name in self.engine:
+            if name in Settings.model_fields:
+                raise wrong(f"engine.{name}", self.engine[name], "it as a part")
         self.engine_config()
         return self
 
     def updated(self, other: Mapping[str, Fields]) -> Settings:
         """With the fields of *other*, by part, instead of its own."""
         mine = self.model_dump()
-        return Settings(**{name: mine[name] | other.get(name, {}) for name in mine})
+        return Settings(**mine | {n: mine.get(n, {}) | other[n] for n in other})
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
@@ -118,28 +121,43 @@ class Profile(Frozen):
         Raises:
             ConfigError: it cannot be read or holds no profile; names what is wrong.
         """
+        file = _path_of(file)
         try:
-            fields = json.loads(Path(file).read_text("utf-8"))
+            fields = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"profile {str(file)!r}: {error}") from error
         if not isinstance(fields, dict):
             raise ConfigError(f"profile {str(file)!r} is no JSON object")
         try:
-            return cls(**fields)
+            loaded = cls(**fields)
         except ConfigError as error:
             raise ConfigError(f"profile {str(file)!r}: {error}") from None
+        if not fields.keys() & {"path", "settings"}:
+            missing = "give a path, or settings, as `tune --out` writes them"
+            raise ConfigError(f"profile {str(file)!r} has no options: {missing}")
+        return loaded
 
     def save(self, file: str | Path) -> None:
         """Write it as JSON; a file that was there is replaced at once, or stays."""
-        with replacing(Path(file)) as written:
+        with replacing(_path_of(file)) as written:
             written.write(self.model_dump_json(indent=2) + "\n")
 
-    def engine_config(self, **parts: Fields) -> EngineConfig:
+    def engine_config(self, /, **parts: Fields) -> EngineConfig:
         """
         The options as an EngineConfig.
 
         Args:
             parts: of model, context, scheduler, cache, log, and engine for what belongs to
                 none of them; fields that win over the profile's.
+
+        Raises:
+            ConfigError: names the part or the field that is wrong.
         """
         return self.settings.updated(parts).engine_config()
+
+
+def _path_of(file: str | Path) -> Path:
+    try:
+        return Path(file)
+    except Exception as error:
+        raise ConfigError(f"profile={shown(file)}: give the path of a file") from error

@@ -28,6 +28,8 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: it is a folder")
     if not folder.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {folder}")
+    if path.is_file() and _begins_as_model(path):
+        raise ConfigError(f"{path} is not replaced: it is a model, name another file")
     if not os.access(path if _is_special(path) else folder, os.W_OK):
         raise ConfigError(f"{path} cannot be written: {folder} does not allow it")
 
@@ -65,3 +67,11 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
 def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
+
+
+def _begins_as_model(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:  # nobody may read it
+        return False

@@ -173,8 +173,9 @@ class SamplingParams(Frozen):
     json_schema: Mapped[str, Any] | None = None
     """A JSON schema that the output fits; needs the extra `guidance`."""
     regex: Pattern | None = None
-    """
-    A regular expression that the whole output matches; needs the extra `guidance`.
+    r"""
+    A regular expression that the whole output matches; needs the extra `guidance`. Its
+    `\d`, `\w` and `\s` are ASCII; `\p{Nd}`, `\p{L}` and their like are Unicode.
     """
     lark: Pattern | None = None
     """A Lark grammar that the output follows; needs the extra `guidance`."""

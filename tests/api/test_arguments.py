@@ -208,6 +208,20 @@ async def test_score_names_its_own_argument(n_top):
             await engine.score("ab", n_top)
 
 
+@each("seconds", [None, "3", -1, NAN, [], Unreadable()])
+@pytest.mark.anyio
+async def test_waits_are_seconds(seconds):
+    """
+    Of health() and of aclose(), which has closed nothing then.
+    """
+    async with fake_engine() as engine:
+        with pytest.raises(InvalidRequest, match=r"stall_s=.*seconds, 0 or more"):
+            engine.health(seconds)
+        with pytest.raises(InvalidRequest, match=r"drain_s=.*seconds, 0 or more"):
+            await engine.aclose(seconds)
+        assert engine.alive
+
+
 DEEP = nested(100_000)
 STRANGE = [
     5, None, b"bytes", object(), {"role": "user"}, {1, 2}, Unreadable(), Unhashable(), DEEP,

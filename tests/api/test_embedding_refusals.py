@@ -16,6 +16,7 @@ from tests.api.embedding_support import (
     open_engine,
     with_nan,
 )
+from tests.hostile import AngryText, Unreadable
 from tests.native.support import run_python
 from tests.tiny import tiny_model
 
@@ -55,6 +56,12 @@ async def test_what_must_be_computed_at_once_has_to_fit_a_step():
         ({"texts": ["a"], "pooling": "none"}, r"embed_tokens\(\) gives a vector"),
         ({"texts": ["a"], "pooling": []}, "'mean', 'cls', 'last', or None"),
         ({"texts": ["a"], "deadline_s": -1}, "seconds above 0"),
+        ({"texts": ["a"], "pooling": AngryText("max")}, "'mean', 'cls', 'last', or"),
+        (
+            {"texts": ["a"], "normalize": Unreadable()},
+            "normalize=.* give True or False",
+        ),
+        ({"texts": ["a"], "progress": 5}, "progress=5 .* give a function, or None"),
     ],
 )
 async def test_wrong_arguments_are_refused(arguments, words):
@@ -65,6 +72,17 @@ async def test_wrong_arguments_are_refused(arguments, words):
         with pytest.raises(InvalidRequest, match=words):
             await engine.embed(**arguments)
         assert (await engine.embed(["a"])).shape == (1, 64)
+
+
+async def test_texts_of_other_classes_are_texts():
+    """
+    What their classes override is never asked.
+    """
+    async with open_engine("bert") as engine:
+        plain = await engine.embed(["a"])
+        angry = await engine.embed([AngryText("a")], pooling=AngryText("mean"))
+
+    assert np.array_equal(angry, plain)
 
 
 async def test_an_option_of_another_request_is_a_type_error():

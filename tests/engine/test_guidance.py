@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from random import Random
 
 import anyio
 import pytest
@@ -82,6 +83,49 @@ async def test_patterns_are_followed(engine, temperature):
 
     assert re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", date.text)
     assert lark.text in ("yes", "no", "xxx")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\d{8}",
+        r"[\d_]{8}",
+        r"\w{8}",
+        r"[^\W\d]{8}",
+        r"\s{6}",
+        r"[\w--\d]{8}",
+        r"\D\d\S",
+    ],
+)
+def test_classes_of_patterns_are_ascii(model_path, pattern):
+    """
+    Of fifty outputs that are drawn evenly from the masks, each is one that Python's `re`
+    matches with re.ASCII.
+    """
+    ascii_pattern = pattern.replace(r"[\w--\d]", "[A-Za-z_]")
+    with Model.load(model_path, vocab_only=True) as model:
+        vocab = model.vocab
+        constraint = Guidance(vocab).make("regex", pattern)
+        draws = map(Random, range(50))
+        outputs = [drawn(constraint.start(), vocab, random) for random in draws]
+
+    assert [
+        text for text in outputs if not re.fullmatch(ascii_pattern, text, re.ASCII)
+    ] == []
+
+
+def drawn(state, vocab, random) -> str:
+    """An output whose tokens are each as likely as all others that may come."""
+    output = b""
+    while True:
+        state.prepare()
+        words = enumerate(state.mask)
+        bits = ((32 * at + bit, word >> bit) for at, word in words for bit in range(32))
+        token = random.choice([token for token, rest in bits if rest & 1])
+        if token in vocab.eog_tokens:
+            return output.decode()
+        output += vocab.pieces[token]
+        state.accept(token)
 
 
 async def test_an_invalid_schema_disturbs_no_other(engine):

@@ -1,6 +1,8 @@
 """Logs of an engine that runs: in memory and in files."""
 
-import logging
+import os
+import resource
+import stat
 from pathlib import Path
 
 import pytest
@@ -62,14 +64,14 @@ def test_a_file_has_one_log(tmp_path):
     """
     A second log is refused while the first one is open, and takes nothing from it.
     """
-    file = RecordFile(tmp_path / "steps")
+    file = RecordFile(tmp_path / "steps", StepRecord)
     file.put(RECORD)
     with pytest.raises(ConfigError, match="steps belongs to another log"):
-        RecordFile(tmp_path / "steps")
+        RecordFile(tmp_path / "steps", StepRecord)
     file.close()
 
     assert read_steps(tmp_path / "steps") == [RECORD]
-    RecordFile(tmp_path / "steps").close()
+    RecordFile(tmp_path / "steps", StepRecord).close()
     assert read_steps(tmp_path / "steps") == []
 
 
@@ -77,7 +79,7 @@ def test_a_record_that_cannot_be_written_ends_the_file(tmp_path, caplog):
     """
     The log says so, and nobody waits for the rest.
     """
-    file = RecordFile(tmp_path / "steps")
+    file = RecordFile(tmp_path / "steps", StepRecord)
     file.put(RECORD._replace(status=object()))
     file.close()
 
@@ -112,22 +114,78 @@ async def test_an_engine_goes_on_without_a_step_log_that_raises(caplog):
     ]
 
 
-def test_a_full_disk_ends_the_file_and_nothing_else(caplog):
+def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path, caplog):
     """
     The log says so, and put() and close() go on as before.
     """
-    with caplog.at_level(logging.ERROR):
-        try:
-            file = RecordFile(Path("/dev/full"))
-        except ConfigError:
-            pytest.skip("no /dev/full here")
-        file.put(RECORD)
+    file = RecordFile(tmp_path / "steps", StepRecord)
+    file.put(RECORD)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
         file.close()
-        file.put(RECORD)
-        file.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.put(RECORD)
+    file.close()
 
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "/dev/full is not written any more" in caplog.text
+    assert "steps is not written any more" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["step_log", "request_log"])
+@pytest.mark.parametrize("kind", ["pipe", "read pipe", "folder", "device", "nul"])
+def test_what_is_no_regular_file_is_refused_at_once(option, kind, tmp_path):
+    """
+    Opening a pipe does not wait for a reader, and one that is read gets nothing.
+    """
+    path = tmp_path / "log"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path = Path(os.devnull)
+    elif kind == "nul":
+        path = Path("log\0")
+    else:
+        os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind == "read pipe" else None
+
+    with pytest.raises(ConfigError, match=r"is no regular file|cannot be written"):
+        open_logs(LogConfig(**{option: path}))
+
+    if reader is not None:
+        assert os.read(reader, 1) == b""
+        os.close(reader)
+
+
+@pytest.mark.parametrize(
+    "content", [b"GGUF\x03\0\0\0", b"notes\n", b'{"request_id": 1}\n', b"\n"]
+)
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_of_somebody_else_keeps_what_it_has(content, is_link, tmp_path):
+    """
+    A model that is mapped, notes, and a log of another kind are refused and untouched.
+    """
+    file, path = tmp_path / "file", tmp_path / "log"
+    file.write_bytes(content)
+    (path.symlink_to if is_link else path.hardlink_to)(file)
+    config = LogConfig(step_log=path)
+
+    with pytest.raises(ConfigError, match="has something else than such a log"):
+        open_logs(config)
+
+    assert file.read_bytes() == content
+
+
+def test_a_log_is_for_its_user_alone(tmp_path):
+    """
+    Others of the machine cannot read when users sent what.
+    """
+    steps, requests = tmp_path / "steps", tmp_path / "requests"
+    open_logs(LogConfig(step_log=steps, request_log=requests)).close()
+
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (steps, requests)}
+    assert modes == {0o600}
 
 
 def test_records_beyond_the_limit_are_counted(tmp_path, caplog, monkeypatch):
@@ -136,7 +194,7 @@ def test_records_beyond_the_limit_are_counted(tmp_path, caplog, monkeypatch):
     """
     monkeypatch.setattr("pyllama_raw.engine.records.MAX_WAITING", 2)
     monkeypatch.setattr("pyllama_raw.engine.records.WRITE_S", 60.0)
-    file = RecordFile(tmp_path / "steps")
+    file = RecordFile(tmp_path / "steps", StepRecord)
     for n in range(5):
         file.put(RECORD._replace(at_s=float(n)))
     file.close()

@@ -1,16 +1,24 @@
 """examples/service.py behind real servers, with real clients."""
 
+import json
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
+import openai
 import pytest
 import uvicorn
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from examples import handler
 from examples.service import make_app, serve
 from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
@@ -156,6 +164,109 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(anyio_backend_name):
             stats = engine.stats()
 
     assert (stats.finished["length"], stats.finished["cancelled"]) == (1, 1)
+
+
+async def until_left(engine):
+    """Return once the engine has cancelled a request."""
+    while engine.stats().finished["cancelled"] < 1:
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_a_client_that_leaves_before_a_whole_answer_ends_its_request(
+    anyio_backend_name,
+):
+    """
+    Nothing was written yet, and nobody waits for the rest.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with held(anyio_backend_name) as (engine, steps, clients):
+            async with clients.exchange() as one:
+                await one.send(chat(max_tokens=100, stream=False))
+                await anyio.to_thread.run_sync(steps.wait_for_one)
+            for _ in range(3):  # a round trip is enough to hear of the end
+                await clients.health()
+            steps.allow(1000)
+            await until_left(engine)
+            stats = engine.stats()
+
+    assert stats.finished["length"] == 0
+
+
+async def test_a_plain_handler_ends_its_request_with_its_client(anyio_backend_name):
+    """
+    examples/handler.py, whose server cancels nothing; whoever stays gets the whole answer.
+    """
+    steps = HeldSteps()
+    engine = fake_engine(FakeExecutor(fake_limits(), on_step=steps))
+    app = Starlette(routes=[*handler.app.routes, Route("/health", answer_nothing)])
+    app.state.engine = engine
+    body = json.dumps({"prompt": "hello"}).encode()
+    with anyio.fail_after(LIMIT_S):
+        async with engine, serving(app, anyio_backend_name) as clients:
+            async with clients.exchange() as one:
+                await one.send(body, path="/ask")
+                await anyio.to_thread.run_sync(steps.wait_for_one)
+            for _ in range(3):
+                await clients.health()
+            steps.allow(1000)
+            await until_left(engine)
+            async with clients.exchange() as other:
+                await other.send(body, path="/ask")
+                await other.read_head()
+                answer = await other.answer()
+            stats = engine.stats()
+
+    assert (stats.finished["cancelled"], stats.finished["length"]) == (1, 1)
+    assert list(answer) == ["text"]
+
+
+async def answer_nothing(_):
+    return JSONResponse({})
+
+
+@pytest.mark.native
+async def test_openais_client_reads_whole_answers_and_streams(anyio_backend_name):
+    """
+    A plain create() is a completion with a message and the tokens used; with stream=True
+    the chunks hold the same text.
+    """
+    ask: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Say something."}],
+        "temperature": 0,
+        "max_tokens": 8,
+    }
+
+    def talk(port: int) -> tuple[ChatCompletion, ChatCompletion, list[Any]]:
+        base = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=base, api_key="none") as client:
+            create = client.chat.completions.create
+            with pytest.raises(openai.BadRequestError, match="temperature"):
+                create(**ask | {"temperature": -1})
+            two = create(**ask, n=2, extra_body={"ignore_eos": True})
+            return create(**ask), two, list(create(**ask, stream=True))
+
+    with anyio.fail_after(LIMIT_S):
+        async with AsyncEngine.open(tiny_model("llama"), CONFIG) as engine:
+            async with serving(make_app(engine), anyio_backend_name) as clients:
+                found = await anyio.to_thread.run_sync(talk, clients._port)
+    plain, two, chunks = found
+
+    (choice,) = plain.choices
+    assert isinstance(plain, ChatCompletion)
+    assert (plain.object, plain.model, choice.index) == ("chat.completion", "tiny", 0)
+    assert choice.message.role == "assistant"
+    assert choice.message.content
+    assert plain.usage.total_tokens == (
+        plain.usage.prompt_tokens + plain.usage.completion_tokens
+    )
+    assert [choice.finish_reason for choice in two.choices] == ["length", "length"]
+    assert two.usage.completion_tokens == 16
+    assert {(type(c), c.id, c.object) for c in chunks} == {
+        (ChatCompletionChunk, chunks[0].id, "chat.completion.chunk")
+    }
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == choice.message.content
 
 
 async def test_a_service_that_drains_ends_its_streams_and_takes_no_more(

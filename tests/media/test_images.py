@@ -9,7 +9,8 @@ import pytest
 from PIL import Image as Pillow
 
 from pyllama_raw.errors import BadMedia, InvalidRequest
-from pyllama_raw.media import Image
+from pyllama_raw.media import Audio, Image
+from tests.hostile import Unreadable
 from tests.media.files import deep_png, image_file, moving, pixels
 
 FILES = {
@@ -203,3 +204,57 @@ def test_an_image_without_a_pixel_is_refused():
     """
     with pytest.raises(BadMedia, match="0 x 4"):
         Image(np.zeros((4, 0, 3), np.uint8))
+
+
+class LikePillow:
+    """An image of 2 x 2 pixels, as far as its attributes tell."""
+
+    size = (2, 2)
+
+    def __init__(self, pixels: object) -> None:
+        self._pixels = pixels
+
+    def convert(self, mode):
+        if isinstance(self._pixels, Exception):
+            raise self._pixels
+        return self
+
+    def tobytes(self):
+        return self._pixels
+
+
+def test_an_image_that_cannot_be_converted_is_bad_media():
+    """
+    The error has the words of what Pillow, or its like, raised.
+    """
+    with pytest.raises(BadMedia, match=r"cannot be converted: OSError.*is truncated"):
+        Image(LikePillow(OSError("image file is truncated")))
+
+
+@pytest.mark.parametrize("pixels", [b"\0" * 11, b"\0" * 13, 5, None, "\0" * 12])
+def test_an_image_has_as_many_bytes_as_its_size_says(pixels):
+    """
+    A decoder that is told more than there are would read what is not its own.
+    """
+    with pytest.raises(InvalidRequest, match="or Pillow's"):
+        Image(LikePillow(pixels))
+
+
+def test_an_object_that_raises_is_no_image():
+    """
+    Whatever is asked of it.
+    """
+    strange = LikePillow(b"\0" * 12)
+    strange.size = Unreadable()
+
+    with pytest.raises(InvalidRequest, match="or Pillow's"):
+        Image(strange)
+
+
+@pytest.mark.parametrize("kind", [Image, Audio])
+def test_a_path_that_raises_names_no_file(kind):
+    """
+    The error has what it raised.
+    """
+    with pytest.raises(BadMedia, match="is no path: ZeroDivisionError"):
+        kind(Unreadable())

@@ -99,3 +99,25 @@ def test_samples_of_another_kind_are_refused():
     for samples in (np.full(9, np.nan), np.full(9, np.inf), np.full(9, 3.0), []):
         with pytest.raises(BadMedia):
             Audio(np.array(samples, np.float32), 16000)
+
+
+class LikeArray:
+    """A sound of four samples, as far as its attributes tell."""
+
+    dtype, shape = "float32", (4,)
+
+
+class Raising:
+    """Raises whatever it is asked for."""
+
+    def __getattr__(self, name):
+        raise ZeroDivisionError(name)
+
+
+@pytest.mark.parametrize("kind", [LikeArray, Raising])
+def test_an_object_that_is_no_array_is_no_sound(kind):
+    """
+    Whatever it raises, the error says what is a sound.
+    """
+    with pytest.raises(InvalidRequest, match="or a float32 array"):
+        Audio(kind(), 16000)
