@@ -12,7 +12,6 @@ exception is a defect, and makes the exit status 1.
 from __future__ import annotations
 
 import random
-import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -41,9 +40,11 @@ def main() -> None:
 def attempt(path: Path) -> str:
     """Decode the upload at *path*; each 16th is encoded, too."""
     content = path.read_bytes()
-    is_sound = content.startswith((b"RIFF", b"fLaC", b"ID3")) or (
+    is_sound = content.startswith((b"fLaC", b"OggS", b"ID3")) or (
         content[:1] == b"\xff" and content[1:2] != b"\xd8"
     )
+    if content.startswith(b"RIFF"):
+        is_sound = content[8:12] != b"WEBP"
     part = (Audio if is_sound else Image)(content)
     LIMITS.check([part])
     for name in EARS if is_sound else EYES:
@@ -83,9 +84,10 @@ def uploads(seed: int, first: int, count: int) -> Files:
         "bmp": files.image_file("BMP"),
         "bmp palette": files.image_file("BMP", mode="P"),
         "wav": files.wav_file(4000, n_channels=2),
-        "flac": files.flac_file(9000),
-        "mp3": files.mp3_file(12),
-        "mp3 told": files.mp3_file(12, told=12),
+        "webp": files.image_file("WEBP"),
+        "flac": files.sound_file("FLAC", 9000),
+        "mp3": files.sound_file("MP3", 9000),
+        "ogg": files.sound_file("OGG", 9000),
     }
     for index in range(first, first + count):
         rng = random.Random(f"{seed}/{index}")  # noqa: S311 -- repeats
@@ -149,15 +151,14 @@ def packed_png(rng: random.Random) -> bytearray:
     n_bytes = height * (1 + -(-width * depth * n_channels // 8))
     if order:
         n_bytes += rng.randrange(4 * height)
-    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, order)
     data = zlib.compress(rng.randbytes(n_bytes))
     palette = rng.randbytes(3 * rng.randrange(1, 257))
-    chunks = [(b"IHDR", head), (b"PLTE", palette), (b"tRNS", rng.randbytes(6))]
-    chunks = [*chunks[: rng.choice((1, 2, 3))], (b"IDAT", data), (b"IEND", b"")]
-    content = bytearray(b"\x89PNG\r\n\x1a\n")
-    for name, part in chunks:
-        content += struct.pack(">I", len(part)) + name + part + bytes(4)
-    return content
+    others = [(b"PLTE", palette), (b"tRNS", rng.randbytes(6))][: rng.randrange(3)]
+    return bytearray(
+        files.png_of(
+            width, height, data, *others, depth=depth, colour=colour, order=order
+        )
+    )
 
 
 if __name__ == "__main__":

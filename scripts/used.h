@@ -650,6 +650,8 @@ mtmd_bitmap * mtmd_bitmap_init(uint32_t nx, uint32_t ny, const unsigned char * d
 mtmd_bitmap * mtmd_bitmap_init_from_audio(size_t n_samples, const float * data);
 uint32_t mtmd_bitmap_get_nx(const mtmd_bitmap * bitmap);
 uint32_t mtmd_bitmap_get_ny(const mtmd_bitmap * bitmap);
+const unsigned char * mtmd_bitmap_get_data(const mtmd_bitmap * bitmap);
+size_t mtmd_bitmap_get_n_bytes(const mtmd_bitmap * bitmap);
 bool mtmd_bitmap_is_audio(const mtmd_bitmap * bitmap);
 void mtmd_bitmap_free(mtmd_bitmap * bitmap);
 mtmd_input_chunks * mtmd_input_chunks_init(void);
@@ -670,4 +672,3 @@ struct mtmd_helper_init_opt mtmd_helper_init_opt_default(void);
 void mtmd_helper_log_set(ggml_log_callback log_callback, void * user_data);
 struct mtmd_helper_bitmap_wrapper mtmd_helper_bitmap_init_from_buf(const mtmd_context * ctx, const unsigned char * buf, size_t len, bool placeholder, struct mtmd_helper_init_opt opt);
 int32_t mtmd_helper_eval_chunks(mtmd_context * ctx, struct llama_context * lctx, const mtmd_input_chunks * chunks, llama_pos n_past, llama_seq_id seq_id, int32_t n_batch, bool logits_last, llama_pos * new_n_past);
-void mtmd_helper_video_free(mtmd_helper_video * ctx);

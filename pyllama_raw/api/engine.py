@@ -190,8 +190,14 @@ class AsyncEngine(TextVerbs, VectorVerbs):
             InvalidRequest: no salt that a request could have.
         """
         salt = checked_salt(cache_salt)
-        forget = partial(self._parts.scheduler.clear_cache, salt)
+        forget = partial(_forget, self._parts, salt)
         return await in_worker("call", self._thread.call(forget).result)
+
+
+def _forget(parts: EngineParts, salt: str | None) -> int:
+    """Bytes of host memory freed."""
+    n_bytes = 0 if parts.media is None else parts.media.encoder.clear(salt)
+    return n_bytes + parts.scheduler.clear_cache(salt)
 
 
 def _build(

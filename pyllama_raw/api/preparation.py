@@ -83,7 +83,8 @@ class Preparation:
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
         stop, rules = await self._made(params)
-        read = await self._read(prompt, options)
+        namespace = self._namespace(options.get("cache_salt"))
+        read = await self._read(prompt, options, namespace)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
@@ -98,7 +99,7 @@ class Preparation:
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
-            namespace=self._namespace(options.get("cache_salt")),
+            namespace=namespace,
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
             client=options.get("client"),
             policy_data=options.get("policy_data"),
@@ -118,9 +119,14 @@ class Preparation:
         """Tokens of *prompt*; raises as prepare()."""
         return (await self._read(prompt, options)).tokens
 
-    async def _read(self, prompt: Prompt, options: ChatOptions | None) -> MediaPrompt:
+    async def _read(
+        self,
+        prompt: Prompt,
+        options: ChatOptions | None,
+        namespace: Namespace = None,
+    ) -> MediaPrompt:
         settings = ChatSettings.of(options)
-        read = partial(self._encoder.read, prompt, settings)
+        read = partial(self._encoder.read, prompt, settings, namespace)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
             if kind is not None:

@@ -18,15 +18,23 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
+from pyllama_raw.core.namespace import Namespace, is_of
 from pyllama_raw.errors import InvalidRequest, QueueFull
 
 Ready = tuple[int, int]  # request_id, how many of its first encodes are there
 
 
+class RowKey(NamedTuple):
+    """What is equal where rows are equal and may be shared."""
+
+    digest: bytes
+    namespace: Namespace = None
+
+
 class Wanted(NamedTuple):
     """Rows that a request needs."""
 
-    key: bytes  # equal where rows are
+    key: RowKey
     n_bytes: int  # of the rows, and of the upload if they are its first ones
 
 
@@ -44,11 +52,12 @@ class Encodes:
         self.n_bytes = 0  # that open requests hold
         self.n_kept_bytes = 0  # of all rows
         self.n_encoded = self.n_shared = 0  # encodes since the start, and those spared
-        self.running: bytes | None = None
+        self.running: RowKey | None = None
         self._open: OrderedDict[int, tuple[Wanted, ...]] = OrderedDict()  # by turn
-        self._n_users: Counter[bytes] = Counter()  # open requests, by key
-        self._rows: OrderedDict[bytes, array[float]] = OrderedDict()  # by last use
+        self._n_users: Counter[RowKey] = Counter()  # open requests, by key
+        self._rows: OrderedDict[RowKey, array[float]] = OrderedDict()  # by last use
         self._first: dict[int, int] = {}  # of open requests: those before it are spared
+        self._cleared = set[RowKey]()  # go with the last open request that has them
         self._failed = set[int]()  # open requests that nothing more is encoded for
 
     def add(self, request_id: int, wanted: Items[Wanted]) -> None:
@@ -96,8 +105,9 @@ class Encodes:
         key, self.running = self.running, None
         assert key is not None
         self.n_encoded += 1
-        self._rows[key] = rows
-        self.n_kept_bytes += len(rows) * rows.itemsize
+        if key in self._n_users:  # else the last one has just left
+            self._rows[key] = rows
+            self.n_kept_bytes += len(rows) * rows.itemsize
         ready = [(user, self.n_ready(user)) for user in self.users(key)]
         self._evict()
         return ready
@@ -123,13 +133,29 @@ class Encodes:
             self._n_users[key] -= 1
             if not self._n_users[key]:
                 del self._n_users[key]
+                if key in self._cleared:
+                    self._cleared.remove(key)
+                    self._drop(key)
         self.n_bytes -= self._n_bytes_of(wanted)
         self._evict()
         return self.running is not None and self.running not in self._n_users
 
-    def rows(self, key: bytes) -> array[float]:
+    def rows(self, key: RowKey) -> array[float]:
         """Of an encode of an open request, which is there."""
         return self._rows[key]
+
+    def clear(self, salt: str | None) -> int:
+        """
+        Drop the rows of *salt*, None: all; returns the bytes freed at once.
+
+        Those of an open request go when it ends.
+        """
+        n_before = self.n_kept_bytes
+        self._cleared |= {key for key in self._n_users if is_of(key.namespace, salt)}
+        for key in self._rows.keys() - self._n_users.keys():
+            if is_of(key.namespace, salt):
+                self._drop(key)
+        return n_before - self.n_kept_bytes
 
     def _n_bytes_of(self, wanted: Items[Wanted]) -> int:
         """Of those that no other request holds."""
@@ -146,7 +172,7 @@ class Encodes:
         )
         return next(missing, len(wanted))
 
-    def users(self, key: bytes) -> list[int]:
+    def users(self, key: RowKey) -> list[int]:
         """Open requests that want it."""
         return [
             user
@@ -160,13 +186,18 @@ class Encodes:
         if self.n_kept_bytes <= self.max_kept_bytes:
             return
         for key in [key for key in self._rows if key not in self._n_users]:
-            rows = self._rows.pop(key)
-            self.n_kept_bytes -= len(rows) * rows.itemsize
+            self._drop(key)
             if self.n_kept_bytes <= self.max_kept_bytes:
                 return
 
+    def _drop(self, key: RowKey) -> None:
+        rows = self._rows.pop(key, None)
+        if rows is not None:
+            self.n_kept_bytes -= len(rows) * rows.itemsize
+
     def check_integrity(self) -> None:
         """The bytes add up, and no limit is passed."""
+        assert self._cleared <= self._n_users.keys()
         assert self._failed <= self._first.keys() <= self._open.keys()
         users = Counter(
             key for wanted in self._open.values() for key in {one.key for one in wanted}

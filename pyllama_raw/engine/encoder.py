@@ -14,7 +14,7 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
@@ -125,6 +125,11 @@ class Encoder(Generic[T]):
         with self._changed:
             return self._leave(request_id)
 
+    def clear(self, salt: str | None) -> int:
+        """Drop the rows of *salt*, None: all; returns the bytes freed at once."""
+        with self._changed:
+            return self._encodes.clear(salt)
+
     @property
     def stats(self) -> MediaStats:
         with self._changed:
@@ -191,14 +196,18 @@ class Encoder(Generic[T]):
             for request_id, _ in self._encodes.done(rows):
                 self.report(request_id)
 
-    def _note_time(self, key: bytes, seconds: float) -> None:
+    def _note_time(self, key: RowKey, seconds: float) -> None:
         self._encode_s += seconds
         for request_id in self._encodes.users(key):
             self._seconds[request_id] += seconds
 
 
-def _own(error: PyllamaError, index: int) -> PyllamaError:
-    """*error* for one of the requests that it fails: each raises an object of its own."""
+def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
+    """
+    *error* for one of the requests that it fails: each raises an object of its own.
+
+    It has no traceback and no cause, because their frames hold what was decoded.
+    """
     return BadMedia(error.reason, index) if type(error) is BadMedia else copy(error)
 
 
@@ -209,8 +218,6 @@ def _attempt(
     try:
         return task.encode(control), None
     except PyllamaError as error:
-        return None, error
+        return None, _own(error)
     except BaseException as error:  # noqa: BLE001 - the reader is told
-        fault = EngineFault(f"an encode failed, the engine goes on: {error!r}")
-        fault.__cause__ = error
-        return None, fault
+        return None, EngineFault(f"an encode failed, the engine goes on: {error!r}")

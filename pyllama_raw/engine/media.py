@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
+from pyllama_raw.core.encodes import RowKey
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.limits import Media
+from pyllama_raw.media.upload import DecodeStopped, Stop, never
 from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.cut import Cut, RowRun, Run
 from pyllama_raw.native.encode import Encode
@@ -46,9 +49,9 @@ class MediaReader:
     def __init__(self, projector: Projector, identity: bytes) -> None:
         self._projector, self._identity = projector, identity
 
-    def key(self, part: Media) -> bytes:
-        """32 bytes; parts with equal ones have equal rows."""
-        return sha256(self._identity + part.digest).digest()
+    def key(self, part: Media, namespace: Namespace) -> RowKey:
+        """Parts with equal ones have equal rows, and share them in *namespace* only."""
+        return RowKey(sha256(self._identity + part.digest).digest(), namespace)
 
     def n_row_bytes(self, layout: MediaLayout) -> int:
         """Of all rows of a part."""
@@ -57,7 +60,7 @@ class MediaReader:
 
     def layout(self, part: Media) -> MediaLayout:
         """
-        The layout of *part*; that of an MP3 file may differ from what it is decoded to.
+        The layout of *part*, from its size.
 
         Raises:
             BadMedia: the size cannot be handled.
@@ -69,15 +72,16 @@ class MediaReader:
     def layout_of(self, part: Media, cut: Cut) -> MediaLayout:
         return MediaLayout(cut.runs, tuple(self._keys(part.digest, cut)))
 
-    def read(self, part: Media) -> Cut:
+    def read(self, part: Media, stop: Stop = never) -> Cut:
         """
         Decode *part* and cut it for the encodes; takes a second for a large image.
 
         Raises:
             BadMedia: it is damaged, or not what its first bytes say.
             Unsupported: the projector does not see, or does not hear.
+            DecodeStopped: *stop* says so.
         """
-        with self.decode(part) as bitmap:
+        with self.decode(part, stop) as bitmap:
             return self._projector.cut(bitmap)
 
     def encode(
@@ -90,7 +94,11 @@ class MediaReader:
             BadMedia, Unsupported: as read(); or the layout was another one.
             EncodeFailed: the computation failed, or a value is not a number.
         """
-        with self.read(part) as cut:
+        try:
+            cut = self.read(part, lambda: control.cancelled)
+        except DecodeStopped:
+            return None
+        with cut:
             if self.layout_of(part, cut) != layout:
                 raise BadMedia("it has not the size that its beginning tells")
             rows = array("f")
@@ -102,15 +110,13 @@ class MediaReader:
                     rows += found
             return rows
 
-    def decode(self, part: Media) -> Bitmap:
+    def decode(self, part: Media, stop: Stop = never) -> Bitmap:
         """The pixels or samples of *part*; raises as read()."""
         self._projector.check_support(is_sound=isinstance(part, Audio))
         if isinstance(part, Audio):
-            return Bitmap.read(self._projector, part.content)
-        if part.format == "pixels":
-            return Bitmap.image(part.width, part.height, part.content)
-        part.check_whole()
-        return Bitmap.read(self._projector, part.content)
+            samples = part.samples(self._projector.sample_rate or part.rate, stop)
+            return Bitmap.sound(len(samples), samples)
+        return Bitmap.image(part.width, part.height, part.pixels(stop))
 
     def _placeholder(self, part: Media) -> Bitmap:
         if isinstance(part, Audio):

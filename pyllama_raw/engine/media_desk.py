@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.stats import MediaStats
@@ -21,6 +22,7 @@ from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.shared_projectors import close_projector, open_projector
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia, PyllamaError
+from pyllama_raw.media import pictures, sounds
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.content import MediaMessages, list_pieces
 from pyllama_raw.media.limits import Media, MediaLimits
@@ -51,8 +53,7 @@ class MediaTask:
         try:
             return self.reader.encode(self.part, self.layout, control)
         except BadMedia as error:
-            sounds, images = "WAV, FLAC or MP3", "PNG, JPEG, GIF or BMP"
-            kinds = sounds if isinstance(self.part, Audio) else images
+            kinds = sounds.KINDS if isinstance(self.part, Audio) else pictures.KINDS
             given = f"{self.part!r} of {len(self.part.content)} bytes: {error.reason}"
             raise BadMedia(f"{given}; give a whole {kinds} file") from error
 
@@ -145,16 +146,17 @@ class MediaDesk:
 
     def take_chat(self, messages: Sequence[Mapping[str, Any]]) -> MediaMessages:
         """*messages* without their media. Raises InvalidRequest, BadMedia."""
-        taken = MediaMessages(messages)
+        taken = MediaMessages(messages, self.limits)
         self.limits.check(taken.media)
         return taken
 
-    def place(self, part: Media, index: int) -> MediaPart:
+    def place(self, part: Media, index: int, namespace: Namespace = None) -> MediaPart:
         """
         *part* as it stands in a prompt, known from its size.
 
         Args:
             index: among the images and sounds of the prompt.
+            namespace: who shares its rows.
 
         Raises:
             BadMedia: the size cannot be handled; names *index*.
@@ -165,7 +167,7 @@ class MediaDesk:
         except BadMedia as error:
             raise BadMedia(error.reason, index) from error
         n_bytes = len(part.content) + self._reader.n_row_bytes(layout)
-        wanted = Wanted(self._reader.key(part), n_bytes)
+        wanted = Wanted(self._reader.key(part, namespace), n_bytes)
         task = MediaTask(part, layout, wanted, self._reader)
         tokens, spans, payloads, n_floats = array("i"), [], [], 0
         for run, key in zip(layout.runs, layout.keys, strict=True):

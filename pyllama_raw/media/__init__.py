@@ -1,8 +1,8 @@
 """
-Images and sounds of a prompt as plain data, known by their first bytes.
+Images and sounds of a prompt as plain data, which Pillow and libsndfile open and decode.
 
-Uploads are a stranger's. What they are, how large they get, and whether they are whole is
-found out here in Python, before a decoder in C sees them. Nothing is fetched from anywhere.
+Uploads are a stranger's. Their number, bytes and sizes are limited before anything is
+decoded, and what they are is one of a few formats. Nothing is fetched from anywhere.
 """
 
 from pyllama_raw.media.audio import Audio

@@ -9,7 +9,6 @@ rendered text is parted again.
 from __future__ import annotations
 
 import binascii
-import os
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.image import Image
-from pyllama_raw.media.limits import Media
+from pyllama_raw.media.limits import Media, MediaLimits
+from pyllama_raw.media.source import check_bytes, is_source, read_source
 
 _DATA_URL = re.compile(r"data:(?:image|audio)/[\w.+-]+;base64,")
 
@@ -40,14 +40,21 @@ class MediaMessages:
         messages: their content may be a list of parts: `text`, `image_url` and
             `input_audio` as OpenAI has them, with data in place of addresses; and
             `image` and `audio` with what Image() and Audio() take, but no text.
+        limits: their number and bytes are checked before anything is read of them.
 
     Raises:
-        InvalidRequest: a part is none of these.
+        InvalidRequest: a part is none of these, or there are too many.
         BadMedia: an image or a sound cannot be used.
     """
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        limits: MediaLimits = MediaLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        limits.check_count(sum(map(_n_media, messages)))
         self.media: list[Media] = []
+        self._limits = limits
         self._name = token_hex(16)
         self.messages = [self._without_media(message) for message in messages]
 
@@ -74,10 +81,9 @@ class MediaMessages:
         return [piece for piece in pieces if piece.text or piece.media is not None]
 
     def _without_media(self, message: Any) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list | tuple) or not any(map(_is_media, content)):
+        if not _n_media(message):
             return message  # parts of other kinds are the template's business
-        texts = [self._text(part) for part in content]
+        texts = [self._text(part) for part in message["content"]]
         return {**message, "content": "".join(texts)}
 
     def _text(self, part: object) -> str:
@@ -89,7 +95,7 @@ class MediaMessages:
             if isinstance(kind, str) and kind in _KINDS:
                 index = len(self.media)
                 try:
-                    self.media.append(_KINDS[kind](part.get(kind)))
+                    self.media.append(_KINDS[kind](part.get(kind), self._limits))
                 except BadMedia as error:
                     raise BadMedia(error.reason, index) from error
                 return f"<{self._name}-{index}>"
@@ -117,29 +123,31 @@ def list_pieces(prompt: Sequence[object]) -> tuple[list[str | int], list[Media]]
     return pieces, media
 
 
-def _image_of_url(value: object) -> Image:
+def _image_of_url(value: object, limits: MediaLimits) -> Image:
     url = value.get("url") if isinstance(value, Mapping) else value
-    return Image(_data_of("image_url", url))
+    return Image(_data_of("image_url", url, limits))
 
 
-def _audio_of_input(value: object) -> Audio:
+def _audio_of_input(value: object, limits: MediaLimits) -> Audio:
     data = value.get("data") if isinstance(value, Mapping) else None
-    return Audio(_decoded("input_audio", data))
+    return Audio(_decoded("input_audio", data, 0, limits))
 
 
-def _image(value: Any) -> Image:
+def _image(value: Any, limits: MediaLimits) -> Image:
+    if is_source(value):
+        return Image(read_source(value, limits.max_bytes))
     return value if isinstance(value, Image) else Image(_no_text("image", value))
 
 
-def _audio(value: Any) -> Audio:
+def _audio(value: Any, limits: MediaLimits) -> Audio:
     if isinstance(value, Audio):
         return value
-    if not isinstance(value, bytes | bytearray | memoryview | os.PathLike):
+    if not is_source(value):
         raise InvalidRequest("audio", value, "an Audio(...), bytes or a Path")
-    return Audio(value)
+    return Audio(read_source(value, limits.max_bytes))
 
 
-_KINDS: dict[str, Callable[[Any], Media]] = {
+_KINDS: dict[str, Callable[[Any, MediaLimits], Media]] = {
     "image_url": _image_of_url,
     "input_audio": _audio_of_input,
     "image": _image,
@@ -147,24 +155,33 @@ _KINDS: dict[str, Callable[[Any], Media]] = {
 }
 
 
+def _n_media(message: object) -> int:
+    """How many parts of *message* are images and sounds."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return sum(map(_is_media, content)) if isinstance(content, list | tuple) else 0
+
+
 def _is_media(part: object) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind in _KINDS
 
 
-def _data_of(name: str, url: object) -> bytes:
+def _data_of(name: str, url: object, limits: MediaLimits) -> bytes:
     """The content of a data URL: nothing is fetched from anywhere."""
     match = _DATA_URL.match(url) if isinstance(url, str) else None
     if match is None or not isinstance(url, str):
         allowed = "data:image/...;base64,... because nothing is fetched from addresses"
         raise InvalidRequest(name, url, allowed)
-    return _decoded(name, url[match.end() :])
+    return _decoded(name, url, match.end(), limits)
 
 
-def _decoded(name: str, data: object) -> bytes:
+def _decoded(name: str, data: object, start: int, limits: MediaLimits) -> bytes:
+    """The bytes that *data* has in base64 from *start* on."""
     if isinstance(data, str):
+        n_bytes = (len(data) - start) // 4 * 3 - data[-2:].count("=")
+        check_bytes(n_bytes, limits.max_bytes)
         try:
-            return b64decode(data, validate=True)
+            return b64decode(data[start:], validate=True)
         except (binascii.Error, ValueError):
             pass
     raise InvalidRequest(name, data, "data in base64")

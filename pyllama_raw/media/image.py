@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyllama_raw.errors import BadMedia, InvalidRequest, PyllamaError, shown
-from pyllama_raw.media import bmp, gif, jpeg, png
-from pyllama_raw.media.source import Source, read_source
+from pyllama_raw.media.pictures import read_header, read_pixels
+from pyllama_raw.media.source import Source, is_source, read_source
+from pyllama_raw.media.upload import Stop, never
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+PIXELS = "pixels"  # the format of what is decoded
 
 
 class PilImage(Protocol):
@@ -24,14 +26,6 @@ class PilImage(Protocol):
     def convert(self, mode: str) -> Any: ...
 
 
-# How a file of each format begins, what reads its size, and what looks at all of it.
-_FORMATS = (
-    ("png", b"\x89PNG\r\n\x1a\n", png.size, png.check_whole),
-    ("jpeg", b"\xff\xd8\xff", jpeg.size, jpeg.check_whole),
-    ("gif", b"GIF8", gif.size, gif.check_whole),
-    ("bmp", b"BM", bmp.size, None),
-)
-
 _ALLOWED = "bytes, a Path, a uint8 array [height, width, 3] or Pillow's"
 
 
@@ -41,24 +35,25 @@ class Image:
     An image: the content of a file, or pixels. Pickles, and never changes.
 
     Args:
-        source: a PNG, JPEG, GIF or BMP file as bytes or by its Path; an array of numpy,
-            uint8 [height, width, 3]; or an image of Pillow.
+        source: a PNG, JPEG, GIF, BMP or WebP file as bytes or by its Path; an array of
+            numpy, uint8 [height, width, 3]; or an image of Pillow.
 
     Raises:
         BadMedia: none of these, damaged at its beginning, or without a pixel.
+        Unsupported: a file, but Pillow is not installed.
     """
 
     content: bytes
-    format: str  # png, jpeg, gif, bmp; pixels: red, green, blue, row by row
-    width: int
+    format: str  # png, jpeg, gif, bmp, webp; pixels: red, green, blue, row by row
+    width: int  # as it is shown
     height: int
 
     def __init__(self, source: Source | NDArray[np.uint8] | PilImage) -> None:
-        if isinstance(source, bytes | bytearray | memoryview | os.PathLike):
+        if is_source(source):
             content = read_source(source)
-            found, (width, height) = _recognise(content)
+            found, width, height = read_header(content)
         else:
-            found = "pixels"
+            found = PIXELS
             content, width, height = _pixels(source)
         if width < 1 or height < 1:
             raise BadMedia(f"an image of {width} x {height} pixels")
@@ -76,27 +71,14 @@ class Image:
         head = f"image {self.format} {self.width} {self.height} ".encode()
         return sha256(head + self.content).digest()
 
-    def check_whole(self) -> None:
-        """
-        Look at all of a file: takes as long as unpacking it.
-
-        Raises:
-            BadMedia: its end is missing, it unpacks to more than its size, or it has
-                several frames.
-        """
-        for name, _, _, check in _FORMATS:
-            if name == self.format and check is not None:
-                check(self.content)
+    def pixels(self, stop: Stop = never) -> bytes:
+        """Red, green and blue, row by row; raises as read_pixels()."""
+        if self.format == PIXELS:
+            return self.content
+        return read_pixels(self.content, stop)
 
     def __repr__(self) -> str:
         return f"Image({self.format}, {self.width} x {self.height})"
-
-
-def _recognise(content: bytes) -> tuple[str, tuple[int, int]]:
-    for name, magic, read_size, _ in _FORMATS:
-        if content.startswith(magic):
-            return name, read_size(content)
-    raise BadMedia(f"no PNG, JPEG, GIF or BMP file: it begins with {content[:8]!r}")
 
 
 def _pixels(source: Any) -> tuple[bytes, int, int]:

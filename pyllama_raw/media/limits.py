@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media.audio import Audio
-from pyllama_raw.media.image import Image
+from pyllama_raw.media.image import PIXELS, Image
+from pyllama_raw.media.source import check_bytes
 
 Media = Image | Audio
 
@@ -21,6 +22,12 @@ class MediaLimits:
     max_pixels: int = 2**25
     max_seconds: float = 600.0
 
+    def check_count(self, n_parts: int) -> None:
+        """Raise InvalidRequest if there are too many images and sounds."""
+        if n_parts > self.max_parts:
+            given = f"{n_parts} images and sounds"
+            raise InvalidRequest("prompt", given, f"at most {self.max_parts}")
+
     def check(self, media: Sequence[Media]) -> None:
         """
         Raise unless all *media* are within the limits.
@@ -29,26 +36,25 @@ class MediaLimits:
             InvalidRequest: there are too many.
             BadMedia: one is too large or too long.
         """
-        if len(media) > self.max_parts:
-            given = f"{len(media)} images and sounds"
-            raise InvalidRequest("prompt", given, f"at most {self.max_parts}")
+        self.check_count(len(media))
         for index, part in enumerate(media):
-            if len(part.content) > self.max_bytes and not _is_pixels(part):
-                n_bytes = len(part.content)
-                raise BadMedia(f"{n_bytes} bytes, at most {self.max_bytes} go", index)
+            if not _is_pixels(part):
+                check_bytes(len(part.content), self.max_bytes, index)
             if isinstance(part, Audio):
                 self._check_seconds(part.seconds, index)
             elif part.width * part.height > self.max_pixels:
                 raise BadMedia(
-                    f"{part.width} x {part.height} pixels, at most {self.max_pixels} go",
+                    f"{part.width} x {part.height} pixels, at most {self.max_pixels} "
+                    "are allowed",
                     index,
                 )
 
     def _check_seconds(self, seconds: float, index: int) -> None:
         if seconds > self.max_seconds:
-            raise BadMedia(f"{seconds:.1f} s, at most {self.max_seconds:g} s go", index)
+            allowed = f"at most {self.max_seconds:g} s are allowed"
+            raise BadMedia(f"{seconds:.1f} s, {allowed}", index)
 
 
 def _is_pixels(part: Media) -> bool:
     """Whether max_pixels is the limit of the size."""
-    return isinstance(part, Image) and part.format == "pixels"
+    return isinstance(part, Image) and part.format == PIXELS

@@ -9,6 +9,8 @@ arrays imports it.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_raw.native.libllama import ffi
@@ -16,7 +18,8 @@ from pyllama_raw.native.libllama import ffi
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Array: TypeAlias = "array[Any] | memoryview | NDArray[Any]"
+Array: TypeAlias = "array[Any] | NDArray[Any]"
+Buffer: TypeAlias = "Array | bytes | memoryview"
 
 # As the modules array and struct name them.
 INT32, INT64, UINT8, UINT32, FLOAT32 = "i", "q", "B", "I", "f"
@@ -31,7 +34,7 @@ _C_NAMES = {
 
 
 def pointer(
-    values: Array, code: str, *, min_size: int = 0, writable: bool = False
+    values: Buffer, code: str, *, min_size: int = 0, writable: bool = False
 ) -> Any:
     """
     Address of the first element of *values*, which stay alive and in place meanwhile.
@@ -41,8 +44,26 @@ def pointer(
 
     Raises:
         TypeError: another type, not one-dimensional, not C-contiguous, too short, or
-            read-only where C writes.
+            read-only where C writes; or a memoryview, because its address outlives it
+            where the garbage collector clears both, which ends the process: see lent().
     """
+    if isinstance(values, memoryview):
+        raise TypeError("a memoryview is lent() to C only as long as a block runs")
+    _check(values, code, min_size)
+    return ffi.from_buffer(_C_NAMES[code], values, require_writable=writable)
+
+
+@contextmanager
+def lent(values: Buffer, code: str, *, writable: bool = False) -> Iterator[Any]:
+    """The address of *values* within the block, as pointer() gives it."""
+    _check(values, code)
+    name = _C_NAMES[code]
+    with ffi.from_buffer(name, values, require_writable=writable) as address:
+        yield address
+
+
+def _check(values: Buffer, code: str, min_size: int = 0) -> None:
+    """Raise TypeError unless *values* are as pointer() needs them."""
     # numpy's stubs tell of its buffers from Python 3.12 on.
     with memoryview(values) as view:  # type: ignore[arg-type]
         if view.format != code or view.ndim != 1 or not view.c_contiguous:
@@ -54,7 +75,6 @@ def pointer(
             raise TypeError(
                 f"the array has {len(view)} elements, {min_size} are needed"
             )
-    return ffi.from_buffer(_C_NAMES[code], values, require_writable=writable)
 
 
 def zeros(code: str, count: int) -> array[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Self
 
 from pyllama_raw.errors import BadMedia
-from pyllama_raw.native import log
 from pyllama_raw.native.arrays import FLOAT32, UINT8, Array, pointer
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
@@ -40,12 +39,11 @@ class Bitmap(Handle):
         _check_size(n_x, n_y)
         if pixels is None:
             return cls._of(lib.plr_bitmap_image(n_x, n_y, ffi.NULL))
-        view = memoryview(pixels)  # type: ignore[arg-type]
-        if view.nbytes != 3 * n_x * n_y:
+        if len(pixels) != 3 * n_x * n_y:
             raise BadMedia(
-                f"{n_x} x {n_y} pixels take {3 * n_x * n_y} bytes, not {view.nbytes}"
+                f"{n_x} x {n_y} pixels take {3 * n_x * n_y} bytes, not {len(pixels)}"
             )
-        return cls._of(lib.plr_bitmap_image(n_x, n_y, pointer(view, UINT8)))
+        return cls._of(lib.plr_bitmap_image(n_x, n_y, pointer(pixels, UINT8)))
 
     @classmethod
     def sound(cls, n_samples: int, samples: Array | None = None) -> Self:
@@ -56,36 +54,11 @@ class Bitmap(Handle):
             BadMedia: too few samples, or too many.
         """
         if not 2 <= n_samples <= MAX_SAMPLES:  # mtmd aborts on a single sample
-            raise BadMedia(f"{n_samples} samples: 2 to {MAX_SAMPLES} go")
+            raise BadMedia(f"{n_samples} samples: 2 to {MAX_SAMPLES} are allowed")
         if samples is None:
             return cls._of(lib.plr_bitmap_sound(n_samples, ffi.NULL))
         data = pointer(samples, FLOAT32, min_size=n_samples)
         return cls._of(lib.plr_bitmap_sound(n_samples, data))
-
-    @classmethod
-    def read(cls, projector: Handle, content: bytes) -> Self:
-        """
-        Decode the *content* of a file.
-
-        The caller knows by its first bytes what it is (pyllama_raw/media): decoders are
-        for files that are what they seem.
-
-        Raises:
-            BadMedia: it is damaged, or a sound for a projector that does not hear.
-        """
-        since = log.mark()
-        data = pointer(memoryview(content), UINT8)
-        raw = lib.plr_bitmap_read(projector.ptr, data, len(content))
-        if raw == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "no decoder takes it"
-            raise BadMedia(f"it cannot be decoded: {said}")
-        bitmap = cls(raw)
-        if bitmap.is_sound:
-            if not 2 <= bitmap.n_x <= MAX_SAMPLES:
-                raise BadMedia(f"{bitmap.n_x} samples: 2 to {MAX_SAMPLES} go")
-        else:
-            _check_size(bitmap.n_x, bitmap.n_y)
-        return bitmap
 
     @classmethod
     def _of(cls, raw: Any) -> Self:
@@ -97,6 +70,6 @@ class Bitmap(Handle):
 def _check_size(n_x: int, n_y: int) -> None:
     if not (0 < n_x <= MAX_SIDE and 0 < n_y <= MAX_SIDE and n_x * n_y <= MAX_PIXELS):
         raise BadMedia(
-            f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} go, and {MAX_PIXELS} "
-            "pixels in all"
+            f"{n_x} x {n_y} pixels: sides of 1 to {MAX_SIDE} are allowed, and "
+            f"{MAX_PIXELS} pixels in all"
         )

@@ -19,9 +19,11 @@ class Encode(Handle):
         if pointer == ffi.NULL:
             raise MemoryError("plr_encode_new")
         super().__init__(pointer, lib.plr_encode_free)
+        self.cancelled = False
 
     def cancel(self) -> None:
         """For good, also if it has not begun."""
+        self.cancelled = True
         lib.plr_encode_cancel(self.ptr)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyllama_raw.errors import InvalidRequest, SnapshotFailed, Unsupported
 from pyllama_raw.native import log
-from pyllama_raw.native.arrays import UINT8, Array, pointer
+from pyllama_raw.native.arrays import UINT8, Buffer, lent
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.kernels import Kernels
 from pyllama_raw.native.libllama import ffi, last_error, lib
@@ -153,7 +153,7 @@ class SlotMemory(Handle):
         self._check_copied("llama_state_seq_get_size_ext", code, n_bytes[0])
         return int(n_bytes[0])
 
-    def capture(self, slot: int, out: Array) -> int:
+    def capture(self, slot: int, out: Buffer) -> int:
         """
         Copy the memory of *slot* into *out*; the slot keeps it.
 
@@ -168,15 +168,15 @@ class SlotMemory(Handle):
         """
         self._check_state(slot)
         n_bytes = ffi.new("size_t *")
-        dst = pointer(out, UINT8, writable=True)
-        if self.seq_pos_max(slot) is None:
-            message = f"slot {slot} is empty"
-            raise SnapshotFailed("llama_state_seq_get_data_ext", 0, message)
-        code = lib.plr_state_seq_get(self.ptr, dst, len(out), slot, n_bytes)
+        with lent(out, UINT8, writable=True) as dst:
+            if self.seq_pos_max(slot) is None:
+                message = f"slot {slot} is empty"
+                raise SnapshotFailed("llama_state_seq_get_data_ext", 0, message)
+            code = lib.plr_state_seq_get(self.ptr, dst, len(out), slot, n_bytes)
         self._check_copied("llama_state_seq_get_data_ext", code, n_bytes[0])
         return int(n_bytes[0])
 
-    def restore(self, slot: int, data: Array) -> int:
+    def restore(self, slot: int, data: Buffer) -> int:
         """
         Replace the memory of *slot* by what capture() wrote.
 
@@ -191,13 +191,13 @@ class SlotMemory(Handle):
         """
         self._check_state(slot)
         n_bytes = ffi.new("size_t *")
-        src = pointer(data, UINT8)
-        code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
-        is_done = code == 0 and n_bytes[0] > 0
-        if not is_done:
-            lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
-        if self.kernels is not None:
-            self.kernels.restored(slot, src, len(data) if is_done else 0)
+        with lent(data, UINT8) as src:
+            code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
+            is_done = code == 0 and n_bytes[0] > 0
+            if not is_done:
+                lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+            if self.kernels is not None:
+                self.kernels.restored(slot, src, len(data) if is_done else 0)
         self._check_copied("llama_state_seq_set_data_ext", code, n_bytes[0])
         return int(n_bytes[0])
 

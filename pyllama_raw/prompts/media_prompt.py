@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.core.spans import Span
 from pyllama_raw.prompts.messages import is_sequence
 
@@ -21,13 +22,16 @@ class MediaPrompt:
 
     Args:
         desk: None: only text can be added.
+        namespace: who shares the rows of its media.
     """
 
-    def __init__(self, desk: MediaDesk | None = None) -> None:
+    def __init__(
+        self, desk: MediaDesk | None = None, namespace: Namespace = None
+    ) -> None:
         self.tokens = array("i")
         self.spans: tuple[Span, ...] = ()
         self.payloads: tuple[object, ...] = ()  # one a span
-        self._desk = desk
+        self._desk, self._namespace = desk, namespace
         self._n_parts = 0
 
     def add_text(self, tokens: array[int]) -> None:
@@ -40,7 +44,7 @@ class MediaPrompt:
             Unsupported: the projector does not see, or does not hear.
         """
         assert self._desk is not None
-        placed = self._desk.place(part, self._n_parts)
+        placed = self._desk.place(part, self._n_parts, self._namespace)
         self._n_parts += 1
         start = len(self.tokens)
         self.spans += tuple(

@@ -17,6 +17,7 @@ from itertools import islice
 from threading import Condition
 from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
 
+from pyllama_raw.core.namespace import Namespace
 from pyllama_raw.errors import (
     ClosedError,
     InvalidRequest,
@@ -98,9 +99,17 @@ class PromptEncoder:
         """The tokens that read() gives."""
         return self.read(prompt, settings).tokens
 
-    def read(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> MediaPrompt:
+    def read(
+        self,
+        prompt: Prompt,
+        settings: ChatSettings = NOTHING,
+        namespace: Namespace = None,
+    ) -> MediaPrompt:
         """
         Tokens of *prompt*, never empty, that leave room for an output token; and its media.
+
+        Args:
+            namespace: who shares the rows of its media.
 
         Raises:
             InvalidRequest: not text, not token ids of this model, or not messages.
@@ -110,7 +119,8 @@ class PromptEncoder:
                 no projector that takes them.
         """
         with self._using_vocab():
-            read = self._read(prompt, settings)
+            read = MediaPrompt(self._media, namespace)
+            self._read(read, prompt, settings)
         if not read.tokens:
             raise InvalidRequest("prompt", prompt, "at least one token")
         self._check_fits(len(read.tokens))
@@ -209,17 +219,17 @@ class PromptEncoder:
                 self._n_users -= 1
                 self._idle.notify_all()
 
-    def _read(self, prompt: Prompt, settings: ChatSettings) -> MediaPrompt:
+    def _read(self, read: MediaPrompt, prompt: Prompt, settings: ChatSettings) -> None:
+        """Add *prompt* to *read*, which is empty."""
         if _is_chat(prompt):
-            return self._read_chat(prompt, settings)
+            return self._read_chat(read, prompt, settings)
         if settings != NOTHING:
             name, value = next(
                 item for item in settings._asdict().items() if item[1] is not None
             )
             raise InvalidRequest(name, value, "it with chat messages only")
         if has_media(prompt):
-            return self._read_list(prompt)
-        read = MediaPrompt()
+            return self._read_list(read, prompt)
         if isinstance(prompt, str):
             read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
         elif is_sequence(prompt):
@@ -229,14 +239,13 @@ class PromptEncoder:
                 read.add_text(part)
         else:
             raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
-        return read
+        return None
 
-    def _read_list(self, prompt: Sequence[object]) -> MediaPrompt:
+    def _read_list(self, read: MediaPrompt, prompt: Sequence[object]) -> None:
         """Texts and media, each text tokenized by itself."""
         if self._media is None:
             raise Unsupported("images and sounds", NO_PROJECTOR)
         pieces, media = self._media.take_list(prompt)
-        read = MediaPrompt(self._media)
         before, after = self._around()
         read.add_text(before)
         for piece in pieces:
@@ -248,7 +257,6 @@ class PromptEncoder:
                 )
             self._check_fits(len(read.tokens))
         read.add_text(after)
-        return read
 
     def _around(self) -> tuple[array[int], array[int]]:
         """Tokens that begin and end a prompt."""
@@ -275,8 +283,8 @@ class PromptEncoder:
             yield part
 
     def _read_chat(
-        self, messages: Sequence[Message], settings: ChatSettings
-    ) -> MediaPrompt:
+        self, read: MediaPrompt, messages: Sequence[Message], settings: ChatSettings
+    ) -> None:
         taken = None if self._media is None else self._media.take_chat(messages)
         given = messages if taken is None else taken.messages
         text, origins = self._chat.render(given, settings)
@@ -288,12 +296,11 @@ class PromptEncoder:
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)
-        read = MediaPrompt(self._media)
         if not (taken and taken.media) and list(markers.parts(text, origins)) == [
             (text, True)
         ]:
             read.tokens = self._tokenize(text, add_special=True, parse_special=True)
-            return read
+            return
         before, after = self._around()
         read.add_text(before)
         if taken is None:
@@ -305,7 +312,6 @@ class PromptEncoder:
                     read.add_media(taken.media[piece.media])
                     self._check_fits(len(read.tokens))
         read.add_text(after)
-        return read
 
     def _add_text(
         self, read: MediaPrompt, markers: Markers, text: str, origins: str

@@ -10,7 +10,7 @@ PREAMBLE = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from pyllama_raw import Audio, Engine, PyllamaError, SamplingParams
+from pyllama_raw import Audio, Engine, Image, PyllamaError, SamplingParams
 from tests.api.media_engines import GREEDY, config, opened, picture
 from tests.media.files import wav_file
 from tests.native.test_projector import ultravox_of
@@ -79,6 +79,36 @@ with opened("llava") as engine:
     say(engine, ["a", *[picture(i) for i in range(32)], "b " * 9000])
 """
     assert told(code) == ["6 max_tokens"] * 6 + ["PromptTooLong"]
+
+
+def test_uploads_that_no_decoder_takes_leave_nothing_to_collect():
+    """
+    Files with a good beginning and nothing in them are errors of their requests, and what
+    these leave behind can be collected.
+    """
+    code = r"""
+import gc, struct, zlib
+bmp = b"BM" + struct.pack("<IIIIiiHHI", 70, 0, 54, 40, 2, 2, 1, 24, 3) + bytes(36)
+gif = b"GIF89a\2\0\2\0\0\0\0,\0\0\0\0\2\0\2\0\0\2\0;"
+mp3 = b"\xff\xfb\x50\xc0" + bytes(204)
+def png(*chunks):
+    parts = [struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+head = struct.pack(">IIBBBBB", 2, 2, 8, 3, 0, 0, 0)
+palette = png((b"IHDR", head), (b"IDAT", zlib.compress(bytes(6))), (b"IEND", b""))
+for name, kind, contents in ("llava", Image, [bmp, gif, palette]), ("ultravox", Audio, [mp3 * 3]):
+    with opened(name) as engine:
+        for content in contents * 9:
+            try:
+                say(engine, [kind(content), "a"])
+            except PyllamaError as error:
+                print(type(error).__name__)
+            gc.collect()
+        say(engine, "a")
+"""
+    lines = told(code)
+    assert set(lines) == {"BadMedia", "6 max_tokens"}
+    assert len(lines) == 9 * 4 + 2
 
 
 def test_any_limits_of_rows_are_served():

@@ -60,6 +60,35 @@ def test_an_image_twice_in_a_prompt_is_encoded_once(llava):
     assert result.usage.media_tokens == 2 * 4
 
 
+@pytest.mark.parametrize("scope", ["salt", "shared"])
+def test_nobody_sees_whether_another_salt_has_shown_an_image(scope):
+    """
+    It is encoded for each salt, and clear_cache(salt) frees its rows; with scope "salt" a
+    request without a salt shares with nobody.
+    """
+    prompt = ["see ", picture(), "?"]
+    with opened("llava", cache={"scope": scope}) as engine:
+        results = [
+            engine.complete(prompt, GREEDY, cache_salt=salt)
+            for salt in ("a", "b", None, None)
+        ]
+        stats = [engine.stats()]
+        freed = [engine.clear_cache(salt) for salt in ("a", "a", "b")]
+        stats.append(engine.stats())
+        engine.clear_cache()
+        stats.append(engine.stats())
+
+    n_encodes = 4 if scope == "salt" else 3
+    n_bytes = stats[0].row_bytes // n_encodes
+    assert [it.encodes for it in stats] == [n_encodes] * 3
+    assert [bool(it.timings.encode_s) for it in results[:3]] == [True] * 3
+    assert [it.row_bytes for it in stats] == [
+        n_encodes * n_bytes, (n_encodes - 2) * n_bytes, 0,
+    ]  # fmt: skip
+    assert freed[0] >= n_bytes
+    assert freed[1] == 0
+
+
 def test_an_image_in_two_requests_at_once_is_encoded_once(tmp_path):
     """
     And none of its 256 rows is computed again, nor for a request that comes later.

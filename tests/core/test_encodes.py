@@ -11,14 +11,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pyllama_raw.core.encodes import Encodes, Wanted
+from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
 from pyllama_raw.errors import InvalidRequest, QueueFull
 
 N_BYTES = 40  # of the rows of an encode
 
 
-def wanted(*names: str) -> tuple[Wanted, ...]:
-    return tuple(Wanted(name.encode(), N_BYTES) for name in names)
+def wanted(*names: str, salt: str | None = None) -> tuple[Wanted, ...]:
+    return tuple(Wanted(RowKey(name.encode(), salt), N_BYTES) for name in names)
 
 
 def rows(value: float = 0.0) -> array:
@@ -117,7 +117,7 @@ def test_rows_of_open_requests_stay_and_others_go_by_last_use():
     assert n_pinned == 3 * N_BYTES
     assert encodes.n_kept_bytes == 2 * N_BYTES
     assert kept == [1, 0, 1]
-    assert encodes.rows(b"c") == rows(2)
+    assert encodes.rows(RowKey(b"c")) == rows(2)
 
 
 def test_bytes_of_open_requests_are_limited():
@@ -194,7 +194,30 @@ def test_what_is_spared_is_not_encoded():
     assert encodes.n_encoded == 2
 
 
+def test_rows_are_of_their_namespace():
+    """
+    Equal images of two salts are encoded for each, and go with the salt alone; those of an
+    open request when it ends.
+    """
+    encodes = make()
+    for request_id, salt in enumerate(["x", "y", "x"]):
+        add(encodes, request_id, *wanted("a" if request_id < 2 else "b", salt=salt))
+        encodes.begin()
+        encodes.done(rows())
+    encodes.leave(0)
+    encodes.leave(1)
+
+    freed = [encodes.clear("x"), encodes.clear("z")]
+    left = [encodes.n_kept_bytes]
+    encodes.leave(2)
+    left.append(encodes.n_kept_bytes)
+
+    assert (freed, left) == ([N_BYTES, 0], [2 * N_BYTES, N_BYTES])
+    assert encodes.n_encoded == 3
+
+
 NAMES = st.sampled_from("abcdefgh")
+SALTS = st.sampled_from(["x", "y", None])
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -208,11 +231,11 @@ class AnyHistory(RuleBasedStateMachine):
         self.open: set[int] = set()
         self.n_requests = 0
 
-    @rule(names=st.lists(NAMES, min_size=1, max_size=4))
-    def add(self, names: list[str]) -> None:
+    @rule(names=st.lists(NAMES, min_size=1, max_size=4), salt=SALTS)
+    def add(self, names: list[str], salt: str | None) -> None:
         self.n_requests += 1
         try:
-            self.encodes.add(self.n_requests, wanted(*names))
+            self.encodes.add(self.n_requests, wanted(*names, salt=salt))
         except QueueFull:
             return
         self.open.add(self.n_requests)
@@ -241,7 +264,7 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.encodes.running is not None)
     @rule()
     def done(self) -> None:
-        ready = self.encodes.done(rows(self.encodes.running[0]))
+        ready = self.encodes.done(rows(self.encodes.running.digest[0]))
         assert {request_id for request_id, _ in ready} <= self.open
 
     @precondition(lambda self: self.encodes.running is not None)
@@ -249,11 +272,17 @@ class AnyHistory(RuleBasedStateMachine):
     def fail(self) -> None:
         assert set(self.encodes.fail()) <= self.open
 
+    @rule(salt=SALTS)
+    def clear(self, salt: str | None) -> None:
+        n_before = self.encodes.n_kept_bytes
+        n_freed = self.encodes.clear(salt)
+        assert n_freed == n_before - self.encodes.n_kept_bytes
+
     @invariant()
     def books_are_kept(self) -> None:
         self.encodes.check_integrity()
         for key, found in self.encodes._rows.items():
-            assert found == rows(key[0])
+            assert found == rows(key.digest[0])
 
     def teardown(self) -> None:
         for request_id in self.open:

@@ -116,7 +116,8 @@ def test_a_task_of_several_requests_runs_once(encoder, news):
 )
 def test_a_task_that_fails_fails_those_who_want_it(encoder, news, raised, kind):
     """
-    Each has an error of its own, others go on, and a later request tries again.
+    Each has an error of its own, which holds no frame of the encode; others go on, and a
+    later request tries again.
     """
     log: list[str] = []
     bad = FakeTask("x", log, error=raised)
@@ -134,6 +135,9 @@ def test_a_task_that_fails_fails_those_who_want_it(encoder, news, raised, kind):
 
     assert [type(error) for error in errors] == [kind, kind]
     assert errors[0] is not errors[1]
+    assert not any(
+        (e.__traceback__, e.__cause__, e.__context__) != (None,) * 3 for e in errors
+    )
     assert sorted(log) == ["a", "b", "x", "x"]
     assert encoder.stats.encodes_failed == 1
 

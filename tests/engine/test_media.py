@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from pyllama_raw.engine.media import MediaReader
-from pyllama_raw.errors import Unsupported
+from pyllama_raw.errors import BadMedia, Unsupported
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.native.cut import RowRun
+from pyllama_raw.native.encode import Encode
 from tests.media.files import (
     deep_png,
-    flac_file,
     image_file,
-    mp3_file,
     pixels,
+    sound_file,
     tone,
     wav_file,
 )
@@ -26,6 +26,10 @@ IMAGES = {
     "gif": Image(image_file("GIF")),
     "bmp": Image(image_file("BMP")),
     "16 bits": Image(deep_png()),
+    "webp": Image(image_file("WEBP")),
+    "on its side": Image(
+        image_file("JPEG", exif=b"MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0")
+    ),
     "CMYK": Image(image_file("JPEG", mode="CMYK")),
     "one pixel": Image(image_file("PNG", 1, 1)),
     "pixels": Image(pixels(100, 60)),
@@ -33,8 +37,9 @@ IMAGES = {
 SOUNDS = {
     "wav": Audio(wav_file(20000)),
     "stereo": Audio(wav_file(20000, 44100, 2)),
-    "flac": Audio(flac_file(20000)),
-    "mp3": Audio(mp3_file(40)),
+    "flac": Audio(sound_file("FLAC", 20000)),
+    "mp3": Audio(sound_file("MP3", 46000, 44100)),
+    "ogg": Audio(sound_file("OGG", 20000, 48000)),
     "array": Audio(tone(8000), sample_rate=8000),
     "31 s": Audio(wav_file(31 * 8000, 8000)),
 }
@@ -121,3 +126,19 @@ def test_what_the_projector_does_not_take_is_refused():
         for call in (reader.layout, reader.decode, reader.read):
             with pytest.raises(Unsupported, match="does not hear"):
                 call(SOUNDS["wav"])
+
+
+def test_an_encode_that_was_cancelled_decodes_nothing():
+    """
+    A cancel ends what has not yet begun; a file that is damaged is not found to be so.
+    """
+    image = Image(image_file("GIF")[:-40])
+    with loaded("llava") as projector:
+        reader = MediaReader(projector, b"")
+        layout, control = reader.layout(image), Encode()
+        with pytest.raises(BadMedia):
+            reader.encode(image, layout, control)
+
+        control.cancel()
+
+        assert reader.encode(image, layout, control) is None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import struct
 import wave
+import zlib
 from typing import Any
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
@@ -21,7 +23,7 @@ def pixels(width: int, height: int, seed: int = 0) -> NDArray[np.uint8]:
 def image_file(
     kind: str, width: int = 40, height: int = 30, *, mode: str = "RGB", **options: Any
 ) -> bytes:
-    """An image as PNG, JPEG, GIF or BMP."""
+    """An image as PNG, JPEG, GIF, BMP or WEBP."""
     stream = io.BytesIO()
     Pillow.fromarray(pixels(width, height)).convert(mode).save(stream, kind, **options)
     return stream.getvalue()
@@ -59,40 +61,37 @@ def wav_file(n_samples: int = 16000, rate: int = 16000, n_channels: int = 1) -> 
     return stream.getvalue()
 
 
-def flac_file(
-    n_samples: int = 16000, rate: int = 16000, *, told: int | None = None
+def sound_file(
+    kind: str,
+    n_samples: int = 16000,
+    rate: int = 16000,
+    n_channels: int = 1,
+    subtype: str | None = None,
 ) -> bytes:
-    """Blocks of 4096 samples of 16 bits, all of them 0; *told*: what the header says."""
-    size, frames = 4096, []
-    for number, start in enumerate(range(0, n_samples, size)):
-        count = min(size, n_samples - start)
-        head = b"\xff\xf8\x70\x08" + _utf8(number) + struct.pack(">H", count - 1)
-        head += bytes([_crc(head, 0x07, 8)])
-        frame = head + b"\0\0\0"  # a constant, 0
-        frames.append(frame + struct.pack(">H", _crc(frame, 0x8005, 16)))
-    numbers = rate << 44 | 15 << 36 | (told or n_samples)  # one channel of 16 bits
-    info = struct.pack(">HH", size, size) + bytes(6) + numbers.to_bytes(8, "big")
-    return b"fLaC\x80\0\0\x22" + info + bytes(16) + b"".join(frames)
+    """A sound as WAV, FLAC, MP3 or OGG."""
+    samples = np.stack([tone(n_samples) * 0.9] * n_channels, axis=1)
+    stream = io.BytesIO()
+    soundfile.write(stream, samples, rate, format=kind, subtype=subtype)
+    return stream.getvalue()
 
 
-def mp3_file(n_frames: int = 40, told: int | None = None) -> bytes:
-    """Silence: 64 kbit/s, 44,100 samples a second, one channel."""
-    frame = b"\xff\xfb\x50\xc0" + bytes(204)
-    if told is None:
-        return frame * n_frames
-    first = frame[:21] + b"Xing" + struct.pack(">II", 1, told)
-    return first + frame[len(first) :] + frame * n_frames
-
-
-def _utf8(number: int) -> bytes:
-    return chr(number).encode()
-
-
-def _crc(data: bytes, polynomial: int, n_bits: int) -> int:
-    value, top = 0, 1 << (n_bits - 1)
-    for byte in data:
-        value ^= byte << (n_bits - 8)
-        for _ in range(8):
-            value = value << 1 ^ (polynomial if value & top else 0)
-            value &= (1 << n_bits) - 1
-    return value
+def png_of(
+    width: int,
+    height: int,
+    packed: bytes,
+    *others: tuple[bytes, bytes],
+    depth: int = 8,
+    colour: int = 2,
+    order: int = 0,
+    behind: tuple[tuple[bytes, bytes], ...] = (),
+) -> bytes:
+    """A PNG of these packed pixels; *others* and *behind*: chunks around them."""
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, order)
+    chunks = [(b"IHDR", head), *others, (b"IDAT", packed), *behind, (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data))
+        + name
+        + data
+        + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )

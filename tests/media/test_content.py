@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media import Audio, Image, MediaLimits
 from pyllama_raw.media.content import MediaMessages, Piece, list_pieces
-from tests.media.files import image_file, mp3_file, pixels, wav_file
+from tests.media.files import image_file, pixels, sound_file, wav_file
 
 PNG = image_file("PNG")
 URL = "data:image/png;base64," + b64encode(PNG).decode()
@@ -124,7 +124,7 @@ def test_a_list_of_texts_and_media_is_a_prompt():
     """
     A list keeps its order; other things in it are refused.
     """
-    image, sound = Image(PNG), Audio(mp3_file())
+    image, sound = Image(PNG), Audio(sound_file("MP3"))
 
     pieces, media = list_pieces(["a", image, "", sound, image, "b"])
 
@@ -151,3 +151,50 @@ def test_limits_name_the_part():
         with pytest.raises(BadMedia) as caught:
             limits.check(media)
         assert caught.value.index == index
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"type": "image_url", "image_url": {"url": URL + "!" * 9000}}, "bytes, at"),
+        ({"type": "input_audio", "input_audio": {"data": "!" * 9000}}, "bytes, at"),
+        ({"type": "image", "image": b"?" * 5001}, "5001 bytes, at most 5000"),
+        ({"type": "audio", "audio": bytearray(5001)}, "5001 bytes, at most 5000"),
+    ],
+)
+def test_the_length_of_an_upload_is_checked_before_it_is_looked_at(part, reason):
+    """
+    Of base64 as it is written: what is too long is not decoded, nor found to be none.
+    """
+    limits = MediaLimits(max_bytes=5000)
+    assert len(PNG) < 5000
+    MediaMessages([user({"type": "image", "image": PNG})], limits)
+
+    with pytest.raises(BadMedia, match=reason) as caught:
+        MediaMessages([user({"type": "image", "image": Image(PNG)}, part)], limits)
+
+    assert caught.value.index == 1
+
+
+def test_a_file_is_not_read_if_it_is_too_long(tmp_path):
+    """
+    Its length is known before.
+    """
+    path = tmp_path / "long.png"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+    with pytest.raises(BadMedia, match="at most 33554432"):
+        MediaMessages([user({"type": "image", "image": path})])
+    with pytest.raises(BadMedia, match="at most 268435456"):
+        Image(path)
+
+
+def test_the_number_of_parts_is_checked_first():
+    """
+    None of too many images is looked at.
+    """
+    messages = [user({"type": "image", "image": b"none"}), user({"type": "audio"})]
+
+    with pytest.raises(InvalidRequest, match="2 images and sounds"):
+        MediaMessages(messages, MediaLimits(max_parts=1))

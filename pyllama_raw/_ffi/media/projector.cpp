@@ -147,27 +147,6 @@ size_t plr_projector_bytes(const char * path, const mtmd_context_params * params
     });
 }
 
-mtmd_bitmap * plr_bitmap_read(plr_projector * projector, const uint8_t * data, size_t size) {
-    remember("");
-    return guarded<mtmd_bitmap *>(nullptr, [&]() -> mtmd_bitmap * {
-        const auto ctx = projector->load();
-        if (ctx == nullptr) {
-            return nullptr;
-        }
-        mtmd_helper_init_opt options = mtmd_helper_init_opt_default();
-        // A build with video helpers gives what no decoder takes to ffmpeg: there is none.
-        options.video_params.ffmpeg_bin_dir = "/dev/null";
-        const mtmd_helper_bitmap_wrapper found = mtmd_helper_bitmap_init_from_buf(
-            ctx.get(), data, size, false, options);
-        if (found.video_ctx != nullptr) {
-            mtmd_bitmap_free(found.bitmap);
-            mtmd_helper_video_free(found.video_ctx);
-            return nullptr;
-        }
-        return found.bitmap;
-    });
-}
-
 mtmd_bitmap * plr_bitmap_image(uint32_t n_x, uint32_t n_y, const uint8_t * pixels) {
     return guarded<mtmd_bitmap *>(nullptr, [&] { return mtmd_bitmap_init(n_x, n_y, pixels); });
 }

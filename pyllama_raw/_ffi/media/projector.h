@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include "llama.h"
-#include "mtmd-helper.h"
 #include "mtmd.h"
 #include "step/step.h"
 
@@ -34,8 +33,6 @@ mtmd_context *  plr_projector_ctx(const plr_projector * projector);
 /* Bytes of weights and of compute buffers, on all devices; 0: they cannot be told. */
 size_t          plr_projector_bytes(const char * path, const struct mtmd_context_params * params);
 
-/* The image or sound in *data*, whose first bytes the caller has looked at; NULL: it is none. */
-mtmd_bitmap * plr_bitmap_read(plr_projector * projector, const uint8_t * data, size_t size);
 /* Pixels of 3 bytes; NULL for *pixels*: a bitmap of this size without content. */
 mtmd_bitmap * plr_bitmap_image(uint32_t n_x, uint32_t n_y, const uint8_t * pixels);
 mtmd_bitmap * plr_bitmap_sound(size_t n_samples, const float * samples);

@@ -1,0 +1,135 @@
+"""
+libsndfile opens the files of sounds, and makes samples of them.
+
+Length and rate come from the header, so a sound can be refused before it is decoded. Of
+several channels the mean counts. soxr makes another rate of them: it filters out what the
+new rate cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyllama_raw.errors import BadMedia, PyllamaError, Unsupported
+from pyllama_raw.media.pictures import INSTALL
+from pyllama_raw.media.upload import DecodeStopped, Stop, Upload, never
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Samples = NDArray[np.float32]
+
+KINDS = "WAV, FLAC, MP3 or OGG"
+MAX_FRAMES = 2**27
+MAX_CHANNELS = 8
+MAX_READS = 2**18  # an MP3 takes four a frame
+BLOCK = 2**16
+MIN_SAMPLES = 2  # that mtmd takes
+_MAGICS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff")
+_FORMATS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "mp3"}
+_CODINGS = {
+    "PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW",
+    "VORBIS", "OPUS", "MPEG_LAYER_III",
+}  # fmt: skip
+_MP3_FRAME = 1152  # samples by which the length of a whole MP3 may be told wrong
+
+
+class Header(NamedTuple):
+    """What is known of a sound before it is decoded."""
+
+    format: str  # wav, flac, mp3, ogg
+    n_frames: int  # samples of each channel
+    rate: int  # of them, a second
+
+
+def read_header(content: bytes) -> Header:
+    """
+    Raises:
+        BadMedia: it is no sound, or damaged; of a WAV also if its end is missing.
+        Unsupported: soundfile is not installed.
+    """
+    with _opened(content) as file:
+        return Header(_FORMATS[file.format], file.frames, file.samplerate)
+
+
+def read_samples(
+    content: bytes, header: Header, rate: int, stop: Stop = never
+) -> Samples:
+    """
+    n_samples(header, rate) samples, from -1 to 1.
+
+    Raises:
+        BadMedia: it is damaged, or its end is missing.
+        DecodeStopped: *stop* says so.
+    """
+    import numpy as np
+
+    mono, at = np.zeros(header.n_frames, np.float32), 0
+    with _opened(content) as file:
+        while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
+            if stop():
+                raise DecodeStopped
+            mono[at : at + len(block)] = block.mean(axis=1)
+            at += len(block)
+    if header.n_frames - at > (_MP3_FRAME if header.format == "mp3" else 0):
+        raise BadMedia(f"it has {at} samples, its header tells of {header.n_frames}")
+    if not np.isfinite(mono).all():
+        raise BadMedia("a sample is not a number")
+    return resampled(mono, header.rate, rate)
+
+
+def n_samples(n_frames: int, rate: int, new_rate: int) -> int:
+    """How many samples resampled() gives."""
+    return max(ceil(n_frames * new_rate / rate), MIN_SAMPLES)
+
+
+def resampled(samples: Samples, rate: int, new_rate: int) -> Samples:
+    """*samples* at another rate; the same ones if it is their own."""
+    import numpy as np
+
+    if rate != new_rate:
+        try:
+            import soxr
+        except ImportError as error:
+            raise Unsupported(f"sounds of {rate} samples a second", INSTALL) from error
+        found = soxr.resample(samples, rate, new_rate)
+    else:
+        found = samples
+    padded = np.zeros(n_samples(len(samples), rate, new_rate), np.float32)
+    padded[: len(found)] = found[: len(padded)]
+    return padded
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[Any]:
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: without the library
+        raise Unsupported("files of sounds", INSTALL) from error
+    if not content.startswith(_MAGICS):
+        raise BadMedia(f"no {KINDS} file: it begins with {content[:8]!r}")
+    if content[:4] == b"RIFF" and int.from_bytes(content[4:8], "little") + 8 > len(
+        content
+    ):
+        raise BadMedia("the end of the WAV is missing")
+    try:
+        with soundfile.SoundFile(Upload(content, MAX_READS)) as file:
+            _check_kind(file)
+            yield file
+    except (PyllamaError, DecodeStopped):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to
+        said = getattr(error, "error_string", error)
+        raise BadMedia(f"it cannot be decoded: {said}") from None
+
+
+def _check_kind(file: Any) -> None:
+    if file.format not in _FORMATS or file.subtype not in _CODINGS:
+        raise BadMedia(f"{file.format} of {file.subtype}: give {KINDS}")
+    if file.channels > MAX_CHANNELS or not 0 < file.frames <= MAX_FRAMES:
+        given = f"{file.channels} channels of {file.frames} samples"
+        raise BadMedia(f"{given}: at most {MAX_CHANNELS} of 1 to {MAX_FRAMES}")
