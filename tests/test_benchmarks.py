@@ -163,6 +163,11 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
         ("interference.py", ["--no-peers"]),
         ("fidelity.py", []),
         ("preemption.py", []),
+        (
+            "neighbour.py",
+            ["--streams", "1", "--busy", "0", "1", "--seconds", "0.1"],
+        ),
+        ("step_length.py", ["--words", "20"]),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         ("over_http.py", ["--requests", "4"]),
         (

@@ -37,6 +37,12 @@ class Health:
     oldest_wait_s: float
     """How long the request has waited that waits longest for a slot; 0: none waits."""
 
+    cpu_share: float | None
+    """
+    What part of their time decodes had a CPU, over the latest second of them. Alone it is near 1;
+    much less says that other programs take the CPUs. None: not known yet, or a GPU computes.
+    """
+
     @property
     def is_ready(self) -> bool:
         """Whether requests may be sent."""
@@ -59,4 +65,5 @@ def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
         found = HealthState.DRAINING
     elif not thread.has_begun:
         found = HealthState.STARTING
-    return Health(found, last_step_at, now, max(oldest_wait_s, 0.0))
+    oldest_wait_s = max(oldest_wait_s, 0.0)
+    return Health(found, last_step_at, now, oldest_wait_s, thread.cpu_share)

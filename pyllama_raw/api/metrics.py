@@ -57,6 +57,7 @@ COUNTERS = {  # of EngineStats
     "pyllama_raw:rebuilds": ("rebuilds", "Contexts that were made anew"),
     "pyllama_raw:computed_tokens": ("computed_tokens", "Tokens that were computed"),
     "pyllama_raw:decode_seconds": ("decode_s", "Seconds in llama_decode"),
+    "pyllama_raw:decode_cpu_seconds": ("decode_cpu_s", "CPU seconds in llama_decode"),
     "pyllama_raw:sample_seconds": ("sample_s", "Seconds of choosing tokens"),
     "pyllama_raw:capture_seconds": ("capture_s", "Seconds of copying slots"),
     "pyllama_raw:restore_seconds": ("restore_s", "Seconds of copying back"),

@@ -113,6 +113,8 @@ class StepTimes:
     """How often the context went from one set of adapters to another."""
     adapter_switch_s: float = 0.0
     """Total seconds that this took, by what one costs as measured."""
+    decode_cpu_s: float = 0.0
+    """Of `decode_s`, seconds in which the computing thread had a CPU; 0: a GPU computes."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class NativeExecutor:
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = OpenRequests()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
-        self._n_dropped = self._decode_ns = self._sample_ns = 0
+        self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 
     @property
     def times(self) -> StepTimes:
@@ -118,6 +118,7 @@ class NativeExecutor:
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
             self.adapters.spent_s,
+            self._cpu_ns / 1e9,
         )
 
     def load_adapter(self, path: str) -> Adapter:
@@ -254,6 +255,7 @@ class NativeExecutor:
             return self._rebuilt(error)
         self._decode_ns += outcome.decode_ns
         self._sample_ns += outcome.sample_ns
+        self._cpu_ns += outcome.cpu_ns
         decode_s, sample_s = outcome.decode_ns / 1e9, outcome.sample_ns / 1e9
         if outcome.code:
             failed = self._failed(works, outcome.code)

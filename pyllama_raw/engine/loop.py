@@ -13,6 +13,7 @@ from logging import getLogger
 
 from pyllama_raw.core.request import Event, FinishReason
 from pyllama_raw.core.step import Fetched, Written
+from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.mailbox import (
@@ -59,6 +60,8 @@ class EngineLoop:
         self.stats = parts.scheduler.stats()  # exact when a request has ended
         self._told = 0.0  # when stats was taken
         self._teller = Teller()
+        self._executor = parts.executor
+        self.cpu_share = CpuShare()
         self._close: Close | None = None  # the last one that was obeyed
 
     def run(self) -> None:
@@ -164,6 +167,7 @@ class EngineLoop:
         if ended or now - self._told >= STATS_S:
             self.stats, self._told = self.driver.scheduler.stats(), now
             self._teller.tell(self.driver.scheduler)
+            self.cpu_share.note(self._executor.times)
         self.delivery.deliver(events)
 
     def watch(self, watcher: Watcher) -> None:

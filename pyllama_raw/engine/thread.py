@@ -94,6 +94,11 @@ class EngineThread:
         return self._loop.stats
 
     @property
+    def cpu_share(self) -> float | None:
+        """What part of their time the latest decodes had a CPU; None: not known."""
+        return self._loop.cpu_share.latest
+
+    @property
     def alive(self) -> bool:
         """Whether requests are taken."""
         return not self._refuses and self._is_running

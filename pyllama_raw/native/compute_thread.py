@@ -36,6 +36,11 @@ _lock = Lock()
 _shared: weakref.ref[ComputeThread] | None = None
 
 
+def has_gpu() -> bool:
+    """Whether a thread that computes mostly waits for a GPU."""
+    return any(device.kind in ("gpu", "igpu") for device in devices())
+
+
 def compute_thread() -> ComputeThread:
     """
     The one of this process, made anew if no context uses it.
@@ -43,7 +48,7 @@ def compute_thread() -> ComputeThread:
     Where there is a GPU each context gets a thread of its own, which mostly waits for it.
     """
     global _shared  # noqa: PLW0603 - one a process
-    if any(device.kind in ("gpu", "igpu") for device in devices()):
+    if has_gpu():
         return ComputeThread()
     with _lock:
         thread = _shared() if _shared is not None else None

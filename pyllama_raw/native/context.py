@@ -15,7 +15,7 @@ from pyllama_raw.native.adapter import Adapter, ControlVector, Lora
 from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer, zeros
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
-from pyllama_raw.native.compute_thread import compute_thread
+from pyllama_raw.native.compute_thread import compute_thread, has_gpu
 from pyllama_raw.native.demand import check_memory
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.kernels import Kernels
@@ -47,6 +47,7 @@ class StepOutcome(NamedTuple):
     codes: list[int]  # one a row; empty if none has failed
     decode_ns: int
     sample_ns: int
+    cpu_ns: int = 0  # of decode_ns, when the thread had a CPU; 0: a GPU computes
 
 
 class Context(SlotMemory):
@@ -103,6 +104,7 @@ class Context(SlotMemory):
         if watch is not None:
             watch.attach(params)
             parents.append(watch)
+        self._has_gpu = has_gpu()
         self._thread = compute_thread()  # others share it as long as somebody holds it
         parents.append(self._thread)
         since = log.mark()
@@ -124,7 +126,7 @@ class Context(SlotMemory):
         self._codes = array("i", bytes(4 * self.n_outputs_max))
         self._tokens_ptr = ffi.from_buffer("llama_token[]", self._tokens)
         self._codes_ptr = ffi.from_buffer("int32_t[]", self._codes)
-        self._times = array("q", [0, 0, 0])  # plr_times
+        self._times = array("q", [0, 0, 0, 0])  # plr_times
         self._times_ptr = ffi.from_buffer("plr_times *", self._times)
         self._plr_step = lib.plr_step
 
@@ -175,13 +177,14 @@ class Context(SlotMemory):
         ):
             raise self._refusal(batch, samplers)
         code = self._call(batch, n_rows, samplers.ptr, ahead)
-        decode_ns, sample_ns, n_failed = self._times
+        decode_ns, cpu_ns, sample_ns, n_failed = self._times
         tokens = self._tokens[:n_rows].tolist() if code == 0 else []
         codes = self._codes[:n_rows].tolist() if n_failed else []
         if ahead and code == 0 and n_rows and not codes:
             assert isinstance(batch, Batch)
             batch.keep_rows()
-        return StepOutcome(code, tokens, codes, decode_ns, sample_ns)
+        used_ns = 0 if self._has_gpu else cpu_ns
+        return StepOutcome(code, tokens, codes, decode_ns, sample_ns, used_ns)
 
     def _call(
         self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool

@@ -130,7 +130,7 @@ class SchedulerConfig(Frozen):
     """Requests that run at the same time."""
     token_budget: Count | None = None
     """Tokens in one step. None: as many as target_step_s allows."""
-    target_step_s: Annotated[Finite, Field(gt=0)] = 0.3
+    target_step_s: Annotated[Finite, Field(gt=0)] = 0.1
     """Seconds that a step may take while streams run."""
     prefill_quantum: Count = 256
     """Tokens of one prompt before the next prompt has its turn."""

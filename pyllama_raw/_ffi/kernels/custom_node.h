@@ -1,14 +1,13 @@
 // Makes custom operations of nodes of a graph, and keeps their state.
 #pragma once
 
-#include <sched.h>
-
 #include <cstdint>
 #include <cstring>
 #include <new>
 
 #include "ggml.h"
 #include "simd.h"
+#include "waiting.h"
 
 // The state of an operation while threads compute it. It stands at the end of op_params, which
 // ggml does not use, so it lives as long as the node.
@@ -18,9 +17,11 @@ struct NodeState {
     int32_t has_gelu;         // a product, because GELU has joined it
     int32_t has_columns;      // a product, whose columns the one before it has packed
     int32_t n_ready;  // threads that have passed wait_for_all()
+    int32_t n_asleep;  // threads that sleep there
     int32_t n_taken;  // parts that threads have taken
 
-    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 7 * sizeof(int32_t);
+    static constexpr int    kSpins  = 1000;  // as libgomp waits, see openmp.py
+    static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 8 * sizeof(int32_t);
 
     static NodeState & of(ggml_tensor * node) {
         return *reinterpret_cast<NodeState *>(reinterpret_cast<char *>(node->op_params) +
@@ -32,18 +33,34 @@ struct NodeState {
     }
 
     // Before each time that a graph is computed.
-    void reset() { n_ready = n_taken = 0; }
+    void reset() { n_ready = n_asleep = n_taken = 0; }
 
-    // Waits until all threads of libllama are here, as they wait between two operations.
+    // Waits until all threads of libllama are here, as they wait between two operations: awake
+    // for a while, then asleep, because another program may compute on the CPU of the last one.
     void wait_for_all(int n_threads) {
-        __atomic_add_fetch(&n_ready, 1, __ATOMIC_ACQ_REL);
-        for (int i = 0; __atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) < n_threads; ++i) {
-            i < 1000 ? _mm_pause() : static_cast<void>(sched_yield());
+        if (__atomic_add_fetch(&n_ready, 1, __ATOMIC_SEQ_CST) == n_threads) {
+            if (__atomic_load_n(&n_asleep, __ATOMIC_SEQ_CST) > 0) {
+                wake_all(&n_ready);
+            }
+            return;
+        }
+        for (int i = 0; i < kSpins; ++i) {
+            if (__atomic_load_n(&n_ready, __ATOMIC_ACQUIRE) == n_threads) {
+                return;
+            }
+            _mm_pause();
+        }
+        __atomic_add_fetch(&n_asleep, 1, __ATOMIC_SEQ_CST);
+        for (int32_t n = here(); n < n_threads; n = here()) {
+            sleep_while(&n_ready, n);
         }
     }
 
     // The next part of the work, from 0 on; each goes to one thread.
     int32_t take() { return __atomic_fetch_add(&n_taken, 1, __ATOMIC_RELAXED); }
+
+  private:
+    int32_t here() const { return __atomic_load_n(&n_ready, __ATOMIC_SEQ_CST); }
 };
 
 // One custom operation, as ggml writes it into the nodes that it replaces.

@@ -14,6 +14,7 @@
 // more than a part of the job. Both take half of the time if both want all of it.
 #pragma once
 
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -32,6 +33,13 @@
 inline int64_t now_ns() {
     using namespace std::chrono;
     return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+// CPU time of this thread. Where it waits for another it sleeps, so that does not count.
+inline int64_t cpu_ns() {
+    timespec used{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return int64_t(used.tv_sec) * 1000000000 + used.tv_nsec;
 }
 
 // One step, as plr_step() is asked for it.
@@ -217,12 +225,14 @@ class Runner {
         llama_context *     ctx   = job_.ctx;  // ahead of a job, these are the next one's, too
         const llama_batch * batch = job_.batch;
         lock.unlock();
-        const int64_t start_ns = now_ns();
+        const int64_t start_ns = now_ns(), start_cpu_ns = cpu_ns();
         const int     code     = decode_(ctx, batch);
+        const int64_t used_ns  = cpu_ns() - start_cpu_ns;
         const int64_t took_ns  = now_ns() - start_ns;
         lock.lock();
         code_       = code;
         decode_ns_  = took_ns;
+        cpu_ns_     = used_ns;
         is_decoded_ = true;
         if (code != 0) {
             note_error();
@@ -230,7 +240,7 @@ class Runner {
     }
 
     void sample(std::unique_lock<std::mutex> & lock) {
-        *job_.times = {decode_ns_, 0, 0};
+        *job_.times = {decode_ns_, cpu_ns_, 0, 0};
         int advanced = 0;
         if (code_ == 0) {
             lock.unlock();
@@ -264,6 +274,7 @@ class Runner {
     int     code_       = 0;  // of the last decode
     int     result_     = 0;  // of the last step that was asked for
     int64_t decode_ns_  = 0;
+    int64_t cpu_ns_     = 0;
     char    error_[2048] = "";
 };
 

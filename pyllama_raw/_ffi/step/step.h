@@ -18,6 +18,7 @@ int plr_set_lanes(struct llama_context * ctx, int32_t n_lanes, struct llama_samp
 
 typedef struct plr_times {
     int64_t decode_ns;   /* llama_decode and llama_synchronize */
+    int64_t cpu_ns;      /* of these, what the thread that computes had a CPU for */
     int64_t sample_ns;   /* all rows */
     int64_t n_failed;    /* rows without a token */
 } plr_times;

@@ -50,7 +50,7 @@ class EmbedScheduler(Planner):
         limits: ContextLimits,
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.3,
+        target_step_s: float = 0.1,
     ) -> None:
         self._limits = limits
         self._speed = PrefillSpeed()

@@ -58,7 +58,7 @@ class Scheduler:
         pieces: Items[bytes],
         *,
         token_budget: int | None = None,
-        target_step_s: float = 0.3,
+        target_step_s: float = 0.1,
         prefill_quantum: int = 256,
         max_overtakes: int = 16,
         preempt: Literal["memory", "priority"] = "memory",

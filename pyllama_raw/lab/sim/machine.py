@@ -36,7 +36,7 @@ class Machine:
     n_batch: Count = 2048
     n_cells: Room | None = None  # None: n_ctx_slot for each slot
     token_budget: Count | None = None
-    target_step_s: Positive = 0.3
+    target_step_s: Positive = 0.1
     max_overtakes: Whole = 16
     cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
