@@ -25,6 +25,7 @@ from pyllama_raw.native.gguf_header import (
     TensorInfo,
     read_header,
 )
+from pyllama_raw.native.gguf_rules import check_rules
 from pyllama_raw.native.libllama import lib, text
 
 _INT64_MAX = 2**63 - 1
@@ -33,29 +34,6 @@ _INTEGERS = ("I32", "I64")  # of tables that rows are looked up in
 # Weights are multiplied with rows of these; no weight has one.
 _OF_ROWS = ("Q8_1", "Q8_K")
 _TABLES = re.compile(r"tid2eid|d2t|token_ordering|masked_embd")
-# Tensors of a layer that a graph reads without a look whether they are there: architectures,
-# a tensor of such a layer, those it needs, and one that stands for them.
-_GATED = ("attn_qkv.weight", "attn_gate.weight")
-_NEEDS: tuple[tuple[tuple[str, ...], str, tuple[str, ...], str], ...] = (
-    (("falcon-h1", "granitehybrid"), "ssm_conv1d.weight", ("ssm_conv1d.bias",), ""),
-    (("nemotron_h", "nemotron_h_moe"), "ssm_conv1d.weight", ("ssm_conv1d.bias",), ""),
-    (("qwen35", "qwen35moe"), "ssm_conv1d.weight", _GATED, ""),
-    (("qwen3next",), "ssm_conv1d.weight", _GATED, "ssm_in.weight"),
-)
-# Integers of an architecture that libllama divides by as they are; a file may leave them out.
-_DIVISORS = (
-    "experts_per_group",
-    "full_attention_interval",
-    "interleave_moe_layer_step",
-    "ssm.group_count",
-    "ssm.inner_size",
-    "ssm.state_size",
-    "ssm.time_step_rank",
-    "wkv.head_size",
-)
-_WINDOW = "attention.sliding_window"  # the graphs of _WINDOWED always have one
-_WINDOWED = ("afmoe",)
-_MAY_BE_ZERO = (("plamo2", "ssm.group_count"), ("llama4", "interleave_moe_layer_step"))
 _SPLIT = re.compile(r"(?s)(.*)-\d{5}-of-(\d{5})\.gguf")
 
 
@@ -68,14 +46,14 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
     """
     header = read_header(path).overridden(overrides)
     with _of(path):
-        _check_divisors(header.values)
         check_tensors(header)
-        _check_missing(header)
     for name in _continued(path, header.values):
         part = read_header(name)
         with _of(name):
             check_tensors(part)
         header = replace(header, tensors=header.tensors + part.tensors)
+    with _of(path):
+        check_rules(header)
     return header
 
 
@@ -95,20 +73,6 @@ def _continued(path: str, values: Mapping[str, Scalar]) -> Iterator[str]:
         return  # libllama says what is wrong
     for index in range(2, count + 1):
         yield f"{match[1]}-{index:05}-of-{count:05}.gguf"
-
-
-def _check_divisors(values: Mapping[str, Scalar]) -> None:
-    arch = str(values.get("general.architecture", ""))
-    for name in _DIVISORS:
-        value = values.get(f"{arch}.{name}", 1)
-        if value == 0 and (arch, name) not in _MAY_BE_ZERO:
-            raise DamagedFile(
-                f"{arch}.{name}=0 is not allowed: the file, or kv_overrides, must give 1 or more"
-            )
-    if arch in _WINDOWED and not values.get(f"{arch}.{_WINDOW}"):
-        raise DamagedFile(
-            f"{arch}.{_WINDOW} is not stated: the file, or kv_overrides, must give 1 or more"
-        )
 
 
 def check_tensors(header: Header) -> None:
@@ -180,18 +144,3 @@ def n_bytes(tensor: TensorInfo) -> int:
             f"must be 1 or more, the first one a multiple of {n_block}"
         )
     return n_values // n_block * block_bytes
-
-
-def _check_missing(header: Header) -> None:
-    arch = header.values.get("general.architecture")
-    names = {tensor.name for tensor in header.tensors}
-    for architectures, given, needed, instead in _NEEDS:
-        if arch not in architectures:
-            continue
-        for name in names:
-            layer = name.removesuffix(given)
-            if layer == name or (instead and layer + instead in names):
-                continue
-            for other in needed:
-                if layer + other not in names:
-                    raise DamagedFile(f"tensor {layer + other!r} is missing")

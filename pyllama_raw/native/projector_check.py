@@ -19,8 +19,11 @@ from pyllama_raw.native.gguf_header import Header, Scalar
 from pyllama_raw.native.params import INT32_MAX
 
 # Numbers of each part of a file, with the largest one: clip.cpp divides by some of them.
-_SIZES = {"attention.head_count": INT32_MAX, "embedding_length": INT32_MAX}
+_HEADS = "attention.head_count"
+_SIZES = {_HEADS: INT32_MAX, "embedding_length": INT32_MAX}
 _VISION_SIZES = {"image_size": MAX_SIDE, "patch_size": INT32_MAX}
+# Kinds whose graph has no attention, or counts heads itself: head_count may be anything.
+_HEADLESS = ("gemma3nv", "gemma4ua", "gemma4uv", "qwen3tts_spkenc", "yasa2")
 _EPSILON = "attention.layer_norm_epsilon"
 # Their rows depend on what stands before them in the prompt: not on the image alone.
 _DEPENDENT = ("deepseek4v", "hunyuanvl")
@@ -74,7 +77,11 @@ def check_projector(path: str, *, on_host: bool) -> None:
 
 def _check_numbers(path: str, header: Header, part: str) -> None:
     sizes = _SIZES | (_VISION_SIZES if part == "vision" else {})
+    of_all = header.values.get("clip.projector_type")
+    kind = header.values.get(f"clip.{part}.projector_type", of_all)
     for name, most in sizes.items():
+        if name == _HEADS and kind in _HEADLESS:
+            continue
         value = header.values.get(f"clip.{part}.{name}", 1)
         if not (isinstance(value, int) and 0 < value <= most):
             raise ProjectorLoadFailed(

@@ -28,7 +28,9 @@ UNWANTED = (
     "*.scale",
     "*.input_scale",
     "*.ssm_in.weight/qwen3next",
+    "*.time_mix_first.weight/rwkv6qwen2",
 )
+DEMANDED = ("rope_freqs.weight/gemma4",)  # of one architecture, by its loader
 
 
 def write(recipe: Recipe, path: Path) -> None:
@@ -77,10 +79,9 @@ def build(recipe: Recipe, gguf: Any) -> tuple[Any, dict[str, Any]]:
 def is_wanted(recipe: Recipe, name: str) -> bool:
     if name.startswith("cls.output.") and recipe.ranks:
         return True
-    return not any(
-        fnmatch(name, pattern) or fnmatch(f"{name}/{recipe.arch}", pattern)
-        for pattern in UNWANTED
-    )
+    whole = f"{name}/{recipe.arch}"
+    unwanted = any(fnmatch(name, one) or fnmatch(whole, one) for one in UNWANTED)
+    return whole in DEMANDED or not unwanted
 
 
 def fill_tensor(recipe: Recipe, name: str, tensor: Any) -> None:

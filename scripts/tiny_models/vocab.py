@@ -65,6 +65,15 @@ def with_words(*words: str) -> dict[str, object]:
     return {"tokenizer.ggml.tokens": tokens}
 
 
+def extended(n_tokens: int) -> dict[str, object]:
+    """The keys that change if tokens of no meaning follow, *n_tokens* with those there are."""
+    more = [f"<|{index}|>" for index in range(N_VOCAB, n_tokens)]
+    return {
+        "tokenizer.ggml.tokens": [*pieces(), *more],
+        "tokenizer.ggml.token_type": [*kinds(), *([CONTROL] * len(more))],
+    }
+
+
 def pieces() -> list[str]:
     """The text of each token, in stand-ins."""
     tokens = [stand_in(byte) for byte in range(N_BYTES)]
@@ -72,14 +81,19 @@ def pieces() -> list[str]:
     return [*tokens, *SPECIAL]
 
 
+def kinds() -> list[int]:
+    """The type of each token."""
+    n_normal = N_VOCAB - len(SPECIAL)
+    return [NORMAL] * n_normal + [CONTROL] * len(SPECIAL)
+
+
 def metadata() -> dict[str, object]:
     """The `tokenizer.` keys of a GGUF file."""
-    n_normal = N_VOCAB - len(SPECIAL)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": pieces(),
-        "tokenizer.ggml.token_type": [NORMAL] * n_normal + [CONTROL] * len(SPECIAL),
+        "tokenizer.ggml.token_type": kinds(),
         "tokenizer.ggml.token_type_count": 2,  # of BERT's segments, read for BERT only
         "tokenizer.ggml.merges": [f"{spell(a)} {spell(b)}" for a, b in MERGES],
         "tokenizer.ggml.bos_token_id": BOS,

@@ -20,6 +20,7 @@ from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.encode import Encode
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.projector_check import check_projector
 from pyllama_raw.native.sampler import RowSampler
 from scripts.mutations.gguf_file import Tensor, Value, read
 from scripts.tiny_models.projectors import F16
@@ -243,6 +244,21 @@ def test_damaged_projectors_are_refused(tmp_path, key, value, kind):
 
     with Model.load(model_path) as model, pytest.raises(kind):
         Projector.load(path, model)
+
+
+@pytest.mark.parametrize("kind", ["gemma3nv", "gemma4uv", "yasa2"])
+def test_a_kind_without_heads_may_state_none(tmp_path, kind):
+    """
+    Its graph divides by no number of heads, so the file is mtmd's to judge.
+    """
+    source, _ = tiny_projector("llava")
+    file = read(source)
+    file.values[b"clip.projector_type"].data = kind.encode()
+    file.values[b"clip.vision.attention.head_count"].data = 0
+    path = tmp_path / "headless.gguf"
+    path.write_bytes(file.encode())
+
+    check_projector(str(path), on_host=True)
 
 
 @pytest.mark.parametrize(
