@@ -254,6 +254,12 @@ class Unsupported(RequestError):
         super().__init__(f"{operation}: {self.reason}")
 
 
+class WrongUse(PyllamaError, RuntimeError):
+    """A program used an object as it cannot be used; the message says what to do instead."""
+
+    code = "wrong_use"
+
+
 class NativeError(PyllamaError):
     """libllama reported a failure; *returned* is the number its function gave."""
 

@@ -107,6 +107,7 @@ def test_each_class_has_a_code_of_its_own():
         "AdapterNotFound": "adapter_not_found",
         "AdapterLimit": "adapter_limit",
         "Unsupported": "unsupported",
+        "WrongUse": "wrong_use",
         "NativeError": "native_failure",
         "ModelLoadFailed": "model_load_failed",
         "ProjectorLoadFailed": "projector_load_failed",

@@ -30,6 +30,8 @@ from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.generation import Generation
 from pyllama_raw.api.loading import Progress
 from pyllama_raw.api.model import Model
+from pyllama_raw.api.owner import Owner
+from pyllama_raw.engine.own_thread import check_may_wait
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -46,7 +48,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Blocking(Generic[A_co]):
+class _Blocking(Owner, Generic[A_co]):
     """Has an object whose methods are awaited in the event loop of another thread."""
 
     _loop: _Loop
@@ -70,6 +72,7 @@ class Engine(_Blocking[AsyncEngine], Facts):
 
     def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
         """Use open(); *make* is called in the event loop of the engine."""
+        check_may_wait()
         self._closing = Lock()
         self._loop = _Loop()
         try:
@@ -104,6 +107,7 @@ class Engine(_Blocking[AsyncEngine], Facts):
 
     def close(self, drain_s: float = 0.0) -> None:
         """See AsyncEngine.aclose; can be repeated, by any thread."""
+        check_may_wait()
         if not self._loop.is_ours:  # the parent's: a fork has none of its threads
             return
         if drain_s and self._loop.is_running:
@@ -191,6 +195,7 @@ class BlockingGeneration(_Blocking[Generation]):
         self.cancel()
 
     def __iter__(self) -> Self:
+        self._awaited.check_unread()
         return self
 
     def __next__(self) -> Delta:
@@ -242,7 +247,8 @@ class _Loop:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T:
-        """What *function* returns or raises."""
+        """What *function* returns or raises; WrongUse in the thread of an engine."""
+        check_may_wait()
         if not (self.is_running and self.is_ours):
             raise ClosedError("the engine is closed")
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from anyio.lowlevel import checkpoint
 
-from pyllama_raw.api.workers import in_worker
+from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.embedding.request import EmbedRequest
 from pyllama_raw.core.request import Embedded, Finished, FinishReason, Lot
 from pyllama_raw.engine.capabilities import Operation
@@ -77,10 +77,15 @@ class Embedder:
     """Makes vectors on one engine thread."""
 
     def __init__(
-        self, parts: EngineParts, encoder: PromptEncoder, thread: EngineThread
+        self,
+        parts: EngineParts,
+        encoder: PromptEncoder,
+        thread: EngineThread,
+        workers: Workers,
     ) -> None:
         self.parts = parts
         self.thread = thread
+        self._workers = workers
         self._encoder = encoder
         self._request_ids = count(1)
 
@@ -119,7 +124,8 @@ class Embedder:
         )
         tokens = await self.tokens(checked_texts(texts), "texts", encode)
         values = await self.compute(tokens, "texts", pooling, progress, options)
-        return await in_worker("text", partial(_shaped, values, shape, joined=joined))
+        make = partial(_shaped, values, shape, joined=joined)
+        return await self._workers.run("text", make)
 
     async def tokens(
         self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]
@@ -138,7 +144,7 @@ class Embedder:
         for at in range(0, len(texts), MANY_TEXTS):
             part = texts[at : at + MANY_TEXTS]
             make = partial(self._encoder.encode_texts, part, at, name, encode)
-            tokens += await in_worker("text", make)
+            tokens += await self._workers.run("text", make)
         return tokens
 
     async def compute(
@@ -151,6 +157,7 @@ class Embedder:
     ) -> list[bytes]:
         """What the model makes of each of *texts*."""
         check_progress(progress)
+        self.thread.check_for_waiting()
         request = self._request(texts, name, pooling, options)
         reading = _Reading(request, progress)
         self.thread.submit_all((request,), reading.stream)
@@ -212,24 +219,30 @@ class Embedders:
     """
 
     def __init__(
-        self, parts: EngineParts, encoder: PromptEncoder, thread: EngineThread
+        self,
+        parts: EngineParts,
+        encoder: PromptEncoder,
+        thread: EngineThread,
+        workers: Workers,
     ) -> None:
         """
         Args:
             parts: of the engine, which is an embedder itself if it does not generate.
+            workers: of the engine.
         """
+        self._workers = workers
         self._make_parts = parts.make_embedder
         self._lock = Lock()
         self._closed = False
         self._made: Embedder | None = None
         if Operation.GENERATE in parts.capabilities.refusals:
-            self._made = Embedder(parts, encoder, thread)
+            self._made = Embedder(parts, encoder, thread, workers)
 
     async def get(self) -> Embedder:
         """Raises ClosedError, ContextFailed, Unsupported."""
         if self._made is not None:
             return self._made
-        return await in_worker("call", self._open)
+        return await self._workers.run("embedder", self._open)
 
     def _open(self) -> Embedder:
         with self._lock:
@@ -238,7 +251,7 @@ class Embedders:
             if self._make_parts is None:
                 raise Unsupported("embed", "this engine has no model")
             if self._made is None:
-                self._made = _embedder(self._make_parts())
+                self._made = _embedder(self._make_parts(), self._workers)
             return self._made
 
     def leave(self) -> None:
@@ -255,9 +268,9 @@ class Embedders:
             self._made.thread.join()
 
 
-def _embedder(parts: EngineParts) -> Embedder:
+def _embedder(parts: EngineParts, workers: Workers) -> Embedder:
     encoder = PromptEncoder.of(parts)
-    return Embedder(parts, encoder, EngineThread(parts, encoder.close))
+    return Embedder(parts, encoder, EngineThread(parts, encoder.close), workers)
 
 
 class _Reading:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Self
 
 import anyio
-from anyio import to_thread
 
 from pyllama_raw.api.loading import Opening, Progress, Report, load
 from pyllama_raw.api.model import Model, build_on
+from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.text_verbs import TextVerbs
 from pyllama_raw.api.vector_verbs import VectorVerbs
-from pyllama_raw.api.workers import in_worker
+from pyllama_raw.engine.own_thread import check_may_wait
+from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.arguments import (
     check_opening,
     checked_adapter,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.options.config import EngineConfig
 
 
-class AsyncEngine(TextVerbs, VectorVerbs):
+class AsyncEngine(Owner, TextVerbs, VectorVerbs):
     """A loaded model that serves any number of requests at once."""
 
     def __init__(
@@ -43,15 +44,25 @@ class AsyncEngine(TextVerbs, VectorVerbs):
         """Use open(); this is for tests and for own executors."""
         from pyllama_raw.api.embedding import Embedders
         from pyllama_raw.api.preparation import Preparation
+        from pyllama_raw.api.workers import Workers
         from pyllama_raw.engine.thread import EngineThread
 
         self._parts = parts
         encoder = encoder or PromptEncoder.of(parts)
-        self._thread = EngineThread(parts, encoder.close)
+        self._workers = Workers()
+        try:
+            self._thread = EngineThread(parts, encoder.close)
+        except BaseException:
+            self._workers.close()
+            raise
         self._preparation = Preparation(
-            parts, encoder, self._thread.clock, self._thread.adapters
+            parts,
+            encoder,
+            self._thread.clock,
+            self._thread.adapters,
+            self._workers,
         )
-        self._embedders = Embedders(parts, encoder, self._thread)
+        self._embedders = Embedders(parts, encoder, self._thread, self._workers)
 
     @classmethod
     def open(
@@ -106,21 +117,30 @@ class AsyncEngine(TextVerbs, VectorVerbs):
                 left then ends as `FinishReason.CLOSED` with what it has. Cancelling
                 aclose() ends the wait.
         """
+        from pyllama_raw.api.workers import arrival_of
+
+        check_may_wait()
         drain_s = checked_wait("drain_s", drain_s)
-        # A limiter of its own: closing must not wait for other blocking calls.
-        join = partial(to_thread.run_sync, limiter=anyio.CapacityLimiter(2))
+        if not self._thread.is_ours:  # the parent's
+            return
         try:
             if drain_s:
                 self._thread.close(drains=True)
-                wait_s = min(drain_s, TIMEOUT_MAX)
-                await join(self._thread.join, wait_s, abandon_on_cancel=True)
+                with anyio.move_on_after(drain_s):
+                    await arrival_of(self._thread.gone)
         finally:
             self._thread.close()
             with anyio.CancelScope(shield=True):
-                await join(self._embedders.close)
-                await join(self._thread.join)
+                with suppress(ClosedError):  # another call has closed it
+                    await self._workers.run("embedder", self._embedders.close)
+                await arrival_of(self._thread.gone)
+            self._workers.close()
+            self._thread.join()
+            self._workers.join()
 
     def __del__(self) -> None:
+        if hasattr(self, "_workers"):  # also of an engine that has failed
+            self._workers.close()
         if hasattr(self, "_embedders") and self._thread.alive:
             self._thread.close()
             self._embedders.leave()
@@ -160,10 +180,10 @@ class AsyncEngine(TextVerbs, VectorVerbs):
             Unsupported: the model generates no text.
             ClosedError, EngineStopped: as generate().
         """
-        self._thread.check()
+        self._thread.check_for_waiting()
         file = checked_file("path", path)
         load = partial(self._thread.adapters.load, checked_adapter(name), file)
-        await in_worker("adapters", load)
+        await self._workers.run("adapters", load)
 
     async def unload_adapter(self, name: str) -> None:
         """
@@ -176,8 +196,9 @@ class AsyncEngine(TextVerbs, VectorVerbs):
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
-        answer = self._thread.call(self._parts.scheduler.cache_stats)
-        return await in_worker("call", answer.result)
+        from pyllama_raw.api.workers import answer_of
+
+        return await answer_of(self._thread.call(self._parts.scheduler.cache_stats))
 
     async def clear_cache(self, cache_salt: str | None = None) -> int:
         """
@@ -189,9 +210,11 @@ class AsyncEngine(TextVerbs, VectorVerbs):
         Raises:
             InvalidRequest: no salt that a request could have.
         """
+        from pyllama_raw.api.workers import answer_of
+
         salt = checked_salt(cache_salt)
         forget = partial(_forget, self._parts, salt)
-        return await in_worker("call", self._thread.call(forget).result)
+        return await answer_of(self._thread.call(forget))
 
 
 def _forget(parts: EngineParts, salt: str | None) -> int:

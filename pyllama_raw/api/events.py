@@ -16,14 +16,16 @@ from functools import partial
 from itertools import count
 from typing import Any, Self, cast
 
+from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.results import EngineState
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.planner import SlotChange
 from pyllama_raw.engine.request_log import why
-from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.stream import OneReader, Stream
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.wakeup import wake
 from pyllama_raw.engine.watcher import EngineChange, Watcher
+from pyllama_raw.errors import WrongUse
 
 
 class RequestState(StrEnum):
@@ -117,7 +119,7 @@ class _Feed(Stream, Watcher):
             wake(self.loop, (self,))
 
 
-class Events:
+class Events(Owner):
     """
     Use it as `async with engine.events() as events`, then `async for event in events`.
 
@@ -130,6 +132,7 @@ class Events:
         self._feed: _Feed | None = None
         self._next = 0  # number of the event that is read next
         self._held: Event | None = None  # what comes after an EventsLost
+        self._reading = OneReader("stream of events")
 
     async def __aenter__(self) -> Self:
         feed = self._feed = _Feed(self._max_events)
@@ -151,13 +154,14 @@ class Events:
     async def __anext__(self) -> Event:
         feed, held = self._feed, self._held
         if feed is None:
-            raise RuntimeError("use `async with engine.events() as events` first")
+            raise WrongUse("use `async with engine.events() as events` first")
         if held is not None:
             self._held = None
             return held
         if feed.has_ended and not feed.events:
             raise StopAsyncIteration
-        await feed.wait()
+        with self._reading:
+            await feed.wait()
         number, event = cast("deque[Any]", feed.events).popleft()
         n_lost, self._next = number - self._next, number + 1
         if n_lost:

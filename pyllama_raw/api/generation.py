@@ -2,7 +2,8 @@
 One request being generated: an async iterator that is also an async context manager.
 
 Rules:
-1. It can be read once, by one task.
+1. It can be read once, by one task at a time. A second reader is refused; the one that has
+   left its loop may go on in another.
 2. Leaving the block, cancel(), and dropping the object end the request; none of them
    waits for anything.
 3. A reader that comes late finds what happened since merged into one delta an output.
@@ -22,10 +23,11 @@ from typing import TYPE_CHECKING, Self
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from pyllama_raw.api.choice import Choice
+from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason, Request
-from pyllama_raw.engine.stream import Refused, Stream
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw.engine.stream import OneReader, Refused, Stream
+from pyllama_raw.errors import PyllamaError, WrongUse
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.thread import EngineThread
@@ -41,7 +43,7 @@ class Prepared:
     seeds: tuple[int, ...]
 
 
-class Generation:
+class Generation(Owner):
     """What `AsyncEngine.generate` returns; it starts when entered or first read."""
 
     def __init__(
@@ -61,6 +63,8 @@ class Generation:
         self._started = thread.clock()
         self._claimed = False  # started, or about to be
         self._left = False  # cancelled by its owner
+        self._reading = OneReader("generation")
+        self._is_read = False  # to its end, by an iterator
         self._choices: tuple[Choice, ...] = ()  # by index
         self._by_id: dict[int, Choice] = {}  # those that have not ended
         self._fresh: deque[Choice] = deque()  # those with something to show
@@ -75,21 +79,25 @@ class Generation:
         self.cancel()
 
     def __aiter__(self) -> Self:
+        self.check_unread()
         return self
 
     async def __anext__(self) -> Delta:
-        if not self._claimed:
-            await self._start()
-        while self._fresh or self._by_id:
-            if self._fresh:
-                await checkpoint_if_cancelled()
-            elif self._stream is not None:
-                await self._stream.wait()
-            await self._take_in()
-            if self._fresh:  # outputs take turns
-                return self._fresh.popleft().take_delta()
+        with self._reading:
+            delta = await self._next()
+        if delta is not None:
+            return delta
         self._raise_if_all_failed()
+        self._is_read = True
         raise StopAsyncIteration
+
+    def check_unread(self) -> None:
+        """Raise WrongUse if an iterator has read all of it."""
+        if self._is_read:
+            raise WrongUse(
+                "this generation has been read to its end: .result has all of it, and "
+                "generate() makes another one"
+            )
 
     async def collect(self) -> Result:
         """Wait for the end without being woken for every token; the first output."""
@@ -108,7 +116,7 @@ class Generation:
 
         Raises:
             PyllamaError: what the output failed with.
-            RuntimeError: the generation has not ended.
+            WrongUse: the generation has not ended.
         """
         self._check_ended()
         if not self._choices:
@@ -125,7 +133,7 @@ class Generation:
 
         Raises:
             PyllamaError: all have failed; of the first.
-            RuntimeError: the generation has not ended.
+            WrongUse: the generation has not ended.
         """
         self._check_ended()
         self._raise_if_all_failed()
@@ -142,7 +150,7 @@ class Generation:
     def prompt_token_ids(self) -> tuple[int, ...]:
         """The prompt as the model sees it, once the generation has begun."""
         if not self._choices:
-            raise RuntimeError("the generation has not begun")
+            raise WrongUse("the generation has not begun: enter or read it first")
         return tuple(self._choices[0].request.tokens)
 
     def cancel(self) -> None:
@@ -186,9 +194,11 @@ class Generation:
 
     async def _start(self) -> None:
         if self._claimed:
-            raise RuntimeError("a generation can be used once")
+            raise WrongUse(
+                "a generation can be used once: generate() makes another one"
+            )
         self._claimed = True
-        self._thread.check()
+        self._thread.check_for_waiting()
         with self._thread.coming():
             prepared = await self._prepare()
             if self._left:
@@ -214,13 +224,28 @@ class Generation:
         self._by_id = {c.request.request_id: c for c in self._choices}
         self._stream = stream
 
-    async def _wait(self) -> None:
+    async def _next(self) -> Delta | None:
+        """What has come of one output; None: all have ended."""
         if not self._claimed:
             await self._start()
-        while self._by_id and self._stream is not None:
-            self._stream.eager = False
-            await self._stream.wait()
+        while self._fresh or self._by_id:
+            if self._fresh:
+                await checkpoint_if_cancelled()
+            elif self._stream is not None:
+                await self._stream.wait()
             await self._take_in()
+            if self._fresh:  # outputs take turns
+                return self._fresh.popleft().take_delta()
+        return None
+
+    async def _wait(self) -> None:
+        with self._reading:
+            if not self._claimed:
+                await self._start()
+            while self._by_id and self._stream is not None:
+                self._stream.eager = False
+                await self._stream.wait()
+                await self._take_in()
 
     async def _take_in(self) -> None:
         """Take in what has arrived; the loop goes on between parts of it."""
@@ -251,7 +276,7 @@ class Generation:
     def _check_ended(self) -> None:
         self._take_events()
         if (self._by_id or not self._choices) and not self._left:
-            raise RuntimeError("the generation has not ended: read it to the end first")
+            raise WrongUse("the generation has not ended: read it to the end first")
 
     def _raise_if_all_failed(self) -> None:
         errors = [choice.error for choice in self._choices]

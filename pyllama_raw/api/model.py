@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from anyio import CancelScope, to_thread
 
 from pyllama_raw.api.loading import Opening, Progress, Report, load
+from pyllama_raw.api.owner import Owner
 from pyllama_raw.errors import ClosedError, ConfigError, shown
 from pyllama_raw.options.arguments import check_loading
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.options.config import EngineConfig, ModelConfig
 
 
-class Model:
+class Model(Owner):
     """
     The weights of a model, for any number of engines with contexts of their own.
 

@@ -19,7 +19,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from pyllama_raw.api.generation import Prepared
-from pyllama_raw.api.workers import in_worker
+from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
@@ -51,12 +51,15 @@ class Preparation:
         encoder: PromptEncoder,
         clock: Callable[[], float],
         adapters: Adapters,
+        workers: Workers,
     ) -> None:
         """
         Args:
             clock: of the engine; deadlines are moments on it.
             adapters: of the engine.
+            workers: of the engine.
         """
+        self._workers = workers
         self._adapters = adapters
         self._parts = parts
         self._encoder = encoder
@@ -130,7 +133,7 @@ class Preparation:
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
             if kind is not None:
-                return await in_worker(kind, read)
+                return await self._workers.run(kind, read)
             await checkpoint()
             return read()
 
@@ -139,18 +142,18 @@ class Preparation:
         settings = ChatSettings.of(options)
         render = partial(self._encoder.render, messages, settings)
         with reading_prompt(messages):
-            return await in_worker(settings.workers, render)
+            return await self._workers.run(settings.workers, render)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
         detokenize = partial(self._encoder.detokenize, token_ids, special)
         with reading_prompt(token_ids):
-            return await in_worker("text", detokenize)
+            return await self._workers.run("text", detokenize)
 
     async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
         """What is made of *params* once, for all outputs, before the engine sees it."""
         if _takes_long(params):
-            return await in_worker("rules", partial(self._make, params))
+            return await self._workers.run("rules", partial(self._make, params))
         return _stop_strings(params), None
 
     def _make(self, params: SamplingParams) -> tuple[StopStrings, object]:

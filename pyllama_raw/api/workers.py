@@ -1,44 +1,161 @@
 """
-Worker threads for what takes too long for an event loop.
+Worker threads of an engine, for what takes too long for an event loop.
 
-Each kind of work has a few threads of its own in each event loop. No kind therefore waits
-for another one, or for other work that the program runs in threads. The threads are few
-because threads that compute in Python take turns of 5 ms, and the loop waits for one turn
-of each.
+Each kind of work has a few threads of its own. No kind therefore waits for another one, or
+for other work that the program runs in threads. The threads are few because threads that
+compute in Python take turns of 5 ms, and an event loop waits for one turn of each.
+
+All start with the engine. A thread that is started for a request may lack memory, and an
+event loop that starts one which dies at once waits for it for ever.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Thread, current_thread
+from typing import Any, Literal, TypeVar, cast
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
+from pyllama_raw.engine.mailbox import fail
+from pyllama_raw.engine.stream import Stream
+from pyllama_raw.engine.wakeup import wake
+from pyllama_raw.errors import ClosedError
 
 T = TypeVar("T")
 
-Kind = Literal["chat", "template", "text", "media", "rules", "call", "adapters"]
+Kind = Literal["chat", "template", "text", "media", "rules", "adapters", "embedder"]
 N_THREADS: dict[Kind, int] = {
     "chat": 4,  # two wait for a template's process, two make tokens of what it wrote
     "template": 2,  # chats with a template of their own, which is a stranger's program
     "text": 2,  # long prompts: the tokenizer
     "media": 2,  # lists with images and sounds: how many rows these take
     "rules": 2,  # grammars, schemas, stop strings, many tokens
-    "call": 8,  # answers of the engine thread: these only wait
     "adapters": 1,  # files that are read, checked and loaded
+    "embedder": 1,  # opened once, and closed
 }
+JOIN_S = 0.1  # an idle thread ends much sooner
 
-_limiters: RunVar[dict[Kind, CapacityLimiter]] = RunVar("pyllama_raw_workers")
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    function: Callable[[], Any]
+    answer: Future[Any] = field(default_factory=Future)
+    context: Context = field(default_factory=copy_context)  # of whoever asks
 
 
-async def in_worker(kind: Kind, function: Callable[[], T]) -> T:
-    """
-    What *function* returns. Who is cancelled leaves at once, and it goes on alone.
-    """
-    limiters = _limiters.get(None)
-    if limiters is None:
-        limiters = {name: CapacityLimiter(n) for name, n in N_THREADS.items()}
-        _limiters.set(limiters)
-    return await to_thread.run_sync(
-        function, abandon_on_cancel=True, limiter=limiters[kind]
-    )
+Queue = SimpleQueue[_Job | None]  # None: a thread is to end
+
+
+class Workers:
+    """Runs functions; any event loop may ask. close() ends the threads."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._busy = set[Thread]()  # one operation on a set cannot be interrupted
+        self._queues: dict[Kind, Queue] = {kind: SimpleQueue() for kind in N_THREADS}
+        self._threads = [
+            Thread(
+                target=_work,
+                args=(self._queues[kind], self._busy),
+                name=f"pyllama-{kind}",
+                daemon=True,
+            )
+            for kind, n_threads in N_THREADS.items()
+            for _ in range(n_threads)
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    async def run(self, kind: Kind, function: Callable[[], T]) -> T:
+        """
+        What *function* returns.
+
+        Who is cancelled leaves at once. What has begun then goes on alone.
+
+        Raises:
+            ClosedError: the threads have ended, or are about to.
+        """
+        if self._pid != os.getpid():
+            raise ClosedError(
+                "the engine belongs to the parent process: open one after the fork"
+            )
+        job = _Job(function)
+        self._queues[kind].put(job)
+        if self._closed and job.answer.cancel():
+            raise ClosedError("the engine is closed")
+        return await answer_of(job.answer)
+
+    def close(self) -> None:
+        """
+        Drop what waits and end the threads; those that compute end when they are done.
+
+        Nothing is waited for, and no lock is taken, so finalisers may call.
+        """
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        for kind, queue in self._queues.items():
+            with suppress(Empty):
+                while (job := queue.get_nowait()) is not None:
+                    fail(job.answer, ClosedError("the engine is closed"))
+            for _ in range(N_THREADS[kind]):
+                queue.put(None)
+
+    def join(self) -> None:
+        """Wait until the threads that have nothing to do are gone, after close()."""
+        if self._pid != os.getpid():
+            return
+        for thread in self._threads:
+            if thread not in self._busy:
+                thread.join(JOIN_S)
+
+
+async def answer_of(answer: Future[T]) -> T:
+    """What another thread answers, without a thread that waits; cancels what it can."""
+    try:
+        await arrival_of(answer)
+        return answer.result()
+    finally:
+        answer.cancel()
+        del answer  # an error knows this frame
+
+
+async def arrival_of(answer: Future[Any]) -> None:
+    """Return when *answer* is there; a checkpoint in any case."""
+    stream = Stream()
+
+    def come(answer: Future[Any]) -> None:
+        cast("deque[Any]", stream.events).append(answer)
+        wake(stream.loop, (stream,))
+
+    answer.add_done_callback(come)
+    await stream.wait()
+
+
+def _work(queue: Queue, busy: set[Thread]) -> None:
+    while (job := queue.get()) is not None:
+        busy.add(current_thread())
+        if job.answer.set_running_or_notify_cancel():
+            _run(job)
+        del job  # its error or its prompt would stay until the next one
+        busy.discard(current_thread())
+
+
+def _run(job: _Job) -> None:
+    try:
+        result = job.context.run(job.function)
+    except BaseException as error:  # noqa: BLE001 - it is the caller's
+        job.answer.set_exception(error)
+    else:
+        job.answer.set_result(result)

@@ -13,6 +13,7 @@ Of one that is `deterministic`, whose outputs must not depend on what ran before
 - Others may take over prompts, not outputs, which were computed token by token (n_kept).
 - Output that is computed again is computed token by token again (n_chunked).
 - What is moved in a window is moved by a multiple of ALIGN (n_movable).
+- A sequence that was shifted keeps its slot, whoever is more urgent (is_repeatable).
 """
 
 from __future__ import annotations
@@ -95,3 +96,12 @@ def n_movable(n_tokens: int, n_swa: int) -> int:
     """
     n_moved = max(n_tokens - n_swa, 0) if n_swa else 0
     return n_tokens - n_moved % ALIGN
+
+
+def is_repeatable(sequence: Sequence) -> bool:
+    """
+    Whether *sequence* may lose its slot, because it can be computed again.
+
+    What a shifted one holds was computed with tokens that are not there any more.
+    """
+    return not sequence.is_shifted

@@ -210,11 +210,12 @@ class NativeExecutor:
             self._note_refusal()
         works_left = tuple(work for work in works if work.slot not in lost)
         result = self._decode(works_left, plan._replace(steady=False))
-        known = iter(result.outputs)
+        outputs = result.outputs
         if result.status in (DecodeStatus.OK, DecodeStatus.ABORTED):
-            known = (Lost() if work.slot in lost else next(known) for work in works)
+            known = iter(outputs)
+            outputs = tuple(Lost() if w.slot in lost else next(known) for w in works)
         return result._replace(
-            outputs=tuple(known),
+            outputs=outputs,
             saved=saved,
             restore_s=restore_s,
             not_restored=lost,

@@ -101,7 +101,10 @@ class EngineLoop:
                 case Cancel(request_id):
                     self._cancel(request_id)
                 case Call():
-                    _answer(command)
+                    try:  # first: whoever has the answer may ask what was before it
+                        self.driver.tell_rest()
+                    finally:
+                        _answer(command)
                 case Encoded(request_id):
                     self._note_encoded(request_id)
                 case Written() | Fetched():
@@ -122,9 +125,11 @@ class EngineLoop:
                     n_spared = self.driver.scheduler.spare(request.request_id)
                     self._want(request.request_id, n_spared)
         except BaseException as error:  # noqa: BLE001 - the reader is told
-            for request in requests:
-                self._withdraw(request.request_id)
-            refuse(stream, _told(error, "the request could not be taken"))
+            try:
+                for request in requests:
+                    self._withdraw(request.request_id)
+            finally:
+                refuse(stream, _told(error, "the request could not be taken"))
 
     def _withdraw(self, request_id: int) -> None:
         """Free what was made for a request that was not taken."""

@@ -62,6 +62,13 @@ class Close:
 
 Command = Submit | Cancel | Call | Encoded | Written | Fetched | Close
 
+
+def fail(answer: Future[Any], error: BaseException) -> None:
+    """Answer by *error*, unless whoever asked has left."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_exception(error)
+
+
 LINGER_S = 5e-4  # silence that ends a burst
 BURST_S = 1e-2  # longest wait for its end
 

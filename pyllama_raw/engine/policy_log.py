@@ -1,11 +1,17 @@
-"""Faults of a scheduling policy in the log: each kind once, then every thousandth."""
+"""
+Faults of a scheduling policy in the log: each kind once, then every thousandth.
+
+An interrupt is the user's in the main thread only. The engine thread has none, so there it is
+a fault like any other.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from logging import getLogger
+from threading import current_thread, main_thread
 
-from pyllama_raw.core.policies.runner import PolicyFault
+from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 
 EVERY = 1000
 
@@ -19,6 +25,8 @@ class PolicyLog:
         self._counts = Counter[tuple[str, type[BaseException]]]()
 
     def __call__(self, fault: PolicyFault) -> None:
+        if current_thread() is main_thread():
+            pass_on_interrupts(fault)
         kind = (fault.hook, type(fault.error))
         self._counts[kind] += 1
         if self._counts[kind] % EVERY == 1:

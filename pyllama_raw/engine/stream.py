@@ -16,7 +16,7 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from pyllama_raw.core.request import Event
-from pyllama_raw.errors import PyllamaError
+from pyllama_raw.errors import PyllamaError, WrongUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,27 @@ class Refused:
     """The last event of a request that never reached the scheduler, or lost it."""
 
     error: PyllamaError
+
+
+class OneReader:
+    """A `with` block for one task at a time; another one would take a part of what comes."""
+
+    __slots__ = ("_is_in", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._is_in = False
+        self._what = what
+
+    def __enter__(self) -> None:
+        if self._is_in:
+            raise WrongUse(
+                f"another task reads this {self._what}: let one task read it, and hand on "
+                "what it reads"
+            )
+        self._is_in = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_in = False
 
 
 class Stream:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from logging import getLogger
-from threading import Thread, current_thread
+from threading import current_thread
 from typing import TypeVar
 
 from pyllama_raw.core.request import Request
@@ -35,7 +35,9 @@ from pyllama_raw.engine.mailbox import (
     Encoded,
     Mailbox,
     Submit,
+    fail,
 )
+from pyllama_raw.engine.own_thread import OwnThread, check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.waits import Waits
@@ -76,10 +78,11 @@ class EngineThread:
         self._loop = EngineLoop(parts, self._mailbox, self.waits, clock)
         self.has_begun = False  # to take commands
         self.error: BaseException | None = None  # has ended it, or came at the end
+        self.gone: Future[None] = Future()  # answered when everything is freed
         self._refuses = False  # new requests, because close() was called
         self._ended = False
         self._pid = os.getpid()
-        self._thread = Thread(target=self._run, name="pyllama-engine", daemon=True)
+        self._thread = OwnThread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
         close_at_exit(self)
 
@@ -110,7 +113,7 @@ class EngineThread:
 
     @property
     def _is_running(self) -> bool:
-        return not self._ended and self._pid == os.getpid()
+        return not self._ended and self.is_ours
 
     def coming(self) -> AbstractContextManager[None]:
         """Around the making of requests: an idle engine begins with all that come."""
@@ -155,8 +158,8 @@ class EngineThread:
             self._mailbox.post(Cancel(request_id))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run *function* between two steps, in the engine thread."""
-        self.check()
+        """Run *function* between two steps, in the engine thread; any other may call."""
+        self.check_for_waiting()
         return self._post_call(function)
 
     def watch(self, watcher: Watcher) -> Future[None]:
@@ -193,21 +196,31 @@ class EngineThread:
             self._loop.driver.executor.stop()
         self._post(Close(drains))
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs in this process; a fork has none of its threads."""
+        return self._pid == os.getpid()
+
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until everything is freed; False if that took too long."""
-        if self._pid != os.getpid() or current_thread() is self._thread:
+        if not self.is_ours or current_thread() is self._thread:
             return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def check(self) -> None:
         """Raise EngineStopped, or ClosedError, if no request can be taken."""
-        if self._pid != os.getpid():
+        if not self.is_ours:
             raise ClosedError(
                 "the engine belongs to the parent process: open one after the fork"
             )
         if not self.alive:
             raise self._why_ended()
+
+    def check_for_waiting(self) -> None:
+        """As check() for who waits for the engine: WrongUse in the thread of one."""
+        check_may_wait()
+        self.check()
 
     def _post_call(self, function: Callable[[], T]) -> Future[T]:
         call = Call(function)
@@ -232,7 +245,7 @@ class EngineThread:
             if isinstance(command, Submit):
                 refuse(command.stream, self._why_ended())
             elif isinstance(command, Call) and not command.answer.done():
-                command.answer.set_exception(self._why_ended())
+                fail(command.answer, self._why_ended())
 
     def _run(self) -> None:
         self.has_begun = True
@@ -250,3 +263,4 @@ class EngineThread:
                 self._parts.release()
         except BaseException as error:  # noqa: BLE001 - the next caller is told
             self.error = self.error or error
+        self.gone.set_result(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from logging import getLogger
+from threading import current_thread, main_thread
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.planner import SlotChange
@@ -59,13 +60,18 @@ class Watchers(Watcher):
         for watcher in self._those_of[method]:
             try:
                 getattr(watcher, method)(*arguments)
-            except KeyboardInterrupt:
-                raise  # it is the user's, not the watcher's
-            except BaseException:  # noqa: BLE001 - it is told in the log
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and _is_users_thread():
+                    raise
                 self.n_faults += 1
                 name = type(watcher).__name__
                 _log.exception("%s raised; it is told nothing more", name)
                 self.discard(watcher)
+
+
+def _is_users_thread() -> bool:
+    """Whether an interrupt is the user's; other threads get none."""
+    return current_thread() is main_thread()
 
 
 def _has(watcher: Watcher, method: str) -> bool:

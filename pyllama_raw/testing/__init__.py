@@ -23,6 +23,7 @@ from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.options.config import EngineConfig, SchedulerConfig
 from pyllama_raw.testing.executor import (
     FakeExecutor,
@@ -73,7 +74,8 @@ def fake_parts(
     """Parts of an engine that runs on *executor*."""
     executor = executor or FakeExecutor(fake_limits())
     vocab = FakeVocab()
-    scheduler = Scheduler(executor.limits, vocab.pieces, **scheduler_options)
+    options = {"report": PolicyLog()} | scheduler_options
+    scheduler = Scheduler(executor.limits, vocab.pieces, **options)
     limits = SchedulerConfig(
         n_slots=executor.limits.n_slots,
         max_waiting=max_waiting,

@@ -185,8 +185,9 @@ async def test_a_program_may_watch():
     async with fake_engine() as engine:
         engine.watch(watcher)
         await engine.complete("hello", params)
-        engine.unwatch(watcher)
+        await engine.cache_stats()  # the step that told the end is over then
         n_watched = watcher.n_tokens
+        engine.unwatch(watcher)
         await engine.complete("hello", params)
 
     assert (n_watched, watcher.n_tokens) == (6 + 2, 6 + 2)

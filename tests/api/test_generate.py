@@ -19,6 +19,7 @@ from pyllama_raw.errors import (
     PromptTooLong,
     SamplingFailed,
     Unsupported,
+    WrongUse,
 )
 from pyllama_raw.results import LengthLimit, SamplerUse, StopString, StopToken
 from pyllama_raw.testing import (
@@ -413,8 +414,9 @@ async def test_a_generation_is_used_once():
             _ = generation.result
         async with generation:
             assert [delta async for delta in generation]
-            assert [delta async for delta in generation] == []
-        with pytest.raises(RuntimeError, match="once"):
+            with pytest.raises(WrongUse, match="read to its end"):
+                assert [delta async for delta in generation] == []
+        with pytest.raises(WrongUse, match="once"):
             async with generation:
                 pass
 

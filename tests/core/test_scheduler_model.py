@@ -202,6 +202,15 @@ class SchedulerModel(RuleBasedStateMachine):
         if spares:
             assert self.scheduler.spare(request.request_id) <= len(spans)
 
+    def unrepeatable(self):
+        """Who runs and must not be preempted: shifted, where cells are never short."""
+        limits, running = self.scheduler.limits, self.scheduler._memory.slots.running
+        return {
+            request_id
+            for request_id, each in running.items()
+            if limits.deterministic and not self.unified and each.sequence.is_shifted
+        }
+
     def unready(self):
         return sorted(self.scheduler._roster.unready)
 
@@ -249,7 +258,9 @@ class SchedulerModel(RuleBasedStateMachine):
     @rule()
     def schedule(self):
         self.now += 1.0
+        stays = self.unrepeatable()
         self.plan = self.scheduler.schedule(self.now)
+        assert stays & set(self.scheduler._roster.alive) <= self.unrepeatable()
         self.events += self.scheduler.take_events()
         assert {i for i, _ in self.scheduler.take_wanted()} <= set(self.unready())
         assert self.plan.n_tokens <= N_BATCH

@@ -175,3 +175,29 @@ def test_the_largest_is_not_preempted_for_ever():
     engine.run()
 
     assert [engine.ends[i].n_preempted for i in (large, small)] == [3, 1]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("max_bytes", [10**6, 0])
+def test_a_shifted_output_keeps_its_slot_if_it_cannot_be_repeated(
+    deterministic, max_bytes
+):
+    """
+    With `deterministic` the others give way, or the urgent one waits for its end.
+    """
+    engine = Engine(
+        2,
+        n_ctx_slot=20,
+        unified=False,
+        deterministic=deterministic,
+        max_bytes=max_bytes,
+        preempt="priority",
+        context_full="shift",
+    )
+    long, short = engine.add(A[:10], 40, priority=1), engine.add(B[:4], 20, priority=1)
+    while not engine.scheduler.stats().shifted:
+        engine.step()
+    engine.run([300, 301, 302], [400, 401, 402], priority=0)
+
+    n_preempted = [engine.ends[i].n_preempted for i in (long, short)]
+    assert n_preempted == [0 if deterministic else 1, 1]

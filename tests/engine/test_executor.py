@@ -141,6 +141,44 @@ def test_an_aborted_step_changes_no_output(make_parts, name, step, half):
     assert tokens == run_alone(make_parts, name, requests)
 
 
+class Losing:
+    """Loses the slot of one request in one step, as when a restore or a cut fails."""
+
+    def __init__(self, executor, step: int, request_id: int) -> None:
+        self._executor, self._step, self._request_id = executor, step, request_id
+        self._n_steps = 0
+        self.not_restored = frozenset()
+
+    def __call__(self, plan):
+        step, self._n_steps = self._n_steps, self._n_steps + 1
+        [slot] = [w.slot for w in plan.works if w.request_id == self._request_id] or [0]
+        if step == self._step:
+            self._executor._lost |= self._executor._drop() | {slot}
+            self._executor.context.seq_rm(slot)
+        result = self._executor.execute(plan)
+        self.not_restored |= result.not_restored
+        return result
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
+@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("request_id", [0, 1])
+def test_a_slot_that_is_lost_beside_another_changes_no_output(
+    make_parts, name, step, request_id
+):
+    """
+    Its request is computed again, and the works beside it are taken in.
+    """
+    requests = make_requests(2)
+    parts = make_parts(name, token_budget=16)
+    losing = Losing(parts.executor, step, request_id)
+
+    tokens, _ = run(parts, requests, losing)
+
+    assert len(losing.not_restored) == 1
+    assert tokens == run_alone(make_parts, name, requests)
+
+
 @pytest.mark.parametrize("step", [0, 2, 9])
 def test_no_space_changes_no_output(make_parts, step):
     """

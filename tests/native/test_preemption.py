@@ -24,8 +24,13 @@ N_APART = 3  # steps between two arrivals: slots are taken again when the next o
 N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
 
 
-def make_requests(seed: int, n_requests: int) -> list[Request]:
-    """Some begin alike, some are drawn with seeds, some are greedy."""
+def make_requests(seed: int, n_requests: int, most: int = 40) -> list[Request]:
+    """
+    Some begin alike, some are drawn with seeds, some are greedy.
+
+    Args:
+        most: tokens of an output, but one.
+    """
     rng = Random(seed)  # noqa: S311
     requests = []
     for request_id in range(n_requests):
@@ -38,7 +43,7 @@ def make_requests(seed: int, n_requests: int) -> list[Request]:
             Request(
                 request_id,
                 array("i", [*shared, *own]),
-                rng.randrange(1, 40),
+                rng.randrange(1, most),
                 sampling=sampling,
                 priority=rng.randrange(100) - 10 * request_id,
             )
@@ -47,12 +52,18 @@ def make_requests(seed: int, n_requests: int) -> list[Request]:
 
 
 def play(
-    model: Path, requests: list[Request], n_open: int, max_bytes: int
+    model: Path,
+    requests: list[Request],
+    n_open: int,
+    max_bytes: int,
+    n_apart: int = N_APART,
 ) -> tuple[dict[int, list[int]], SchedulerStats]:
     """Tokens by request_id, with *n_open* requests at a time."""
     config = EngineConfig(
         context=ContextConfig(n_ctx=N_SLOTS * 256, n_threads=1),
-        scheduler=SchedulerConfig(n_slots=N_SLOTS, preempt="priority"),
+        scheduler=SchedulerConfig(
+            n_slots=N_SLOTS, preempt="priority", context_full="shift"
+        ),
         cache=CacheConfig(max_bytes=max_bytes),
         deterministic=True,
     )
@@ -72,7 +83,7 @@ def play(
     left = iter(requests)
     try:
         for step in count():
-            comes = not open_ids or step % N_APART == 0
+            comes = not open_ids or step % n_apart == 0
             room = comes and len(open_ids) < n_open
             if room and (request := next(left, None)) is not None:
                 tokens[request.request_id] = []
@@ -101,6 +112,21 @@ def test_tokens_are_those_of_a_run_without_pressure(name, max_bytes):
     assert calm.preempted == 0
     assert stats.preempted > N_REQUESTS // 4
     assert (stats.swapped > 0) == (max_bytes > 0)
+
+
+@pytest.mark.parametrize("max_bytes", [2**26, 0])
+def test_shifted_outputs_are_those_of_a_run_without_pressure(max_bytes):
+    """
+    Who was shifted is not preempted, because nothing brings back what it held.
+    """
+    requests = make_requests(2, N_REQUESTS, most=400)
+    path = tiny_model("llama")
+    alone, calm = play(path, requests, 1, max_bytes)
+    pressed, stats = play(path, requests, N_SLOTS * PRESSURE, max_bytes, 60)
+
+    assert pressed == alone
+    assert (calm.preempted, calm.shifted) == (0, stats.shifted)
+    assert min(stats.preempted, stats.shifted) > N_REQUESTS // 4
 
 
 @pytest.mark.parametrize("max_bytes", [2**26, 0])

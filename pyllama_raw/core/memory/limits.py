@@ -55,3 +55,7 @@ class ContextLimits:
     def n_movable(self, n_tokens: int) -> int:
         """The most of a slot's first *n_tokens* that others may get a copy of."""
         return exact.n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
+
+    def is_repeatable(self, sequence: Sequence) -> bool:
+        """Whether *sequence*, computed again, has the output that it would have had."""
+        return not self.deterministic or exact.is_repeatable(sequence)

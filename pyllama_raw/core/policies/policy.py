@@ -25,12 +25,14 @@ NO_DATA: Mapping[str, Value] = MappingProxyType({})
 
 class RequestView:
     """
-    A request as it is whenever it is looked at; nothing can be set.
+    A request as it is whenever it is looked at; no attribute can be set or deleted.
 
     It may be kept: then it keeps all of the request in memory. Thread: the engine's.
     """
 
     __slots__ = ("_running", "_sequence")
+    _running: Callable[[int], Running | None]
+    _sequence: Sequence
 
     def __init__(
         self, sequence: Sequence, running: Callable[[int], Running | None]
@@ -39,8 +41,16 @@ class RequestView:
         Args:
             running: finds by request_id what a slot has of it.
         """
-        self._sequence = sequence
-        self._running = running
+        object.__setattr__(self, "_sequence", sequence)
+        object.__setattr__(self, "_running", running)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"{name} cannot be set: a policy keeps what it notes itself"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name} cannot be deleted: a view is for reading")
 
     def __repr__(self) -> str:
         names = (n for n, what in vars(RequestView).items() if type(what) is property)

@@ -3,7 +3,7 @@ Asks a policy, and goes on without it where it fails.
 
 Rule: nothing that a hook does or returns changes what the scheduler holds. A hook gets views
 that cannot be written to, its answers are checked, and whatever it raises is counted and
-reported, never passed on.
+reported. It is passed on only if the report raises: a user may interrupt a hook.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PolicyRunner:
     One policy at work.
 
     Args:
-        report: told of every fault.
+        report: told of every fault; what it raises is passed on.
     """
 
     def __init__(
@@ -185,10 +185,11 @@ class PolicyRunner:
         view = self._view_of(sequence)
         if hook in self._hooks:
             self._ask(hook, id, view, now)
+        request_id = sequence.request.request_id
         if hook in ("on_preempted", "on_finished"):
-            self._held.pop(view.request_id, None)
+            self._held.pop(request_id, None)
         if hook == "on_finished":
-            del self._views[view.request_id]
+            del self._views[request_id]
 
     # -- calls ---------------------------------------------------------------------
 
@@ -198,8 +199,6 @@ class PolicyRunner:
         """The checked answer of *hook*; None if that failed."""
         try:
             return check(getattr(self._policy, hook)(*arguments))
-        except KeyboardInterrupt:
-            raise  # it is the user's, not the policy's
         except BaseException as error:  # noqa: BLE001 - it is reported
             self._note_fault(hook, error)
             return None
@@ -207,6 +206,12 @@ class PolicyRunner:
     def _note_fault(self, hook: str, error: BaseException) -> None:
         self.n_faults += 1
         self._report(PolicyFault(self._policy.name, hook, error))
+
+
+def pass_on_interrupts(fault: PolicyFault) -> None:
+    """A report where the user's thread runs the hooks: Ctrl-C is no fault of the policy."""
+    if isinstance(fault.error, KeyboardInterrupt):
+        raise fault.error
 
 
 HOOKS = (

@@ -27,7 +27,11 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.slots import growth
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.policies.policy import SchedulingPolicy
-from pyllama_raw.core.policies.runner import PolicyFault, PolicyRunner
+from pyllama_raw.core.policies.runner import (
+    PolicyFault,
+    PolicyRunner,
+    pass_on_interrupts,
+)
 from pyllama_raw.core.policies.shipped import Fcfs
 from pyllama_raw.core.request import Event, FinishReason, Request
 from pyllama_raw.core.scheduling.budget import StepBudget
@@ -71,7 +75,7 @@ class Scheduler:
         disk: Tier | None = None,
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
-        report: Callable[[PolicyFault], None] = lambda _: None,
+        report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
         """
         Args:
@@ -80,7 +84,7 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
-            report: told of what the policy does wrong.
+            report: told of what the policy does wrong; what it raises is passed on.
         """
         self._max_overtakes = max_overtakes
         self._for_priority = preempt == "priority"
@@ -281,8 +285,12 @@ class Scheduler:
             return
         head = roster.waiting.head
         wanted, urgency = growth(head), head.request.priority
-        running = slots.running.values()
-        lower = [each for each in running if each.request.priority > urgency]
+        lower = [
+            each
+            for each in slots.running.values()
+            if each.request.priority > urgency
+            and slots.limits.is_repeatable(each.sequence)
+        ]
         gain = sum(growth(each.sequence) for each in lower)
         if slots.n_unpromised + gain < wanted:
             return  # it would not fit all the same

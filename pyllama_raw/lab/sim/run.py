@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from pyllama_raw.core.policies.checks import PolicyAnswerError
-from pyllama_raw.core.policies.runner import PolicyFault
+from pyllama_raw.core.policies.runner import PolicyFault, pass_on_interrupts
 from pyllama_raw.core.request import Event, Finished, Request
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.policy_log import PolicyLog
@@ -133,6 +133,7 @@ def simulate(
 
 
 def _refuse(fault: PolicyFault) -> NoReturn:
+    pass_on_interrupts(fault)
     error = fault.error
     is_answer = isinstance(error, PolicyAnswerError)
     reason = str(error) if is_answer else f"raised {shown(error)}"
