@@ -15,10 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -77,25 +79,32 @@ def kill_one_round(arguments: argparse.Namespace, directory: Path, rng: Random) 
         writer.wait()
 
 
-def newest(directory: Path) -> int:
-    times = [path.stat().st_mtime_ns for path in directory.glob("*/")]
-    return max(times, default=0)
+def newest(directory: Path) -> set[Path]:
+    """Changes with each file that is begun."""
+    return set(directory.glob("*.plrstate"))
+
+
+def fingerprints(directory: Path) -> list[str]:
+    """Of the models that the index knows."""
+    with closing(sqlite3.connect(directory / "plrstates.sqlite")) as database:
+        rows = database.execute("SELECT DISTINCT fingerprint FROM states").fetchall()
+    return [name.decode() for (name,) in rows]
 
 
 def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
     """What a round has left: every file must be whole, or not be found."""
-    n_parts = len(list(directory.glob("*/*.plrpart")))
-    n_bytes = sum(path.stat().st_size for path in directory.glob("*/*"))
-    n_files = n_found = n_whole = 0
-    for folder in directory.glob("*/"):
-        names = list(folder.glob("*.plrstate"))
-        store = DiskStore(directory, folder.name, max_disk_bytes)
+    n_bytes = sum(path.stat().st_size for path in directory.iterdir())
+    n_begun = len(newest(directory))
+    n_found = n_whole = 0
+    for name in fingerprints(directory):
+        store = DiskStore(directory, name, max_disk_bytes)
         known = store.scan(SpanKeys())
-        n_files += len(names)
         n_found += len(known)
         n_whole += sum(store.read(state.payload) is not None for state in known)
+        store.close()
+    n_files = len(newest(directory))
     return {
-        "parts": n_parts,
+        "nobodys": n_begun - n_files,
         "files": n_files,
         "found": n_found,
         "whole": n_whole,
@@ -105,8 +114,8 @@ def look(directory: Path, max_disk_bytes: int) -> dict[str, int]:
 
 def check_output(model: str, directory: Path, max_disk_bytes: int) -> dict[str, int]:
     """Restore what is left, and compare with slots that computed the same prompts."""
-    (folder,) = directory.glob("*/")
-    known = DiskStore(directory, folder.name, max_disk_bytes).scan(SpanKeys())
+    (name,) = fingerprints(directory)
+    known = DiskStore(directory, name, max_disk_bytes).scan(SpanKeys())
     n_cached = n_wrong = 0
     for state in known[-5:]:
         tokens = state.tokens.tolist()

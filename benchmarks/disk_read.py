@@ -80,7 +80,7 @@ async def write(options: Namespace, directory: Path, prompt: list[int]) -> int:
 
 def size_of(directory: Path) -> int:
     """Bytes of the largest state in *directory*."""
-    return max(path.stat().st_size for path in directory.glob("*/*.plrstate"))
+    return max(path.stat().st_size for path in directory.glob("*.plrstate"))
 
 
 async def read(

@@ -19,7 +19,6 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.describer import describer
-from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
@@ -32,7 +31,7 @@ from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.sizes import tell_changes
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import HEADER_BYTES
+from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
@@ -48,6 +47,7 @@ from pyllama_raw.options.config import (
 from pyllama_raw.policy import make_policy
 
 if TYPE_CHECKING:
+    from pyllama_raw.engine.disk_store import DiskStore
     from pyllama_raw.engine.media_desk import MediaDesk
 
 MAX_SEQS = 256  # llama.cpp: LLAMA_MAX_SEQ
@@ -269,7 +269,9 @@ def open_store(
         ConfigError: the directory cannot be used.
     """
     cache = config.cache
-    if cache.mode == "off" or cache.directory is None or not cache.max_disk_bytes:
+    if cache.mode == "off" or cache.directory is None:
+        return None
+    if cache.max_disk_bytes <= INDEX_BYTES:
         return None
     name = None
     if files and model_files(Path(model.path)) == files:
@@ -284,6 +286,8 @@ def open_store(
             stacklevel=2,
         )
         return None
+    from pyllama_raw.engine.disk_store import DiskStore  # and SQLite
+
     return DiskStore(Path(cache.directory), name, cache.max_disk_bytes)
 
 
@@ -297,7 +301,7 @@ def make_disk_tier(
     def bound(n_tokens: int) -> int:
         n_parts = n_parts_of(n_tokens) if kind is SnapshotKind.RANGE else 1
         n_more = head_bytes(n_parts) + (n_parts - 1) * cost.base_bytes
-        return HEADER_BYTES + n_more + cost.bound(n_tokens)
+        return ENTRY_BYTES + n_more + cost.bound(n_tokens)
 
     return Tier(CacheTier.DISK, cache, bound, store.scan(keys))
 

@@ -1,74 +1,63 @@
 """
-States of slots in a directory: written whole or not at all, verified before use.
+States of slots in a directory: found when they are complete, verified before use.
 
 Rules:
-1. A file gets its name by a rename, when it is complete and synced. Names are unique and
-   contents never change, so readers need no lock: a file that is gone, cut off or changed
-   is a miss.
-2. Who writes holds the lock of the directory; a process that is killed lets go of it. So
-   the files of all processes and models, the one being written included, are never more
-   than max_bytes, and a partial file that the holder finds is nobody's.
+1. A file is written, synced, and then gets its row in the index. Names are unique and contents
+   never change, so readers need no lock: a file that is gone, cut off or changed is a miss.
+2. Who writes holds the lock of the index. So the files of all processes and models, the one
+   being written included, are never more than max_bytes, and a file without a row that the
+   holder finds is nobody's: whoever began it was killed.
 3. What was not used for longest is deleted first; a read counts as a use.
-4. What is not ours (own_files.py) is a miss and stays as it is. No call raises for
-   what lies in the directory, and none waits without an end.
+4. No call waits without an end, and none but the first raises for what is in the directory.
 
-    DIR/.plrlock
-    DIR/<fingerprint>/<unique>.plrstate
-    DIR/<fingerprint>/<unique>.plrpart
+    DIR/plrstates.sqlite
+    DIR/<unique>.plrstate
 """
 
 from __future__ import annotations
 
-import os
-import time
+import json
+import sqlite3
 import uuid
-import warnings
+from array import array
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 from pyllama_raw.core.memory.tier import KnownState
 from pyllama_raw.core.namespace import Adapted
-from pyllama_raw.engine.directory_lock import WAIT_S, DirectoryLock
-from pyllama_raw.engine.own_files import (
-    PART,
-    STATE,
-    OwnFile,
-    create_own,
-    delete_own,
-    make_folder,
-    open_own,
-    own_files,
-    own_files_below,
-)
+from pyllama_raw.engine import state_index as sql
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.span_records import from_file
 from pyllama_raw.engine.state_file import (
-    TOKEN_BYTES,
+    ENTRY_BYTES,
+    INDEX_BYTES,
     BadFile,
     Rest,
     State,
     StoredFile,
     digest_of,
-    make_header,
+    make_key,
+    namespace_of,
     no_rest,
-    read_header,
     read_state,
     read_tokens,
-    slices,
+    write_file,
 )
-from pyllama_raw.errors import ConfigError
 
-MAX_REST_S = WAIT_S / 4  # in which others wait for the lock
+MAX_LATER = 2**14
+NAMES = "[0-9a-f]" * 32 + ".plrstate"
 
 
 class DiskStore:
     """
     Files of one fingerprint, in a directory that others may use, too.
 
-    Warns if files there can only be read: what is in them is used, nothing is written.
+    Thread:
+        One at a time, but for read() and delete(), which do not wait for the lock.
 
     Raises:
-        ConfigError: the directory is not there and cannot be made.
+        ConfigError: the directory cannot be used.
     """
 
     def __init__(
@@ -76,35 +65,29 @@ class DiskStore:
         directory: Path,
         fingerprint: str,
         max_bytes: int,
-        lock_wait_s: float = WAIT_S,
+        wait_s: float = sql.WAIT_S,
     ) -> None:
-        self.max_bytes = max_bytes
-        self._root = _made(directory)
+        self.max_bytes = max(max_bytes - INDEX_BYTES, 0)
+        self._index = sql.open_index(directory, wait_s)
+        self._root = self._index.path.parent
         self._fingerprint = fingerprint
-        self._folder = self._root / fingerprint
-        self._lock = DirectoryLock(self._root / ".plrlock", lock_wait_s)
-        try:
-            make_folder(self._folder)
-            with self._lock.held_if_free() as is_held:
-                if is_held:  # else whoever writes makes room
-                    self._make_room(0)
-        except OSError as error:
-            warnings.warn(
-                f"CacheConfig.directory={str(directory)!r} keeps nothing new, files there "
-                f"are only read: {error}: give a directory that only you write to",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        # Changes that wait for the lock; one that is forgotten costs room until it is evicted.
+        self._later = deque[tuple[str, bytes]](maxlen=MAX_LATER)
+        with suppress(sqlite3.Error), self._index.held(waits=False) as index:
+            self._make_room(index, 0)  # else whoever writes makes room
 
     def scan(self, keys: SpanKeys) -> list[KnownState]:
         """
-        Complete files of this fingerprint, the latest used last; bad ones go.
+        Files of this fingerprint, the latest used last; bad ones go.
 
         Args:
             keys: give the numbers that stand for rows of spans.
         """
-        files = [f for f in own_files(self._folder) if f.path.suffix == STATE]
-        looked_at = [self._look_at(file.path, keys) for file in sorted(files)]
+        try:
+            rows = self._index.rows(self._fingerprint)
+        except sqlite3.Error:
+            return []
+        looked_at = [self._look_at(row, keys) for row in rows]
         return [known for known in looked_at if known is not None]
 
     def write(
@@ -120,16 +103,24 @@ class DiskStore:
         Args:
             rest: see slices().
         """
-        try:
-            header = make_header(self._fingerprint, namespace, tokens, state, rest)
-            block = header.block()
-            with self._lock.held():
-                if not self._make_room(header.file_bytes):
-                    return None
-                path = self._put(block, tokens, state, rest)
-        except (OSError, BadFile):
+        said = json.dumps(namespace).encode()
+        if len(said) > sql.MAX_NAMESPACE_BYTES:
             return None
-        return StoredFile(path, header.file_bytes, digest_of(block))
+        name, n_bytes = uuid.uuid4().bytes, len(tokens) + state.nbytes
+        key = make_key(self._fingerprint, namespace, tokens)
+        digest = digest_of(key, state, rest)
+        path = self._path_of(name)
+        row = (name, self._fingerprint.encode(), said, len(tokens), n_bytes, digest)
+        try:
+            with self._index.held() as index:
+                if not self._make_room(index, n_bytes + ENTRY_BYTES):
+                    return None
+                write_file(path, tokens, state, rest)
+                index.execute(sql.ADD, row)
+        except (OSError, sqlite3.Error):
+            _delete(path)
+            return None
+        return StoredFile(path, len(tokens), n_bytes, key, digest)
 
     def read(self, file: StoredFile, rest: Rest = no_rest) -> State | None:
         """
@@ -139,101 +130,79 @@ class DiskStore:
             rest: see slices().
         """
         try:
-            return _verified(file, self._fingerprint, rest)
+            state = read_state(file, rest)
         except BadFile:
-            delete_own(file.path)
+            self.delete(file)
         except OSError:
-            pass  # gone, not ours, or not to be read now
+            pass  # gone, or not to be read now
+        else:
+            self._later.append((sql.USE, bytes.fromhex(file.path.stem)))
+            return state
         return None
 
     def delete(self, file: StoredFile) -> None:
         """Remove *file*, if it is still there."""
-        delete_own(file.path)
+        self._forget(bytes.fromhex(file.path.stem))
 
-    def _look_at(self, path: Path, keys: SpanKeys) -> KnownState | None:
-        """What a later read() of the file at *path* can give."""
+    def close(self) -> None:
+        """Note what was read and deleted."""
+        if self._later:
+            with suppress(sqlite3.Error), self._index.held() as index:
+                self._note(index)
+
+    def _path_of(self, name: bytes) -> Path:
+        return self._root / f"{name.hex()}.plrstate"
+
+    def _forget(self, name: bytes) -> None:
+        _delete(self._path_of(name))
+        self._later.append((sql.REMOVE, name))
+
+    def _look_at(self, row: sql.Found, keys: SpanKeys) -> KnownState | None:
+        """What a later read() of the file of *row* can give."""
+        name, said, state_at, n_bytes, digest = row
+        path = self._path_of(name)
         try:
-            with os.fdopen(open_own(path), "rb") as stream:
-                header, digest = read_header(stream, self._fingerprint)
-                tokens = from_file(read_tokens(stream, header), keys)
-        except BadFile:
-            delete_own(path)
+            data = read_tokens(path, state_at, n_bytes)
+            tokens, namespace = from_file(array("i", data), keys), namespace_of(said)
+        except (BadFile, FileNotFoundError, ValueError, RecursionError):
+            self._forget(name)
             return None
         except OSError:
             return None
-        file = StoredFile(path, header.file_bytes, digest)
-        n_bytes = header.file_bytes - TOKEN_BYTES * header.n_tokens
-        return KnownState(header.namespace, tokens, file, n_bytes)
+        key = make_key(self._fingerprint, namespace, data)
+        file = StoredFile(path, state_at, n_bytes, key, digest)
+        return KnownState(namespace, tokens, file, file.counted_bytes - len(data))
 
-    def _put(self, block: bytes, tokens: bytes, state: State, rest: Rest) -> Path:
-        """Caller holds the lock, so the time to rest is limited."""
-        until = time.monotonic() + MAX_REST_S
-
-        def rest_a_while(worked_s: float) -> None:
-            if time.monotonic() < until:
-                rest(worked_s)
-
-        make_folder(self._folder)
-        part = self._folder / f"{uuid.uuid4().hex}{PART}"
-        path = part.with_suffix(STATE)
-        try:
-            with os.fdopen(create_own(part), "wb") as stream:
-                stream.write(block)
-                stream.write(tokens)
-                for data in slices(state, rest_a_while):
-                    stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.rename(path)
-        except OSError:
-            delete_own(part)
-            raise
-        return path
-
-    def _make_room(self, n_bytes: int) -> bool:
+    def _make_room(self, index: sqlite3.Connection, n_bytes: int) -> bool:
         """
-        Delete parts, and states until *n_bytes* more are within the limit; False if there
-        is no room all the same.
-
-        Caller holds the lock.
+        Delete what is nobody's, and states until *n_bytes* more are within the limit; False
+        if there is no room all the same.
         """
-        files = own_files_below(self._root)
-        n_used = sum(file.n_bytes for file in files)
-        n_used -= _deleted([file for file in files if file.path.suffix == PART])
-        if n_bytes > self.max_bytes:
+        self._note(index)
+        sizes: dict[bytes, int] = dict(index.execute(sql.SIZES).fetchall())
+        known = {self._path_of(name) for name in sizes}
+        nobodys = [path for path in self._root.glob(NAMES) if path not in known]
+        if not all(_delete(path) for path in nobodys) or n_bytes > self.max_bytes:
             return False
-        for file in sorted(file for file in files if file.path.suffix == STATE):
+        n_used = sum(sizes.values()) + len(sizes) * ENTRY_BYTES
+        for name, size in sizes.items():
             if n_used + n_bytes <= self.max_bytes:
                 break
-            n_used -= _deleted([file])
+            if _delete(self._path_of(name)):
+                index.execute(sql.REMOVE, (name,))
+                n_used -= size + ENTRY_BYTES
         return n_used + n_bytes <= self.max_bytes
 
+    def _note(self, index: sqlite3.Connection) -> None:
+        while self._later:
+            change, name = self._later.popleft()
+            index.execute(change, (name,))
 
-def _made(directory: Path) -> Path:
+
+def _delete(path: Path) -> bool:
+    """Delete the file at *path*; True if there is nothing any more."""
     try:
-        root = directory.expanduser().absolute()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"CacheConfig.directory={str(directory)!r} is no directory and cannot be "
-            f"made one: {error}: give a directory that you may write to"
-        ) from error
-    return root
-
-
-def _deleted(files: list[OwnFile]) -> int:
-    """Bytes of those of *files* that are gone now."""
-    return sum(file.n_bytes for file in files if delete_own(file.path))
-
-
-def _verified(file: StoredFile, fingerprint: str, rest: Rest) -> State:
-    with os.fdopen(open_own(file.path), "rb") as stream:
-        header, digest = read_header(stream, fingerprint)
-        if digest != file.digest:
-            raise BadFile("another file")
-        read_tokens(stream, header)
-        state = read_state(stream, header, rest)
-        with suppress(OSError):  # a directory that can only be read has no order of use
-            os.utime(stream.fileno())
-    return state
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from queue import Queue
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.core.step import Fetched, Saved, Written
-from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.state_file import State, StoredFile
 from pyllama_raw.engine.state_parts import FileState
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.disk_store import DiskStore
 
 Report = Callable[[Written | Fetched], None]
 
@@ -124,8 +127,9 @@ class DiskWriter:
     def close(self) -> None:
         """Write what is left and end the threads."""
         self.others_compute = False
-        self._writes.close()
         self._reads.close()
+        self._writes.close()
+        self._store.close()
 
     def _write(
         self,
@@ -139,7 +143,7 @@ class DiskWriter:
         try:
             file = self._store.write(namespace, tokens, state, self._rest)
             if file is not None:
-                saved = Saved(file, file.n_bytes - len(tokens))
+                saved = Saved(file, file.counted_bytes - len(tokens))
         finally:
             del state  # before its room is given back
             self.report(Written(save_id, saved))

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from pyllama_raw.engine.model_files import ModelFile
-from pyllama_raw.engine.state_file import MAGIC
+from pyllama_raw.engine.state_file import LAYOUT
 from pyllama_raw.native.kernels import table
 from pyllama_raw.native.libllama import llama_version, system_info
 
@@ -51,7 +51,7 @@ def fingerprint(
     n_blocks = max(N_BLOCKS // len(files), MIN_BLOCKS)
     used = {k: v for k, v in context_fields.items() if k not in WITHOUT_EFFECT}
     facts = [
-        [MAGIC.decode(), llama_version(), sys.byteorder, system_info(), table()],
+        [LAYOUT, llama_version(), sys.byteorder, system_info(), table()],
         [[*f, _sample(f, n, n_blocks)] for f, n in zip(files, heads, strict=True)],
         dict(model_fields),
         used,

@@ -37,7 +37,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.span_records import to_file
-from pyllama_raw.engine.state_file import HEADER_BYTES, State, StoredFile
+from pyllama_raw.engine.state_file import ENTRY_BYTES, State, StoredFile
 from pyllama_raw.engine.state_parts import (
     PART_TOKENS,
     FileState,
@@ -157,7 +157,7 @@ class SlotOperations:
         started = time.perf_counter_ns()
         context, scratch = self._context, self._scratch
         if save.tier is CacheTier.DISK:
-            max_bytes = save.max_bytes - HEADER_BYTES
+            max_bytes = save.max_bytes - ENTRY_BYTES
             if self._kind is SnapshotKind.RANGE:
                 state = self._saved_parts(slot, save.stop, max_bytes)
             else:

@@ -1,13 +1,8 @@
 """
-The bytes of a file that holds the state of one slot.
+The bytes of a file that holds the state of one slot: the token ids as C ints, the state.
 
-A block of HEADER_BYTES, the token ids as C ints, the state. The block is MAGIC, the
-digest of its rest, and JSON with the sizes and digests of what follows: so the digest of
-the block stands for the whole file, and no byte can change unseen. Byte order is that of
-the machine, and part of the fingerprint.
-
-Anybody can make a digest that fits. So what the block says is checked as well, before
-memory is taken for it: the file has exactly the size that follows from it.
+What the state is of, its key, and a digest of both stand in the index. The key is made of
+the tokens that were found, so a state is only ever given for what it was written for.
 """
 
 from __future__ import annotations
@@ -17,21 +12,20 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
-from io import BufferedReader
+from io import FileIO
 from pathlib import Path
 
 from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.native.arrays import new_bytes
 
-HEADER_BYTES = 4096
+LAYOUT = 0x504C5203  # "PLR"; the last byte is the version of files and index
+ENTRY_BYTES = 4096  # a file counts as so many more, for its row in the index
+INDEX_BYTES = 2**16  # of an index of few rows, and of its journal
 TOKEN_BYTES = array("i").itemsize
-MAX_TOKENS = 2**24  # more than the context of any model
-MAGIC = b"PLRSTAT2"  # the last character is the version of this layout
-BODY_AT = len(MAGIC) + sha256().digest_size
-
 SLICE_BYTES = 2**18
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 State = memoryview
 Rest = Callable[[float], None]
@@ -59,146 +53,99 @@ class BadFile(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """What the block says."""
-
-    fingerprint: str  # of the model file and the context
-    namespace: str | Adapted | None
-    n_tokens: int
-    state_bytes: int
-    tokens_digest: str
-    state_digest: str
-
-    @property
-    def file_bytes(self) -> int:
-        return HEADER_BYTES + TOKEN_BYTES * self.n_tokens + self.state_bytes
-
-    def block(self) -> bytes:
-        """Raises BadFile if it does not fit, as with a very long namespace."""
-        body = json.dumps(asdict(self)).encode().ljust(HEADER_BYTES - BODY_AT)
-        if len(body) > HEADER_BYTES - BODY_AT:
-            raise BadFile(f"a header of {len(body)} bytes")
-        return MAGIC + sha256(body).digest() + body
-
-
-# What JSON may hold for each field; a boolean is no int here.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "fingerprint": (str,),
-    "namespace": (str, list, type(None)),
-    "n_tokens": (int,),
-    "state_bytes": (int,),
-    "tokens_digest": (str,),
-    "state_digest": (str,),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A complete file, as it was when it was written or indexed."""
+    """A complete file, as it was when it was written or found."""
 
     path: Path
+    state_at: int  # behind the tokens
     n_bytes: int
-    digest: bytes  # of its header block
+    key: bytes
+    digest: bytes  # of key and state
+
+    @property
+    def counted_bytes(self) -> int:
+        """What it takes of the limit."""
+        return self.n_bytes + ENTRY_BYTES
 
 
-def make_header(
-    fingerprint: str,
-    namespace: str | Adapted | None,
-    tokens: bytes,
-    state: State,
-    rest: Rest,
-) -> Header:
-    """Computes the digest of *state*, about a second for 1.5 GB without *rest*."""
-    digest = sha256()
-    for part in slices(state, rest):
-        digest.update(part)
-    return Header(
-        fingerprint,
-        namespace,
-        len(tokens) // TOKEN_BYTES,
-        state.nbytes,
-        sha256(tokens).hexdigest(),
-        digest.hexdigest(),
-    )
+def make_key(fingerprint: str, namespace: str | Adapted | None, tokens: bytes) -> bytes:
+    """What a state is of."""
+    facts = [fingerprint, namespace, sha256(tokens).hexdigest()]
+    return json.dumps(facts).encode()
 
 
-def digest_of(block: bytes) -> bytes:
-    """What stands for the file that begins with *block*."""
-    return block[len(MAGIC) : BODY_AT]
-
-
-def read_header(stream: BufferedReader, fingerprint: str) -> tuple[Header, bytes]:
-    """
-    The header and its digest; *stream* is at the tokens then.
-
-    Raises:
-        BadFile: it is damaged or forged, or belongs to another *fingerprint* or a file
-            of another size.
-    """
-    block = stream.read(HEADER_BYTES)
-    digest, body = digest_of(block), block[BODY_AT:]
-    if not block.startswith(MAGIC) or sha256(body).digest() != digest:
-        raise BadFile("a damaged header")
-    header = _parsed(body)
-    if header.fingerprint != fingerprint:
-        raise BadFile("of another context")
-    if header.file_bytes != os.fstat(stream.fileno()).st_size:
-        raise BadFile("a wrong size")
-    return header, digest
-
-
-def _parsed(body: bytes) -> Header:
-    try:
-        facts = json.loads(body)
-    except (ValueError, RecursionError) as error:  # RecursionError: [[[[...
-        raise BadFile("a header that is no JSON") from error
-    if not isinstance(facts, dict) or facts.keys() != _TYPES.keys():
-        raise BadFile("a header of other fields")
-    if not all(type(facts[name]) in types for name, types in _TYPES.items()):
-        raise BadFile("a header of other types")
-    header = Header(**facts | {"namespace": _namespace(facts["namespace"])})
-    if not 1 <= header.n_tokens <= MAX_TOKENS or header.state_bytes < 0:
-        raise BadFile("a header of other numbers")
-    return header
-
-
-def _namespace(value: str | list[object] | None) -> str | Adapted | None:
-    """JSON has no tuples."""
-    match value:
+def namespace_of(said: bytes) -> str | Adapted | None:
+    """What json.dumps() made *said* of; JSON has no tuples. Raises ValueError."""
+    match json.loads(said):
         case [str(digest), None | str() as salt]:
             return Adapted(digest, salt)
-        case list():
-            raise BadFile("a header of other types")
-    return value
+        case None | str() as salt:
+            return salt
+    raise ValueError("no namespace")
 
 
-def read_tokens(stream: BufferedReader, header: Header) -> array[int]:
-    """
-    The token ids; *stream* is at the state then.
-
-    Raises:
-        BadFile: they are damaged.
-    """
-    data = stream.read(TOKEN_BYTES * header.n_tokens)
-    if sha256(data).hexdigest() != header.tokens_digest:
-        raise BadFile("damaged tokens")
-    return array("i", data)
-
-
-def read_state(stream: BufferedReader, header: Header, rest: Rest) -> State:
-    """
-    What follows the tokens, to the end of the file.
-
-    Raises:
-        BadFile: it is damaged.
-    """
-    state, digest = new_bytes(header.state_bytes), sha256()
+def digest_of(key: bytes, state: State, rest: Rest) -> bytes:
+    """Takes about a second for 1.5 GB without *rest*."""
+    digest = sha256(key)
     for part in slices(state, rest):
-        if stream.readinto(part) != len(part):
-            raise BadFile("a wrong size")
         digest.update(part)
-    if stream.read(1):
-        raise BadFile("a wrong size")
-    if digest.hexdigest() != header.state_digest:
+    return digest.digest()
+
+
+def write_file(path: Path, tokens: bytes, state: State, rest: Rest) -> None:
+    """
+    Write a new file that only its owner may read, and sync it.
+
+    Raises:
+        OSError: no file is left.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
+            stream.write(tokens)
+            for data in slices(state, rest):
+                stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def read_tokens(path: Path, n_bytes: int, file_bytes: int) -> bytes:
+    """
+    The first *n_bytes* of a file of *file_bytes*.
+
+    Raises:
+        BadFile: it has another size.
+    """
+    with _opened(path, file_bytes) as stream:
+        return stream.read(n_bytes)
+
+
+def read_state(file: StoredFile, rest: Rest) -> State:
+    """
+    What follows the tokens, to the end of *file*.
+
+    Raises:
+        BadFile: it is not what was written.
+    """
+    with _opened(file.path, file.n_bytes) as stream:
+        stream.seek(file.state_at)
+        state, digest = new_bytes(file.n_bytes - file.state_at), sha256(file.key)
+        for part in slices(state, rest):
+            if stream.readinto(part) != len(part):
+                raise BadFile("a wrong size")
+            digest.update(part)
+    if digest.digest() != file.digest:
         raise BadFile("a damaged state")
     return state
+
+
+def _opened(path: Path, n_bytes: int) -> FileIO:
+    """The file at *path*; a pipe is not waited for, and no link is followed."""
+    stream = FileIO(os.open(path, os.O_RDONLY | _SAFELY))
+    if os.fstat(stream.fileno()).st_size != n_bytes:
+        stream.close()
+        raise BadFile("a wrong size")
+    return stream

@@ -191,7 +191,7 @@ class CacheConfig(Frozen):
     with a `cache_salt` shares with those of an equal one only; `scope="salt"` has a
     request without one share with nobody, and leaves no file of it.
 
-    Only files of the process's user are read from `directory`, written and deleted there.
+    Whoever may write to `directory` is trusted, so give one that only you write to.
     """
 
     mode: Literal["off", "live", "snapshots"] = "snapshots"

@@ -1,7 +1,8 @@
-"""Files of states: complete, verified, within their limit, whoever else writes there."""
+"""States in a directory: complete, verified, within their limit, whoever else writes there."""
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from array import array
@@ -12,10 +13,10 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from pyllama_raw.core.namespace import Adapted
 from pyllama_raw.engine.disk_store import DiskStore
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.engine.state_file import HEADER_BYTES, StoredFile
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES, StoredFile
 
 ROOT = Path(__file__).parents[2]
 MANY = 10**9
@@ -37,30 +38,41 @@ def put(
     return file
 
 
-def age(file: StoredFile, seconds: int) -> None:
-    """As if *file* had last been used that long before now."""
-    used = file.path.stat().st_mtime_ns - seconds * 10**9
-    os.utime(file.path, ns=(used, used))
+def found(store: DiskStore) -> list[bytes]:
+    """Tokens of what is there, the latest used last."""
+    return [known.tokens.tobytes() for known in store.scan(SpanKeys())]
+
+
+def states_in(directory: Path) -> list[Path]:
+    return list(directory.glob("*.plrstate"))
 
 
 def n_used(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*/*"))
+    """Bytes of all files, those of SQLite included."""
+    return sum(path.stat().st_size for path in directory.iterdir())
 
 
-def test_what_is_written_is_found_and_read(tmp_path):
+def room_for(file: StoredFile, n_files: int) -> int:
+    """The limit that so many files like *file* fill to the byte."""
+    return INDEX_BYTES + n_files * file.counted_bytes
+
+
+@pytest.mark.parametrize("namespace", [None, "tenant ü", Adapted("ab", None)])
+def test_what_is_written_is_found_and_read(tmp_path, namespace):
     """
     A new process finds namespace, tokens and state as they were; sizes add up.
     """
     store = DiskStore(tmp_path, "model", MANY)
-    file = put(store, 7, namespace="tenant ü")
+    file = put(store, 7, namespace=namespace)
 
     again = DiskStore(tmp_path, "model", MANY)
     (known,) = again.scan(SpanKeys())
 
-    assert known.namespace == "tenant ü"
+    assert known.namespace == namespace
     assert known.tokens.tobytes() == tokens_of(7)
     assert known.payload == file
-    assert known.n_bytes + len(tokens_of(7)) == file.n_bytes == n_used(tmp_path)
+    assert known.n_bytes + len(tokens_of(7)) == file.n_bytes + ENTRY_BYTES
+    assert file.n_bytes == file.path.stat().st_size
     assert np.array_equal(again.read(file), state_of(7))
 
 
@@ -70,12 +82,12 @@ def test_files_come_in_the_order_of_use(tmp_path):
     """
     store = DiskStore(tmp_path, "model", MANY)
     files = [put(store, seed) for seed in range(3)]
-    for file in files:
-        age(file, 100)
 
     store.read(files[0])
+    store.close()
 
-    assert [known.payload for known in store.scan(SpanKeys())][-1] == files[0]
+    again = DiskStore(tmp_path, "model", MANY)
+    assert found(again) == [tokens_of(1), tokens_of(2), tokens_of(0)]
 
 
 def test_every_changed_byte_is_noticed(tmp_path):
@@ -84,28 +96,15 @@ def test_every_changed_byte_is_noticed(tmp_path):
     """
     rng = Random(1)  # noqa: S311
     store = DiskStore(tmp_path, "model", MANY)
-    n_bytes = put(store, 0).n_bytes
-    places = [0, 8, 39, 40, HEADER_BYTES - 1, HEADER_BYTES, n_bytes - 1]
 
-    for place in [*places, *rng.sample(range(n_bytes), 40)]:
-        file = put(store, 1)
-        flip(file.path, place)
-        assert store.read(file) is None
-        assert not file.path.exists()
-
-
-def test_damaged_heads_are_not_indexed(tmp_path):
-    """
-    A flipped bit in header or tokens removes the file when the next process starts.
-    """
-    store = DiskStore(tmp_path, "model", MANY)
-    rest = HEADER_BYTES + len(tokens_of(0))
-
-    for place in Random(2).sample(range(rest), 30):  # noqa: S311
-        file = put(store, 1)
-        flip(file.path, place)
-        assert store.scan(SpanKeys()) == []
-        assert not file.path.exists()
+    for _ in range(40):
+        put(store, 1)
+        ((path,), again) = states_in(tmp_path), DiskStore(tmp_path, "model", MANY)
+        flip(path, rng.randrange(path.stat().st_size))
+        states = [again.read(known.payload) for known in again.scan(SpanKeys())]
+        again.close()
+        assert states in ([None], [])
+        assert states_in(tmp_path) == found(store) == []
 
 
 @pytest.mark.parametrize("change", [-1, 1, -500, -(10**6)])
@@ -114,10 +113,10 @@ def test_other_sizes_are_noticed(tmp_path, change):
     A file that was cut off, or has more bytes, is a miss for both ways to look at it.
     """
     store = DiskStore(tmp_path, "model", MANY)
-    for use in (lambda: store.scan(SpanKeys()), None):
+    for use in (found, None):
         file = put(store, 3)
         os.truncate(file.path, max(file.n_bytes + change, 0))
-        assert (store.read(file) if use is None else use()) in (None, [])
+        assert (store.read(file) if use is None else use(store)) in (None, [])
         assert not file.path.exists()
 
 
@@ -133,17 +132,39 @@ def test_another_file_under_the_same_name_is_a_miss(tmp_path):
     assert store.read(one) is None
 
 
+def test_a_state_is_not_given_for_what_it_was_not_written_for(tmp_path):
+    """
+    A row that says another model, salt or number of tokens than was written is a miss.
+    """
+    changes = [
+        "fingerprint = x'61'",
+        "namespace = x'223122'",
+        "state_at = state_at + 4",
+    ]
+    for number, change in enumerate(changes):
+        root = tmp_path / str(number)
+        put(DiskStore(root, "model", MANY), 1, namespace="0")
+        with sqlite3.connect(root / "plrstates.sqlite") as database:
+            database.execute(f"UPDATE states SET {change}")  # noqa: S608
+        database.close()
+
+        store = DiskStore(root, "a" if number == 0 else "model", MANY)
+        (known,) = store.scan(SpanKeys())
+
+        assert store.read(known.payload) is None
+
+
 def test_files_of_other_fingerprints_are_not_found(tmp_path):
     """
-    Another model's files stay where they are; one in the wrong folder is removed.
+    Another model's files stay where they are.
     """
     other = DiskStore(tmp_path, "other", MANY)
-    kept, moved = put(other, 1), put(other, 2)
+    kept = put(other, 1)
     store = DiskStore(tmp_path, "model", MANY)
-    moved.path.rename(tmp_path / "model" / moved.path.name)
+    put(store, 2)
 
-    assert store.scan(SpanKeys()) == []
-    assert [path.name for path in tmp_path.glob("*/*")] == [kept.path.name]
+    assert found(store) == [tokens_of(2)]
+    assert np.array_equal(other.read(kept), state_of(1))
 
 
 def test_a_file_that_vanished_is_a_miss(tmp_path):
@@ -151,45 +172,46 @@ def test_a_file_that_vanished_is_a_miss(tmp_path):
     Another process may delete a file at any time; so may its own.
     """
     store = DiskStore(tmp_path, "model", MANY)
-    file = put(store, 1)
+    deleted, vanished = put(store, 1), put(store, 2)
 
-    store.delete(file)
-    store.delete(file)
+    store.delete(deleted)
+    store.delete(deleted)
+    vanished.path.unlink()
 
-    assert store.read(file) is None
+    assert (store.read(deleted), store.read(vanished), found(store)) == (None, None, [])
 
 
 def test_the_limit_is_for_all_files_of_all_models(tmp_path):
     """
     What was not used for longest goes first, and the limit is met to the byte.
     """
-    size = put(DiskStore(tmp_path, "other", MANY), 0).n_bytes
-    store = DiskStore(tmp_path, "model", 3 * size)
+    foreign = put(DiskStore(tmp_path, "other", MANY), 0)
+    limit = room_for(foreign, 3)
+    store = DiskStore(tmp_path, "model", limit)
     files = [put(store, seed) for seed in (1, 2)]
-    for file, seconds in zip(files, (50, 100), strict=True):
-        age(file, seconds)
-    foreign = next((tmp_path / "other").iterdir())
-    os.utime(foreign, (1, 1))
 
+    store.read(files[0])
     put(store, 3)
-    assert not foreign.exists()
-    assert n_used(tmp_path) == store.max_bytes
+    assert not foreign.path.exists()
+    assert [file.path.exists() for file in files] == [True, True]
 
     put(store, 4)
     assert [file.path.exists() for file in files] == [True, False]
-    assert n_used(tmp_path) == store.max_bytes
+    assert n_used(tmp_path) <= limit
 
 
 def test_a_lower_limit_holds_from_the_start(tmp_path):
     """
-    Opening a directory that is too full deletes until it is not.
+    Opening a directory that is too full deletes until it is not, and the index shrinks.
     """
     store = DiskStore(tmp_path, "model", MANY)
-    size = [put(store, seed).n_bytes for seed in range(5)][-1]
+    file = [put(store, seed) for seed in range(50)][-1]
 
-    DiskStore(tmp_path, "model", 2 * size + 1)
+    limit = room_for(file, 2) + 1
+    DiskStore(tmp_path, "model", limit)
 
-    assert n_used(tmp_path) == 2 * size
+    assert len(states_in(tmp_path)) == 2
+    assert n_used(tmp_path) <= limit
 
 
 def test_what_cannot_fit_deletes_nothing(tmp_path):
@@ -198,20 +220,22 @@ def test_what_cannot_fit_deletes_nothing(tmp_path):
     """
     store = DiskStore(tmp_path, "model", MANY)
     file = put(store, 1)
-    small = DiskStore(tmp_path, "model", file.n_bytes)
+    small = DiskStore(tmp_path, "model", room_for(file, 1))
 
     assert small.write(None, tokens_of(2), state_of(2, 1001)) is None
     assert file.path.exists()
 
 
-def test_a_namespace_too_long_for_the_header_is_not_written(tmp_path):
+@pytest.mark.parametrize(("n_chars", "n_found"), [(1024, 1), (3000, 0)])
+def test_a_namespace_too_long_for_the_index_is_not_written(tmp_path, n_chars, n_found):
     """
-    The header has one size; what does not fit is a miss, not an error.
+    A row has one size at most; the longest salt of ASCII fits.
     """
     store = DiskStore(tmp_path, "model", MANY)
 
-    assert store.write("x" * HEADER_BYTES, tokens_of(1), state_of(1)) is None
-    assert n_used(tmp_path) == 0
+    store.write("x" * n_chars, tokens_of(1), state_of(1))
+
+    assert len(states_in(tmp_path)) == n_found
 
 
 def test_a_disk_that_refuses_is_a_miss(tmp_path, monkeypatch):
@@ -226,35 +250,28 @@ def test_a_disk_that_refuses_is_a_miss(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
 
     assert store.write(None, tokens_of(1), state_of(1)) is None
-    assert n_used(tmp_path) == 0
-
-
-def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
-    """
-    A file where the directory should be is a mistake of the caller, named as such.
-    """
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(ConfigError, match="directory"):
-        DiskStore(tmp_path / "file", "model", MANY)
+    assert states_in(tmp_path) == []
 
 
 def test_only_the_owner_can_read(tmp_path):
     """
-    Files hold prompts: nobody else may look at them.
+    Files hold prompts and salts: nobody else may look at them, whatever the umask is.
     """
-    file = put(DiskStore(tmp_path / "new", "model", MANY), 1)
+    before = os.umask(0)
+    try:
+        file = put(DiskStore(tmp_path / "new", "model", MANY), 1)
+    finally:
+        os.umask(before)
 
-    modes = [path.stat().st_mode & 0o077 for path in (file.path, file.path.parent)]
-    assert modes == [0, 0]
+    paths = [*file.path.parent.iterdir(), file.path.parent]
+    assert [path.stat().st_mode & 0o077 for path in paths] == [0, 0, 0]
 
 
 def test_writers_at_once_stay_within_the_limit(tmp_path):
     """
     Several stores on one directory: at no write is more there than the limit allows.
     """
-    size = put(DiskStore(tmp_path, "model0", MANY), 0).n_bytes
-    limit = 4 * size
+    limit = room_for(put(DiskStore(tmp_path, "model0", MANY), 0), 4)
     seen = []
 
     def work(number: int) -> None:
@@ -272,22 +289,24 @@ def test_writers_at_once_stay_within_the_limit(tmp_path):
         thread.join()
 
     assert len(seen) == 32
-    assert max(seen) == limit
+    assert max(seen) <= limit
+    assert len(states_in(tmp_path)) == 4
 
 
 class Watched(DiskStore):
-    """Measures the directory after each write, still under the lock."""
+    """Measures the directory before each write, where the index is still held."""
 
-    def _put(self, block, tokens, state, rest):
-        path = super()._put(block, tokens, state, rest)
-        self.__dict__.setdefault("seen", []).append(n_used(self._root))
-        return path
+    def _make_room(self, index, n_bytes):
+        has_room = super()._make_room(index, n_bytes)
+        if n_bytes:
+            self.__dict__.setdefault("seen", []).append(n_used(self._root) + n_bytes)
+        return has_room
 
 
 def test_killed_writers_leave_nothing_wrong(tmp_path):
     """
-    kill -9 of a writing process at ten moments: afterwards every file is whole, parts
-    are gone, and the limit holds.
+    kill -9 of a writing process at ten moments: afterwards every file is whole, none is
+    nobody's, and the limit holds.
     """
     rng = Random(3)  # noqa: S311
     limit = 5 * 2**20
@@ -301,10 +320,11 @@ def test_killed_writers_leave_nothing_wrong(tmp_path):
             assert n_used(tmp_path) <= limit
 
             store = DiskStore(tmp_path, "model", limit)
-            assert not list(tmp_path.glob("*/*.plrpart"))
-            for known in store.scan(SpanKeys()):
-                seed = known.tokens[0]
-                assert np.array_equal(store.read(known.payload), state_of(seed, 2**20))
+            known = store.scan(SpanKeys())
+            assert {state.payload.path for state in known} == set(states_in(tmp_path))
+            for state in known:
+                seed = state.tokens[0]
+                assert np.array_equal(store.read(state.payload), state_of(seed, 2**20))
         writers.stdin.close()
 
 

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import sqlite3
 from array import array
 from collections import deque
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -16,9 +18,10 @@ from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.fingerprint import BLOCK_BYTES
 from pyllama_raw.engine.opening import build
 from pyllama_raw.engine.span_keys import SpanKeys
+from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
-from tests.engine.hostile import STRANGERS, seen, within_bound
-from tests.engine.test_disk_store import flip, n_used
+from tests.engine.test_disk_store import flip, n_used, states_in
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -174,7 +177,7 @@ def test_a_slot_is_written_when_its_place_is_needed(tmp_path):
     # The second prompt may end before the file is complete: then it is a miss.
     assert again.usage.cache_tier in (CacheTier.DISK, None)
     assert again.token_ids == first.token_ids
-    assert len(list(tmp_path.glob("*/*.plrstate"))) == 2
+    assert len(states_in(tmp_path)) == 2
 
 
 def test_a_damaged_file_is_a_miss(tmp_path):
@@ -186,7 +189,7 @@ def test_a_damaged_file_is_a_miss(tmp_path):
     rng = Random(4)  # noqa: S311
 
     for _ in range(6):
-        (path,) = tmp_path.glob("*/*.plrstate")
+        (path,) = states_in(tmp_path)
         flip(path, rng.randrange(path.stat().st_size))
         again = complete(model, PROMPT, tmp_path)
 
@@ -241,6 +244,13 @@ def test_a_model_replaced_in_place_does_not_see_the_file(tmp_path):
     assert again.token_ids == other.token_ids
 
 
+def fingerprint_in(directory: Path) -> str:
+    """Of the only model that the index knows."""
+    with closing(sqlite3.connect(directory / "plrstates.sqlite")) as database:
+        ((name,),) = database.execute("SELECT DISTINCT fingerprint FROM states")
+    return name.decode()
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba"])
 @pytest.mark.parametrize("n_more", [-10, 1, 100])
 def test_a_state_of_other_tokens_than_its_file_says_is_a_miss(tmp_path, name, n_more):
@@ -251,39 +261,17 @@ def test_a_state_of_other_tokens_than_its_file_says_is_a_miss(tmp_path, name, n_
     long = [*PROMPT, *PROMPT, *PROMPT]
     complete(model, PROMPT, tmp_path)
     cold = complete(model, long, None)
-    (path,) = tmp_path.glob("*/*.plrstate")
-    store = DiskStore(tmp_path, path.parent.name, 10**9)
+    store = DiskStore(tmp_path, fingerprint_in(tmp_path), 10**9)
     (known,) = store.scan(SpanKeys())
     state = store.read(known.payload)
     store.delete(known.payload)
     tokens = array("i", long[: len(PROMPT) + n_more]).tobytes()
     store.write(None, tokens, state)
+    store.close()
 
     forged = complete(model, long, tmp_path)
 
     assert forged.token_ids == cold.token_ids
-
-
-def test_strangers_in_the_directory_break_no_engine(tmp_path):
-    """
-    Pipes, links and folders under our names: the file of ours is found, they stay.
-    """
-    model = tiny_model("llama")
-    root = tmp_path / "a" / "b"
-    complete(model, PROMPT, root)
-    (folder,) = (path for path in root.iterdir() if path.is_dir())
-    strangers = []
-    for number, make in enumerate(STRANGERS.values()):
-        strangers.append(
-            folder / f"{number:032x}.plr{'part' if number % 2 else 'state'}"
-        )
-        make(strangers[-1])
-    before = [seen(path) for path in strangers]
-
-    again = within_bound(lambda: complete(model, PROMPT, root))
-
-    assert again.usage.cache_tier is CacheTier.DISK
-    assert [seen(path) for path in strangers] == before
 
 
 def test_a_request_of_its_own_scope_leaves_no_file(tmp_path):
@@ -292,7 +280,7 @@ def test_a_request_of_its_own_scope_leaves_no_file(tmp_path):
     """
     complete(tiny_model("llama"), PROMPT, tmp_path, scope="salt")
 
-    assert n_used(tmp_path) == 0
+    assert states_in(tmp_path) == []
 
 
 def test_the_limit_is_kept(tmp_path):
@@ -301,11 +289,26 @@ def test_the_limit_is_kept(tmp_path):
     """
     model = tiny_model("llama")
     complete(model, PROMPT, tmp_path)
-    limit = 2 * n_used(tmp_path) + 6000
+    (path,) = states_in(tmp_path)
+    limit = INDEX_BYTES + 2 * (path.stat().st_size + ENTRY_BYTES) + 6000
     prompts = [[*range(start, start + 150)] for start in range(3, 40, 5)]
     config = make_config(tmp_path, max_disk_bytes=limit)
 
     generate(prompts, GREEDY, model=model, config=config)
 
-    assert len(list(tmp_path.glob("*/*.plrstate"))) == 2
+    assert len(states_in(tmp_path)) == 2
     assert n_used(tmp_path) <= limit
+
+
+def test_a_directory_that_cannot_be_used_is_told_when_the_engine_opens(tmp_path):
+    """
+    Of a damaged index and of an earlier version: the option, the directory, what to do.
+    """
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "plrstates.sqlite").write_bytes(b"no database" * 1000)
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / ".plrlock").touch()
+
+    for name in ("damaged", "earlier"):
+        with pytest.raises(ConfigError, match=rf"directory='.*/{name}' .*: delete"):
+            complete(tiny_model("llama"), PROMPT, tmp_path / name)

@@ -1,0 +1,168 @@
+"""
+The index of a cache directory: a SQLite database with a row for each file.
+
+Rules:
+1. Each use opens the database anew and checks it, so damage is noticed in time, and no
+   connection is shared between threads, or kept over a fork.
+2. Who changes something holds the write lock, from before the first file is touched until
+   the rows are committed. A process that is killed lets go of it, and its rows are undone.
+3. The journal is a file for undoing, because a WAL needs memory that processes share, and
+   cannot be read where nothing can be written.
+4. All columns are integers or bytes, because text that was damaged cannot be read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from pyllama_raw.engine.state_file import LAYOUT
+from pyllama_raw.errors import ConfigError
+
+WAIT_S = 10.0  # a write takes less, unless its state has more than a GB
+MAX_NAMESPACE_BYTES = 2048
+
+# Rows come in the order of use. `PRAGMA quick_check` verifies the CHECKs, too.
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS states (
+    used INTEGER PRIMARY KEY,
+    name BLOB NOT NULL CHECK (typeof(name) = 'blob'),
+    fingerprint BLOB NOT NULL CHECK (typeof(fingerprint) = 'blob'),
+    namespace BLOB NOT NULL
+        CHECK (typeof(namespace) = 'blob' AND length(namespace) <= {MAX_NAMESPACE_BYTES}),
+    state_at INTEGER NOT NULL CHECK (typeof(state_at) = 'integer' AND state_at > 0),
+    n_bytes INTEGER NOT NULL CHECK (typeof(n_bytes) = 'integer' AND n_bytes >= state_at),
+    digest BLOB NOT NULL CHECK (typeof(digest) = 'blob')
+)
+"""
+SIZES = "SELECT name, n_bytes FROM states ORDER BY used"
+FIND = (
+    "SELECT name, namespace, state_at, n_bytes, digest FROM states"
+    " WHERE fingerprint = ? ORDER BY used"
+)
+ADD = "INSERT INTO states VALUES (NULL, ?, ?, ?, ?, ?, ?)"
+USE = "UPDATE states SET used = (SELECT max(used) + 1 FROM states) WHERE name = ?"
+REMOVE = "DELETE FROM states WHERE name = ?"
+
+Found = tuple[bytes, bytes, int, int, bytes]  # a row as FIND gives it
+
+
+class StateIndex:
+    """
+    The database at *path*, which prepare() makes.
+
+    Raises:
+        sqlite3.Error: by each call; the database is damaged, not ours, or cannot be used now.
+    """
+
+    def __init__(self, path: Path, wait_s: float = WAIT_S) -> None:
+        self.path = path
+        self._wait_s = self._max_wait_s = wait_s
+
+    def prepare(self) -> None:
+        """Make the database if there is none."""
+        if self.path.is_symlink():
+            raise sqlite3.DatabaseError("a link leads elsewhere")
+        with self._opened("rwc", self._max_wait_s):
+            pass
+
+    def rows(self, fingerprint: str) -> list[Found]:
+        """What FIND finds, from the file used longest ago to the latest."""
+        with self._opened("rw", self._max_wait_s) as database:
+            return database.execute(FIND, (fingerprint.encode(),)).fetchall()
+
+    @contextmanager
+    def held(self, *, waits: bool = True) -> Iterator[sqlite3.Connection]:
+        """
+        Hold the lock; changes are kept if nothing is raised, and undone otherwise.
+
+        A process that is stopped does not let go. After a wait in vain there is therefore
+        no other one until the lock was had again: all that close() still has to write waits
+        once.
+        """
+        wait_s = self._wait_s if waits else 0.0
+        self._wait_s = 0.0 if waits else self._wait_s
+        with self._opened("rw", wait_s) as database, database:
+            database.execute("BEGIN IMMEDIATE")
+            self._wait_s = self._max_wait_s
+            yield database
+
+    @contextmanager
+    def _opened(self, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
+        uri = f"{self.path.as_uri()}?mode={mode}"
+        database = sqlite3.connect(uri, wait_s, isolation_level=None, uri=True)
+        try:
+            with closing(database):
+                if mode == "rwc" and not _fact(database, "page_count"):
+                    self.path.chmod(0o600)
+                    _make_table(database)
+                _check(database)
+                yield database
+        except UnicodeDecodeError as error:  # of a message with names that are damaged
+            raise sqlite3.DatabaseError("its names are damaged") from error
+
+
+def open_index(directory: Path, wait_s: float = WAIT_S) -> StateIndex:
+    """
+    The index in *directory*; both are made if they are not there.
+
+    Raises:
+        ConfigError: that cannot be, or something else is there.
+    """
+    path = _made(directory) / "plrstates.sqlite"
+    index = StateIndex(path, wait_s)
+    try:
+        index.prepare()
+    except (OSError, sqlite3.OperationalError) as error:
+        problem, advice = f"{path}: {error}", "see that you may write to it"
+        raise _refusal(directory, problem, advice) from error
+    except sqlite3.Error as error:
+        problem, advice = f"{path} is no index of ours: {error}", "delete that file"
+        raise _refusal(directory, problem, advice) from error
+    return index
+
+
+def _made(directory: Path) -> Path:
+    try:
+        root = directory.expanduser().absolute()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_older = (root / ".plrlock").exists()
+    # RuntimeError: of `~` without a home; ValueError: NUL, or a character without bytes.
+    except (OSError, RuntimeError, ValueError) as error:
+        problem = f"it is no directory and cannot be made one: {error}"
+        raise _refusal(
+            directory, problem, "give a directory that you may write to"
+        ) from error
+    if is_older:
+        raise _refusal(directory, "an earlier version has written it", "delete it")
+    return root
+
+
+def _refusal(directory: Path, problem: str, advice: str) -> ConfigError:
+    return ConfigError(
+        f"CacheConfig.directory={str(directory)!r} cannot be used: {problem}: {advice}, or "
+        "give another directory"
+    )
+
+
+def _make_table(database: sqlite3.Connection) -> None:
+    """Two processes may come here at once."""
+    database.execute("PRAGMA auto_vacuum = FULL")  # it is as small as its rows
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute(_SCHEMA)
+        database.execute(f"PRAGMA application_id = {LAYOUT}")
+
+
+def _check(database: sqlite3.Connection) -> None:
+    if _fact(database, "application_id") != LAYOUT:
+        raise sqlite3.DatabaseError("another version or program has written it")
+    if (problem := _fact(database, "quick_check(1)")) != "ok":
+        raise sqlite3.DatabaseError(str(problem))
+
+
+def _fact(database: sqlite3.Connection, name: str) -> object:
+    (value,) = database.execute(f"PRAGMA {name}").fetchone()
+    return value
