@@ -15,9 +15,10 @@ settings.load_profile("pyllama_raw")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return request.param
+@pytest.fixture
+def anyio_backend() -> str:
+    """One event loop; tests of what depends on loops import both from tests.loops."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")

@@ -161,13 +161,13 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
     [
         ("soak.py", ["--requests", "40"]),
         ("interference.py", ["--no-peers"]),
-        ("fidelity.py", []),
-        ("preemption.py", []),
+        pytest.param("fidelity.py", [], marks=pytest.mark.nightly),
+        pytest.param("preemption.py", [], marks=pytest.mark.nightly),
         (
             "neighbour.py",
             ["--streams", "1", "--busy", "0", "1", "--seconds", "0.1"],
         ),
-        ("step_length.py", ["--words", "20"]),
+        pytest.param("step_length.py", ["--words", "20"], marks=pytest.mark.nightly),
         ("offline.py", ["--no-peers", "--slots", "2"]),
         ("over_http.py", ["--requests", "4"]),
         (

@@ -32,7 +32,7 @@ def shell(script: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.native
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_lines_of_readme_install(tmp_path: Path, model_path: Path):
     """
     In a fresh clone they end with what `info` shows; `python -m` there names the copy

@@ -15,6 +15,7 @@ from pyllama_raw import AsyncEngine, Engine, FinishReason, SamplingParams
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
+from tests.loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_model
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)

@@ -54,8 +54,7 @@ async def test_others_go_on_beside_a_template():
     assert group.cancel_scope.cancelled_caught
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_templates_of_callers_keep_no_other_chat_waiting(anyio_backend):
+async def test_templates_of_callers_keep_no_other_chat_waiting():
     """
     Four that never end, two at a time: a chat of the model's own template goes on.
     """

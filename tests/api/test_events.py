@@ -10,6 +10,7 @@ from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.results import Watcher
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
 HANG_S = 30.0

@@ -15,6 +15,7 @@ from pyllama_raw.api.workers import N_THREADS, Workers, answer_of
 from pyllama_raw.errors import ClosedError, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S
+from tests.loops import anyio_backend  # noqa: F401
 
 PARAMS = SamplingParams(max_tokens=2)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -151,9 +152,9 @@ async def test_closing_ends_the_threads_and_waits_for_no_work():
     """
     What waits is refused, and what computes ends when it is done.
     """
-    before = set(threading.enumerate())
+    before = ours()
     workers = Workers()
-    threads = set(threading.enumerate()) - before
+    threads = ours() - before
     begun, go_on, errors = threading.Event(), threading.Event(), []
 
     def work():
@@ -174,7 +175,7 @@ async def test_closing_ends_the_threads_and_waits_for_no_work():
             await anyio.lowlevel.checkpoint()
             workers.close()
             workers.join()
-            [busy] = threads & set(threading.enumerate())
+            [busy] = threads & ours()
             with pytest.raises(ClosedError):
                 await workers.run("text", lambda: None)
             go_on.set()
@@ -182,14 +183,14 @@ async def test_closing_ends_the_threads_and_waits_for_no_work():
 
     assert len(threads) == sum(N_THREADS.values())
     assert len(errors) == 1
-    assert not threads & set(threading.enumerate())
+    assert not threads & ours()
 
 
 async def test_a_thread_that_cannot_start_leaves_no_other(monkeypatch):
     """
     The error of the system comes as it is.
     """
-    before = set(threading.enumerate())
+    before = ours()
     start = threading.Thread.start
 
     def fail(thread):
@@ -200,10 +201,10 @@ async def test_a_thread_that_cannot_start_leaves_no_other(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", fail)
     with pytest.raises(RuntimeError, match="can't start"):
         fake_engine()
-    for thread in set(threading.enumerate()) - before:
+    for thread in ours() - before:
         thread.join(HANG_S)
 
-    assert set(threading.enumerate()) == before
+    assert ours() == before
 
 
 async def test_a_process_that_was_forked_has_no_workers(workers, monkeypatch):
@@ -230,6 +231,11 @@ async def test_an_answer_that_nobody_waits_for_is_cancelled():
     assert answer.done()
 
 
+def ours() -> set[threading.Thread]:
+    """Threads of engines; event loops keep some of their own for a while."""
+    return {each for each in threading.enumerate() if each.name.startswith("pyllama-")}
+
+
 async def test_an_engine_that_failed_and_is_dropped_leaves_no_worker():
     """
     Nothing but the end of the object tells them.
@@ -238,14 +244,13 @@ async def test_an_engine_that_failed_and_is_dropped_leaves_no_worker():
     def fail(step, plan):
         raise AssertionError("sabotage")
 
-    before = set(threading.enumerate())
     engine = fake_engine(FakeExecutor(fake_limits(), on_step=fail))
     with pytest.raises(EngineStopped):
         await engine.complete("a", PARAMS)
-    threads = set(threading.enumerate()) - before
+    threads = ours()
     del engine
     gc.collect()
     for thread in threads:
         thread.join(HANG_S)
 
-    assert not threads & set(threading.enumerate())
+    assert not threads & ours()

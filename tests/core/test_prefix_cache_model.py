@@ -375,7 +375,6 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(tokens) == len(set(tokens))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SnapshotKind)
 def test_cache_agrees_with_a_list(kind):
     """

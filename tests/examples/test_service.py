@@ -24,6 +24,7 @@ from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from scripts.service_clients import Clients, Outcome, chat, read, taken
 from tests.engine.support import HeldSteps
+from tests.loops import anyio_backend  # noqa: F401
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.anyio

@@ -10,22 +10,33 @@ import pytest
 pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).parents[2]
-N_FILES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "100"))
+SCRIPTS = ("mutate_gguf", "mutate_projector", "mutate_media")
+N_FEW = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "15"))
+N_MANY = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "200"))
 
 
-@pytest.mark.parametrize("script", ["mutate_gguf", "mutate_projector", "mutate_media"])
-def test_no_file_ends_the_process_or_hangs(script):
+@pytest.mark.parametrize(
+    ("script", "n_files"),
+    [
+        *(pytest.param(script, N_FEW, id=script) for script in SCRIPTS),
+        *(
+            pytest.param(script, N_MANY, id=f"{script} many", marks=pytest.mark.nightly)
+            for script in SCRIPTS
+        ),
+    ],
+)
+def test_no_file_ends_the_process_or_hangs(script, n_files):
     """
     A model file, projector, image or sound with faults works or is refused by an error of this package,
     in a process each.
     """
     command = [sys.executable, "-m", f"scripts.{script}", "--seed", "1"]
     done = subprocess.run(
-        [*command, "--count", str(N_FILES)],
+        [*command, "--count", str(n_files)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60 + N_FILES / 2,  # below the limit of pytest by default
+        timeout=60 + n_files / 2,  # below the limit of pytest by default
         check=False,
     )
 

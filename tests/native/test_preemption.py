@@ -19,7 +19,7 @@ from tests.tiny import tiny_model
 pytestmark = pytest.mark.native
 
 N_REQUESTS = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "24"))
-N_DEFAULT = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "12"))
+N_DEFAULT = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "8"))
 N_APART = 3  # steps between two arrivals: slots are taken again when the next one comes
 N_SLOTS, PRESSURE = 3, 3  # so many times as many requests as slots
 
@@ -129,7 +129,9 @@ def test_shifted_outputs_are_those_of_a_run_without_pressure(max_bytes):
     assert min(stats.preempted, stats.shifted) > N_REQUESTS // 4
 
 
-@pytest.mark.parametrize("max_bytes", [2**26, 0])
+@pytest.mark.parametrize(
+    "max_bytes", [2**26, pytest.param(0, marks=pytest.mark.nightly)]
+)
 def test_the_default_model_keeps_its_tokens(model_path, max_bytes):
     """
     The same of a model whose weights have 4 bits, as most do.
