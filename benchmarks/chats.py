@@ -18,10 +18,11 @@ from statistics import median
 from time import perf_counter
 
 import anyio
-from load.client import Call, Record, Run, Target, ask, engine_target, http_target
+from load.client import Call, Record, Run, Target, ask, engine_target
 from load.measure import Report, arguments, median_ratio, parse, say
 from load.workloads import Chat, generator, turns
 from peers.llama_server import llama_server
+from peers.raw_client import http_target
 
 N_CLIENTS, N_SLOTS, N_CTX, N_OUTPUT = 8, 8, 8192, 24
 N_BATCH = 2048

@@ -18,10 +18,11 @@ from statistics import median
 from time import perf_counter
 
 import anyio
-from load.client import Call, Record, Target, ask, engine_target, http_target
+from load.client import Call, Record, Target, ask, engine_target
 from load.measure import Report, arguments, median_ratio, parse, percentile, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
+from peers.raw_client import http_target
 
 N_STREAMS, N_SLOTS, N_CTX = 6, 8, 8192
 N_PROMPT, N_OUTPUT, N_LONG, N_LONG_OUTPUT = 32, 64, 900, 16

@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack, nullcontext
 from statistics import median
 
 import anyio
-from load.client import Call, EngineTarget, Target, ask, http_target, open_engine
+from load.client import Call, EngineTarget, Target, ask, open_engine
 from load.measure import Report, arguments, parse, percentile, say
 from load.workloads import texts
 from peers.llama_server import llama_server
+from peers.raw_client import http_target
 
 N_SLOTS, N_CTX = 1, 2048
 LEAVE_S = 0.5

@@ -31,6 +31,7 @@ from load.machine import stolen_s
 from load.measure import Report, arguments, run_script, say
 from load.workloads import token_prompts
 from peers.llama_server import llama_server
+from peers.raw_client import RawClient
 
 from pyllama_raw import (
     AsyncEngine,
@@ -42,7 +43,6 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.api.results import percentile
-from pyllama_raw.lab.bench.http_client import HttpClient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.tiny_models.projectors import PROJECTORS, write
@@ -143,7 +143,7 @@ class LlamaServer:
     """llama-server with the same projector."""
 
     def __init__(self, url: str) -> None:
-        self._client = HttpClient(url, {})
+        self._client = RawClient(url, {})
 
     async def stream(self, prompt: list[int], take: Callable[[], None]) -> None:
         body = {"prompt": prompt, "n_predict": N_STREAM, "stream": True}

@@ -25,12 +25,13 @@ import anyio
 from load.measure import Report, arguments, median_ratio, parse, percentile, say
 from load.workloads import token_prompts
 from peers import free_port, serving
+from peers.raw_client import http_target
 
 from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.lab.bench.call import Call, Target
 from pyllama_raw.lab.bench.drive import Run, closed_loop
 from pyllama_raw.lab.bench.rounds import Opened
-from pyllama_raw.lab.bench.targets import open_engine, open_server
+from pyllama_raw.lab.bench.targets import open_engine
 
 N_SLOTS, N_CTX, N_BATCH = 8, 4096, 2048
 N_PROMPT, N_OUTPUT = 128, 64
@@ -47,8 +48,8 @@ async def served(model: Path, config: EngineConfig) -> AsyncIterator[Opened]:
     server = serving(command, port)
     url = await anyio.to_thread.run_sync(server.__enter__)
     try:
-        async with open_server(url, "openai", url.pid) as opened:
-            yield opened
+        async with http_target(url, "openai") as target:
+            yield Opened(target, url.pid)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(server.__exit__, None, None, None)

@@ -28,12 +28,12 @@ from load.client import (
     Run,
     Target,
     closed_loop,
-    http_target,
     open_engine,
 )
 from load.measure import Report, arguments, median_ratio, parse, say
 from load.workloads import shared_prefix
 from peers.llama_server import llama_server
+from peers.raw_client import http_target
 from peers.xllamacpp_server import xllamacpp_server
 
 from pyllama_raw.native.batch import Batch

@@ -18,8 +18,9 @@ from statistics import median
 from load.measure import Report, arguments, parse, say
 
 from pyllama_raw.lab.tune import Work, tune
+from pyllama_raw.lab.tune.knobs import grid, settings_of
 from pyllama_raw.lab.tune.space import Space
-from pyllama_raw.lab.tune.tuning import make_space
+from pyllama_raw.lab.tune.tuning import make_spaces
 from pyllama_raw.native.quantize import quantize
 from pyllama_raw.options.profile import Measured, Settings
 
@@ -28,30 +29,29 @@ GRID_WORK = Work(n_repeats=1)
 Setting = tuple[Path, Settings]
 
 
-def exhaustive(space: Space) -> list[Setting]:
+def exhaustive(spaces: dict[Path, Space]) -> list[Setting]:
     """The fastest points of the whole grid."""
-    points = space.points()
-    costs = {}
-    for index, point in enumerate(points):
-        costs[point] = space.cost(point)
-        say(f"grid: {index + 1} of {len(points)}, {costs[point]:.2f} s")
-    found = []
-    for point in sorted(costs, key=costs.__getitem__)[:N_FINALISTS]:
-        settings = space.settings(point)
-        assert settings is not None
-        found.append((space.files[point[0]], settings))
-    return found
+    costs: list[tuple[float, Path, Settings]] = []
+    for file, space in spaces.items():
+        points = grid(space.table)
+        for index, point in enumerate(points):
+            settings = settings_of(space.table, point)
+            assert settings is not None
+            costs.append((space.cost(point), file, settings))
+            say(f"{file.name}: {index + 1} of {len(points)}, {costs[-1][0]:.2f} s")
+    costs.sort(key=lambda found: found[0])
+    return [(file, settings) for _, file, settings in costs[:N_FINALISTS]]
 
 
 def compare(
-    space: Space, settings: dict[str, Setting], rounds: int
+    spaces: dict[Path, Space], settings: dict[str, Setting], rounds: int
 ) -> dict[str, list[Measured]]:
     """All *settings* in turn, *rounds* times."""
     found: dict[str, list[Measured]] = {name: [] for name in settings}
     for index in range(rounds):
         say(f"round {index + 1} of {rounds}")
         for name, (file, given) in settings.items():
-            found[name].append(space.measure_file(file, given))
+            found[name].append(spaces[file].speed(given))
     return found
 
 
@@ -71,11 +71,12 @@ def measure(options: Namespace, report: Report, scratch: Path) -> None:
     }
     file = scratch / "q4_0.gguf"
     quantize(options.model, file, "q4_0")
-    space = make_space(options.model, [file], work)
+    files = [options.model, file]
+    spaces = make_spaces([*files, profile.path], work)
     if not options.no_grid:
-        finalists = exhaustive(make_space(options.model, [file], GRID_WORK))
+        finalists = exhaustive(make_spaces(files, GRID_WORK))
         settings |= {f"grid {i + 1}": found for i, found in enumerate(finalists)}
-    _conclude(report, work, settings, compare(space, settings, options.rounds))
+    _conclude(report, work, settings, compare(spaces, settings, options.rounds))
 
 
 def _conclude(

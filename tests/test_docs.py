@@ -15,7 +15,7 @@ import pytest
 import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import config, errors, results
-from pyllama_raw.cli.command import _parser
+from pyllama_raw.cli.command import _parser, main
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -251,14 +251,13 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
     assert built == {page.stem for page in ROOT.glob("docs/*.md")}
 
 
-def test_pictures_are_small():
+def test_the_report_in_the_docs_is_what_is_printed(capsys):
     """
-    A picture of the site has at most 150 kB.
+    The page on benchmarks shows what `bench report` makes of the file that it names.
     """
-    sizes = {file.name: file.stat().st_size for file in ROOT.glob("docs/images/*.png")}
+    main(["bench", "report", str(ROOT / "docs" / "images" / "demo.jsonl")])
 
-    assert {name for name, size in sizes.items() if size > 150_000} == set()
-    assert len(sizes) == 4
+    assert capsys.readouterr().out in (ROOT / "docs" / "benchmarks.md").read_text()
 
 
 def test_dependencies_have_a_reason():

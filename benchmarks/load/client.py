@@ -22,7 +22,6 @@ from pyllama_raw.lab.bench import drive
 from pyllama_raw.lab.bench.call import Call, Record, Target, ask
 from pyllama_raw.lab.bench.drive import Run
 from pyllama_raw.lab.bench.engine_target import EngineTarget, fixed_length
-from pyllama_raw.lab.bench.http_target import http_target
 
 __all__ = [
     "Call",
@@ -34,7 +33,6 @@ __all__ = [
     "closed_loop",
     "engine_target",
     "fixed_length",
-    "http_target",
     "open_engine",
 ]
 

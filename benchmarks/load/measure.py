@@ -17,18 +17,18 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from inspect import iscoroutinefunction
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import anyio
 
 from pyllama_raw.api.results import percentile
-from pyllama_raw.lab.bench.figures import median_ratio
 from pyllama_raw.lab.bench.machine import machine
-from pyllama_raw.lab.bench.table import table
+from pyllama_raw.lab.table import table
 from pyllama_raw.options.host import MAX_OTHERS
 
 from .machine import OthersCpu
@@ -45,6 +45,11 @@ __all__ = [
 ]
 
 TEST_MODEL = "PYLLAMA_RAW_TEST_MODEL"
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median of above[i] / below[i], i being the round."""
+    return median(a / b for a, b in zip(above, below, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

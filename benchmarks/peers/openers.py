@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import anyio
 
 from pyllama_raw.lab.bench.rounds import Opened, Opener
-from pyllama_raw.lab.bench.targets import open_server
 from pyllama_raw.native.model import Model
 
 from .llama_cpp_sequence import llama_cpp_sequence
 from .llama_cpp_server import llama_cpp_server
 from .llama_server import llama_server
+from .raw_client import http_target
 from .xllamacpp_server import xllamacpp_server
 
 Start = Callable[..., AbstractContextManager[Any]]
@@ -69,8 +69,8 @@ async def _open(
     server = start()
     url = await anyio.to_thread.run_sync(server.__enter__)
     try:
-        async with open_server(url, protocol, url.pid, forbidden) as opened:
-            yield opened
+        async with http_target(url, protocol, forbidden) as target:
+            yield Opened(target, url.pid)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(server.__exit__, None, None, None)

@@ -188,7 +188,7 @@ def _run(command: Command, parsed: Namespace) -> int:
     except ImportError as error:
         if not command.needs_bench:
             raise
-        missing = "pip install httptools matplotlib psutil"
+        missing = "pip install httpx matplotlib psutil"
         raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error
     status: int = run(parsed)
     return status

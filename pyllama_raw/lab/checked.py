@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import cache
 from numbers import Integral
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pyllama_raw.errors import ConfigError, shown
 from pyllama_raw.options.frozen import allowed
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -27,16 +24,23 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 
 
-def check_fields(thing: DataclassInstance, *names: str) -> None:
+class Checked:
     """
-    Check the fields *names* of *thing*; without names all of them.
+    A dataclass; all its fields are checked, but those of UNCHECKED.
 
     Raises:
         ConfigError: a field is not what its type allows.
     """
-    kind = type(thing)
-    for name in names or [field.name for field in fields(thing)]:
-        _check(f"{kind.__name__}.{name}", getattr(thing, name), _adapter(kind, name))
+
+    __slots__ = ()
+    UNCHECKED: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name in (field.name for field in fields(kind)):
+            if name not in kind.UNCHECKED:
+                place, value = f"{kind.__name__}.{name}", getattr(self, name)
+                _check(place, value, _adapter(kind, name))
 
 
 def check_value(name: str, value: object, kind: Any) -> None:
@@ -50,7 +54,7 @@ def check_value(name: str, value: object, kind: Any) -> None:
 
 
 @cache
-def _adapter(kind: type[DataclassInstance], name: str) -> TypeAdapter[Any]:
+def _adapter(kind: Any, name: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(kind, include_extras=True)[name])
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import IO, Any
 
@@ -25,41 +24,10 @@ SLOTS, REQUESTS = 1, 2  # processes
 STEPS_TRACK, ARRIVALS, ENDS = 1, 1, 2
 FIRST_SLOT = 2
 MARK_NS = 1000
+HIDDEN = {"at_s", "decodes", "chunks", "hash_ids"}  # of records
 
-Event = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Slice:
-    """A piece of a track, in ns since the beginning of the trace."""
-
-    name: str
-    process: int
-    thread: int
-    start: int
-    end: int
-    args: dict[str, Any]
-    request_id: int | None = None  # whose flow goes through it
-    flow: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def order(self) -> tuple[int, bool, int, int]:
-        """Of one moment an end is last; what lies in another follows."""
-        is_end = (self.process, self.thread) == (REQUESTS, ENDS)
-        return self.start, is_end, -self.process, self.start - self.end
-
-    def event(self) -> Event:
-        """As JSON has it."""
-        return {
-            "ph": "X",
-            "name": self.name,
-            "cat": "pyllama_raw",
-            "pid": self.process,
-            "tid": self.thread,
-            "ts": self.start / 1000,
-            "dur": (self.end - self.start) / 1000,
-            "args": self.args,
-        } | self.flow
+Event = dict[str, Any]  # times in ns
+Span = tuple[int, int]
 
 
 def write_trace(
@@ -67,144 +35,126 @@ def write_trace(
     steps: Iterable[StepRecord],
     requests: Iterable[RequestRecord] = (),
 ) -> None:
-    """Write all as one JSON object, an event a line."""
+    """Write all as one JSON object, an event a line: names of tracks, then all by time."""
+    events = _events(tuple(steps), tuple(requests))
     file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-    for number, event in enumerate(trace_events(tuple(steps), tuple(requests))):
-        file.write((",\n" if number else "") + json.dumps(event))
+    file.write(",\n".join(json.dumps(_in_us(event)) for event in events))
     file.write("\n]}\n")
 
 
-def trace_events(
+def _in_us(event: Event) -> Event:
+    return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
+
+
+def _events(
     steps: Sequence[StepRecord], requests: Sequence[RequestRecord]
-) -> Iterator[Event]:
-    """Names of tracks, then slices and counters in the order of time."""
+) -> list[Event]:
     moments = [step.at_s for step in steps] + [each.submitted_s for each in requests]
-    clock = Clock(min(moments, default=0.0))
+    start_s = min(moments, default=0.0)
+
+    def clock(at_s: float) -> int:
+        return round((at_s - start_s) * 1e9) + 1
+
+    # Of one moment Perfetto reads the longest slice first, and a flow begins with the first
+    # slice that it reads: so an arrival is 1 ns early.
+    arrivals = [clock(each.submitted_s) - 1 for each in requests]
+    ends = [clock(each.finished_s) for each in requests]
     slices = [
         *_slices(steps, clock),
-        *_marks(requests, clock, ARRIVALS, "arrival"),
-        *_marks(requests, clock, ENDS, "end"),
+        *_marks("arrival", ARRIVALS, requests, arrivals),
+        *_marks("end", ENDS, requests, ends),
     ]
-    slices.sort(key=lambda each: each.order)
+    slices.sort(key=_order)
     _join(slices)
     counters = [event for step in steps for event in _counters(step, clock)]
-    yield from _names(slices)
-    events = chain((each.event() for each in slices), counters)
-    yield from sorted(events, key=itemgetter("ts"))
+    return [*_names(slices), *sorted([*slices, *counters], key=itemgetter("ts"))]
 
 
-class Clock:
-    """Moments as whole ns since 1 ns before *start_s*."""
-
-    def __init__(self, start_s: float) -> None:
-        self._start_s = start_s
-
-    def __call__(self, at_s: float) -> int:
-        return round((at_s - self._start_s) * 1e9) + 1
+def _order(event: Event) -> tuple[int, bool, int, int]:
+    """Of one moment an end is last; what lies in another follows."""
+    return event["ts"], event["name"] == "end", -event["pid"], -event["dur"]
 
 
-def _slices(steps: Sequence[StepRecord], clock: Clock) -> list[Slice]:
-    """The steps, and what slots did in them."""
-    slices: list[Slice] = []
-    decoding: dict[tuple[int, int], Slice] = {}  # went on in the step before
-    for step, start, end in _spans(steps, clock):
-        slices.append(_step_slice(step, start, end))
-        still: dict[tuple[int, int], Slice] = {}
+def _slices(
+    steps: Sequence[StepRecord], clock: Callable[[float], int]
+) -> Iterator[Event]:
+    """The steps, and what slots did in them; rounding makes no two steps overlap."""
+    starts = [*(clock(step.at_s) for step in steps), 2**63]
+    spans = [
+        (start, max(min(clock(step.at_s + step.seconds), following), start))
+        for step, (start, following) in zip(steps, pairwise(starts), strict=True)
+    ]
+    for step, span in zip(steps, spans, strict=True):
+        yield _slice(f"step: {step.status}", SLOTS, STEPS_TRACK, span, _facts(step))
+    streams: dict[tuple[int, int], Event] = {}  # that went on in the step before
+    for step, span in zip(steps, spans, strict=True):
+        before, streams = streams, {}
         for place in step.decodes:
-            known = decoding.get(place)
-            if known is None:
-                known = _work_slice(*place, (start, end))
-                slices.append(known)
-            known.end = end
-            known.args["tokens"] += 1
-            still[place] = known
+            stream = before.get(place) or _work("decode", *place, span)
+            stream["dur"] = span[1] - stream["ts"]
+            stream["args"]["tokens"] += 1
+            streams[place] = stream
+            if place not in before:
+                yield stream
         for request_id, slot, n_tokens in step.chunks:
-            chunk = _work_slice(request_id, slot, (start, end), n_tokens)
-            slices.append(chunk)
-        decoding = still
-    return slices
+            yield _work("prefill", request_id, slot, span, n_tokens)
 
 
-def _spans(
-    steps: Sequence[StepRecord], clock: Clock
-) -> Iterator[tuple[StepRecord, int, int]]:
-    """Each step with its start and end; rounding makes no two of them overlap."""
-    starts = [clock(step.at_s) for step in steps]
-    for step, (start, following) in zip(steps, pairwise([*starts, 2**63]), strict=True):
-        yield step, start, max(min(clock(step.at_s + step.seconds), following), start)
-
-
-def _step_slice(step: StepRecord, start: int, end: int) -> Slice:
-    args = step._asdict()
-    for name in ("at_s", "decodes", "chunks"):
-        del args[name]
-    return Slice(f"step: {step.status}", SLOTS, STEPS_TRACK, start, end, args)
-
-
-def _work_slice(
-    request_id: int, slot: int, span: tuple[int, int], n_tokens: int = 0
-) -> Slice:
-    """A chunk of *n_tokens*; 0: decodes, of which none is counted yet."""
+def _work(
+    name: str, request_id: int, slot: int, span: Span, n_tokens: int = 0
+) -> Event:
     args = {"request": request_id, "tokens": n_tokens}
-    name = "prefill" if n_tokens else "decode"
-    return Slice(name, SLOTS, slot + FIRST_SLOT, *span, args, request_id)
+    return _slice(name, SLOTS, slot + FIRST_SLOT, span, args)
 
 
 def _marks(
-    requests: Sequence[RequestRecord], clock: Clock, thread: int, name: str
-) -> list[Slice]:
-    """
-    A short slice for each of *requests*; those of one moment lie in each other.
-
-    Arrivals are 1 ns early: of one moment Perfetto reads the longest slice first, and a flow
-    begins with the first one that it reads.
-    """
-    if thread == ARRIVALS:
-        moments = [clock(each.submitted_s) - 1 for each in requests]
-    else:
-        moments = [clock(each.finished_s) for each in requests]
-    ordered = sorted(set(moments))
-    ends = {
-        moment: min(moment + MARK_NS, following)
-        for moment, following in pairwise([*ordered, 2**63])
-    }
-    return [
-        Slice(name, REQUESTS, thread, at, ends[at], _facts(each), each.request_id)
-        for each, at in zip(requests, moments, strict=True)
-    ]
+    name: str, track: int, requests: Sequence[RequestRecord], moments: Sequence[int]
+) -> Iterator[Event]:
+    """A short slice for each of *requests*; those of one moment lie in each other."""
+    following = dict(pairwise([*sorted(set(moments)), 2**63]))
+    for request, at in zip(requests, moments, strict=True):
+        span = at, min(at + MARK_NS, following[at])
+        yield _slice(name, REQUESTS, track, span, _facts(request))
 
 
-def _facts(request: RequestRecord) -> dict[str, Any]:
-    facts = request._asdict()
-    del facts["hash_ids"]
-    return facts
+def _slice(name: str, process: int, track: int, span: Span, args: Event) -> Event:
+    start, end = span
+    times = {"ts": start, "dur": end - start}
+    about = {"ph": "X", "name": name, "cat": "pyllama_raw", "pid": process}
+    return about | {"tid": track, **times, "args": args}
 
 
-def _join(slices: Iterable[Slice]) -> None:
+def _facts(record: StepRecord | RequestRecord) -> Event:
+    facts = record._asdict().items()
+    return {name: value for name, value in facts if name not in HIDDEN}
+
+
+def _join(slices: Iterable[Event]) -> None:
     """Lead a flow through the slices of each request, in their order."""
-    chains = defaultdict[int, list[Slice]](list)
+    of_requests = defaultdict[int | None, list[Event]](list)
     for each in slices:
-        if each.request_id is not None:
-            chains[each.request_id].append(each)
-    for request_id, of_one in chains.items():
+        args = each["args"]
+        of_requests[args.get("request", args.get("request_id"))].append(each)
+    of_requests.pop(None, None)  # the steps
+    for request_id, of_one in of_requests.items():
         for before, after in pairwise(of_one):
-            before.flow |= {"bind_id": hex(request_id), "flow_out": True}
-            after.flow |= {"bind_id": hex(request_id), "flow_in": True}
+            before |= {"bind_id": hex(request_id or 0), "flow_out": True}
+            after |= {"bind_id": hex(request_id or 0), "flow_in": True}
 
 
-def _counters(step: StepRecord, clock: Clock) -> Iterator[Event]:
+def _counters(step: StepRecord, clock: Callable[[float], int]) -> Iterator[Event]:
     """What there was after *step*."""
     values: dict[str, dict[str, int]] = {
         "requests": {"running": step.n_running, "waiting": step.n_waiting},
         "cells": {"used": step.n_cells_used},
         "cache bytes": {"host": step.n_host_bytes, "disk": step.n_disk_bytes},
     }
-    at = clock(step.at_s + step.seconds) / 1000
+    at = clock(step.at_s + step.seconds)
     for name, args in values.items():
         yield {"ph": "C", "name": name, "pid": SLOTS, "ts": at, "args": args}
 
 
-def _names(slices: Iterable[Slice]) -> Iterator[Event]:
+def _names(slices: Iterable[Event]) -> Iterator[Event]:
     """What processes and tracks are called, the steps above the slots."""
     named = {
         (SLOTS, STEPS_TRACK): "steps",
@@ -214,8 +164,8 @@ def _names(slices: Iterable[Slice]) -> Iterator[Event]:
     for process, name in ((SLOTS, "slots"), (REQUESTS, "requests")):
         args = {"name": name}
         yield {"ph": "M", "name": "process_name", "pid": process, "args": args}
-    for process, thread in sorted({(each.process, each.thread) for each in slices}):
-        name = named.get((process, thread), f"slot {thread - FIRST_SLOT}")
-        about = {"ph": "M", "pid": process, "tid": thread}
+    for process, track in sorted({(each["pid"], each["tid"]) for each in slices}):
+        name = named.get((process, track), f"slot {track - FIRST_SLOT}")
+        about = {"ph": "M", "pid": process, "tid": track}
         yield about | {"name": "thread_name", "args": {"name": name}}
-        yield about | {"name": "thread_sort_index", "args": {"sort_index": thread}}
+        yield about | {"name": "thread_sort_index", "args": {"sort_index": track}}

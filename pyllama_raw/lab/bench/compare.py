@@ -18,76 +18,31 @@ take both results in one quiet hour, or measure both as targets of one run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Literal
 
 from pyllama_raw.lab.bench.conditions import conditions_of, labels_of
 from pyllama_raw.lab.bench.result import Result
-from pyllama_raw.lab.bench.table import groups, most_busy
+from pyllama_raw.lab.bench.table import WIDE, groups, most_busy
+from pyllama_raw.lab.table import Row
 
 MAX_CHANCE = 0.01
 
-# Figures that are compared, and the direction that is good.
-BETTER: dict[str, Literal["more", "less"]] = {
-    "total_token_throughput": "more",
-    "output_throughput": "more",
-    "request_throughput": "more",
-    "request_goodput": "more",
-    "median_ttft_ms": "less",
-    "p99_ttft_ms": "less",
-    "median_tpot_ms": "less",
-    "median_itl_ms": "less",
-    "p99_itl_ms": "less",
-    "max_itl_ms": "less",
-    "p99_e2el_ms": "less",
-    "p99_queue_ms": "less",
-    "cached_share": "more",
-    "peak_rss_bytes": "less",
-    "cpu_s": "less",
-}
+# Figures that are compared: more of these is better, less of the others.
+MORE = {"total_token_throughput", "output_throughput", "request_throughput"}
+MORE |= {"request_goodput", "cached_share"}
+FIGURES = [key for key in WIDE.values() if key != "others_cpus"]
 NOT_CONDITIONS = {"machine.date", "machine.commit", "options.targets"}
 
 Verdict = Literal["better", "worse", "equal", "noise", "too few rounds"]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One figure of one target at one point, before and after."""
-
-    target: str
-    point: str
-    figure: str
-    before: float
-    after: float
-    chance: float  # of such ranks if nothing has changed
-    verdict: Verdict
-
-    def row(self) -> dict[str, object]:
-        """As a line of the table."""
-        return {
-            "target": self.target,
-            "sent": self.point,
-            "figure": self.figure,
-            "before": float(self.before),
-            "after": float(self.after),
-            "change": self._shown_change(),
-            "chance": f"{self.chance:.2g}",
-            "verdict": self.verdict,
-        }
-
-    def _shown_change(self) -> str:
-        if self.before == self.after:
-            return "0"
-        return f"{self.after / self.before - 1:+.1%}" if self.before else "from 0"
-
-
 def changes(
     before: Sequence[Result], after: Sequence[Result], threshold: float
-) -> list[Change]:
+) -> list[Row]:
     """
-    Every figure that both have, by target and point.
+    Every figure that both have, by target and point, as lines of a table.
 
     Args:
         threshold: part of the median that a change has to exceed.
@@ -95,7 +50,7 @@ def changes(
     old, new = groups(before), groups(after)
     found = []
     for key in old:
-        for figure in ("failed", *BETTER):
+        for figure in ("failed", *FIGURES):
             a = _values(old[key], figure)
             b = _values(new.get(key, []), figure)
             if a and b:
@@ -113,24 +68,34 @@ def _change(
     a: list[float],
     b: list[float],
     threshold: float,
-) -> Change:
-    point, target = key
+) -> Row:
     if figure == "failed":
-        more = sum(b) / len(b) - sum(a) / len(a)
+        before, after, chance = float(sum(a)), float(sum(b)), 1.0
+        more = after / len(b) - before / len(a)
         verdict: Verdict = "worse" if more > 0 else "noise" if more < 0 else "equal"
-        return Change(target, point, figure, sum(a), sum(b), 1.0, verdict)
-    chance = mann_whitney(a, b)
-    verdict = judge(a, b, chance, threshold=threshold, better=BETTER[figure])
-    return Change(target, point, figure, median(a), median(b), chance, verdict)
+    else:
+        before, after, chance = float(median(a)), float(median(b)), mann_whitney(a, b)
+        verdict = judge(a, b, chance, threshold, more_is_better=figure in MORE)
+    change = f"{after / before - 1:+.1%}" if before else "from 0"
+    return {
+        "target": key[1],
+        "sent": key[0],
+        "figure": figure,
+        "before": before,
+        "after": after,
+        "change": change if before != after else "0",
+        "chance": f"{chance:.2g}",
+        "verdict": verdict,
+    }
 
 
 def judge(
     a: Sequence[float],
     b: Sequence[float],
     chance: float,
-    *,
     threshold: float,
-    better: Literal["more", "less"],
+    *,
+    more_is_better: bool,
 ) -> Verdict:
     """Rule 2; what has one value in all rounds of both needs no rounds."""
     if len({*a, *b}) == 1:
@@ -140,7 +105,7 @@ def judge(
     difference = median(b) - median(a)
     if chance > MAX_CHANCE or abs(difference) <= threshold * abs(median(a)):
         return "noise"
-    return "better" if (difference > 0) == (better == "more") else "worse"
+    return "better" if (difference > 0) == more_is_better else "worse"
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
@@ -171,18 +136,14 @@ def doubts(before: Sequence[Result], after: Sequence[Result]) -> list[str]:
     """Rule 4: why nothing is proven, as lines; none if it is."""
     lines = []
     for key, name in (("model_id", "models"), ("workload", "workloads")):
-        kinds = [
-            {str(run[key]) for run in runs if key in run} for runs in (before, after)
-        ]
-        if kinds[0] != kinds[1]:
-            shown = " and ".join(", ".join(sorted(kind)) or "none" for kind in kinds)
+        a, b = ({str(run.get(key)) for run in runs} for runs in (before, after))
+        if a != b:
+            shown = " and ".join(", ".join(sorted(kinds)) for kinds in (a, b))
             lines.append(f"other {name}: {shown}")
     for which, runs in (("first", before), ("second", after)):
-        found = sorted(set(labels_of(runs)))
-        if len(found) > 1:
-            lines.append(
-                f"runs of several conditions in the {which}: {'; '.join(found)}"
-            )
+        if len(found := sorted(set(labels_of(runs)))) > 1:
+            shown = "; ".join(found)
+            lines.append(f"runs of several conditions in the {which}: {shown}")
     busiest = most_busy([*before, *after])
     if busiest is not None:
         lines.append(f"other processes used up to {busiest:.2f} CPUs")

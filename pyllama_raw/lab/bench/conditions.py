@@ -34,11 +34,8 @@ def told_apart(results: Sequence[Result]) -> list[Result]:
     """
     *results*, each with what is its own among them as `apart`, and in the name of its target.
 
-    That is empty if all have the same conditions. Results that have it already stay as they
-    are.
+    That is empty if all have the same conditions.
     """
-    if any("apart" in result for result in results):
-        return list(results)
     labels = labels_of(results)
     return [
         result | {"apart": label, "target": _named(result["target"], label)}

@@ -3,12 +3,18 @@ Send the calls of a workload: closed loop by so many clients, open loop by the c
 
 A call that follows an earlier turn waits for it in both. In a closed loop a slow target
 is asked less often; in an open loop calls come when they come, and queues grow.
+
+Gaps of an open loop are gamma distributed: burstiness 1 is a Poisson process, below 1 calls
+come in bursts, above 1 more evenly. The last of n calls comes at n / rate for every seed, so
+that runs with the same rate last equally long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
 from time import perf_counter
 from typing import Self
 
@@ -103,6 +109,20 @@ async def closed_loop(target: Target, calls: Sequence[Call], n_clients: int) -> 
         for _ in range(n_clients):
             group.start_soon(client)
     return turns.run(started)
+
+
+def arrivals(rng: Random, n: int, rate: float, burstiness: float = 1.0) -> list[float]:
+    """
+    Args:
+        rate: calls a second, above 0.
+        burstiness: the shape of the gamma distribution of gaps, above 0.
+
+    Returns:
+        Seconds after the start, in order.
+    """
+    times = list(accumulate(rng.gammavariate(burstiness, 1.0) for _ in range(n)))
+    last = times[-1]
+    return [time * (n / rate) / last for time in times] if last > 0 else [0.0] * n
 
 
 async def open_loop(target: Target, calls: Sequence[Call]) -> Run:

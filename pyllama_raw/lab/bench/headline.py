@@ -40,20 +40,10 @@ def _all(results: Sequence[Result], key: str) -> str:
 
 
 def _run_lines(result: Result) -> list[str]:
-    """With what, where and by which command."""
-    facts = result.get("machine", {})
-    commit = f" ({facts['commit']})" if facts.get("commit") else ""
-    versions = [
-        f"pyllama_raw {facts['pyllama_raw']}{commit}" if "pyllama_raw" in facts else "",
-        f"llama.cpp {facts['llama_cpp']}" if facts.get("llama_cpp") else "",
-        f"Python {facts['python']}" if "python" in facts else "",
+    """On which machine, when and by which command."""
+    facts = {k: v for k, v in result.get("machine", {}).items() if v and k != "date"}
+    known = [
+        f"{k} {', '.join(v) if isinstance(v, list) else v}" for k, v in facts.items()
     ]
-    where = [
-        str(facts.get("cpu", "")),
-        f"{facts['n_cpus']} CPUs" if "n_cpus" in facts else "",
-        *facts.get("devices", ()),
-        str(facts.get("platform", "")),
-        str(result.get("date", "")),
-    ]
-    lines = [", ".join(filter(None, part)) for part in (versions, where)]
-    return [*lines, result.get("command", "")]
+    moment = str(result.get("date", ""))
+    return [", ".join(filter(None, [*known, moment])), result.get("command", "")]

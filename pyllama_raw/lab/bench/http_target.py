@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from pyllama_raw.lab.bench.call import CallFailed, Record, Target
-from pyllama_raw.lab.bench.http_client import HttpClient, HttpFailed
+from pyllama_raw.lab.bench.call import CallFailed, Record
+from pyllama_raw.lab.bench.http_client import HttpClient, HttpFailed, open_client
 
 API_KEY = "OPENAI_API_KEY"
 
@@ -40,46 +40,34 @@ class HttpTarget(ABC):
         """Write what *event* brought, *at* that time, into *record*."""
 
     async def send(self, record: Record) -> None:
-        answer = _Answer(self, record)
+        heard: list[tuple[float, bytes]] = []  # when, what; not read yet
+
+        def hear(line: bytes) -> None:
+            heard.append((perf_counter(), line))
+            if record.on_tokens is not None:  # somebody waits for tokens
+                self._read(record, heard)
+
         try:
-            await self._client.post(self.path, self.body(record), answer.hear)
+            await self._client.post(self.path, self.body(record), hear)
         except (HttpFailed, OSError) as error:
+            self._read(record, heard)  # what came before counts
             raise CallFailed(f"{type(error).__name__}: {error}") from error
-        finally:
-            answer.read()
-        if answer.failed is not None:
-            raise CallFailed(answer.failed)
+        self._read(record, heard)
         record.check_length()
 
-
-class _Answer:
-    """The lines of one answer."""
-
-    def __init__(self, target: HttpTarget, record: Record) -> None:
-        self.failed: str | None = None
-        self._target = target
-        self._record = record
-        self._heard: list[tuple[float, bytes]] = []  # when, what; not read yet
-
-    def hear(self, line: bytes) -> None:
-        """Note *line*; read it if somebody waits for tokens."""
-        if line:
-            self._heard.append((perf_counter(), line))
-            if self._record.on_tokens is not None:
-                self.read()
-
-    def read(self) -> None:
-        """Write into the record what was heard."""
-        heard, self._heard = self._heard, []
-        for at, line in heard:
+    def _read(self, record: Record, heard: list[tuple[float, bytes]]) -> None:
+        """Write into *record* what was *heard*, and forget that."""
+        lines, heard[:] = heard[:], []
+        for at, line in lines:
+            if record.left:
+                break
             if line.startswith(b"error:"):
-                self.failed = line.decode(errors="replace")
-            elif line.startswith(b"data: {") and not self._record.left:
+                raise CallFailed(line.decode(errors="replace"))
+            if line.startswith(b"data: {"):
                 event = from_json(line[6:])
                 if "error" in event:
-                    self.failed = str(event["error"])  # the last event of its stream
-                else:
-                    self._target.take(self._record, event, at)
+                    raise CallFailed(str(event["error"]))
+                self.take(record, event, at)
 
 
 class OpenAITarget(HttpTarget):
@@ -167,19 +155,23 @@ async def first_model(client: HttpClient) -> str:
 
 
 @asynccontextmanager
-async def http_target(
-    url: str, protocol: str = "llama-server", forbidden: Iterable[int] = ()
-) -> AsyncIterator[Target]:
+async def http_target(url: str, protocol: str) -> AsyncIterator[HttpTarget]:
     """
     A client of the server at *url*; $OPENAI_API_KEY is sent to it if it is set.
 
     Args:
         protocol: "openai" or "llama-server".
-        forbidden: see OpenAITarget.
     """
     key = os.environ.get(API_KEY)
-    client = HttpClient(url, {"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with open_client(url, headers) as client:
+        yield await target_of(client, protocol)
+
+
+async def target_of(
+    client: HttpClient, protocol: str, forbidden: Iterable[int] = ()
+) -> HttpTarget:
+    """What speaks *protocol* by *client*. Args: see http_target() and OpenAITarget."""
     if protocol == "openai":
-        yield OpenAITarget(client, await first_model(client), forbidden)
-    else:
-        yield LlamaServerTarget(client)
+        return OpenAITarget(client, await first_model(client), forbidden)
+    return LlamaServerTarget(client)

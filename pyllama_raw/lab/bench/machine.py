@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from pyllama_raw import __version__
 from pyllama_raw.errors import LibraryNotBuilt
-from pyllama_raw.options.host import busy_s, cpu_name
+from pyllama_raw.options.host import Others, cpu_name
 
 PACKAGE = Path(__file__).resolve().parent
 LOOK_S = 0.1  # between two looks at the memory of a process
@@ -42,63 +42,48 @@ def watching(pid: int | None) -> Iterator[Use]:
     so a peak between two looks is missed.
     """
     use, done = Use(), threading.Event()
-    watched = None if pid is None else psutil.Process(pid)
+    beside = set() if pid is None else {pid}
 
     def look() -> None:
-        while watched is not None and not done.wait(LOOK_S):
-            use.peak_rss_bytes = max(use.peak_rss_bytes, _rss_bytes(watched))
+        use.peak_rss_bytes = max(use.peak_rss_bytes, _used(pid)[1])
 
-    if watched is not None:
-        use.peak_rss_bytes = _rss_bytes(watched)
-    thread = threading.Thread(target=look, name="bench-watch", daemon=True)
-    before, was_busy_s = _times(watched), busy_s()
+    def keep_looking() -> None:
+        while not done.wait(LOOK_S):
+            look()
+
+    look()
+    thread = threading.Thread(target=keep_looking, name="bench-watch", daemon=True)
+    started, before_s = time.monotonic(), _used(pid)[0]
+    others = Others(own=lambda: sum(_used(each)[0] for each in {os.getpid(), *beside}))
     thread.start()
     try:
-        yield use
+        with others.watched():
+            yield use
     finally:
-        use.wall_s, use.cpu_s, own_s = (
-            b - a for a, b in zip(before, _times(watched), strict=True)
-        )
-        now_busy_s = busy_s()
+        use.wall_s, use.cpu_s = time.monotonic() - started, _used(pid)[0] - before_s
+        use.others_cpus = others.cpus
         done.set()
         thread.join()
-        if was_busy_s is not None and now_busy_s is not None:
-            beside_s = 0.0 if pid == os.getpid() else own_s
-            others_s = now_busy_s - was_busy_s - use.cpu_s - beside_s
-            use.others_cpus = max(others_s, 0.0) / max(use.wall_s, 1e-3)
 
 
-def _times(watched: psutil.Process | None) -> tuple[float, float, float]:
-    """Wall, CPU time of the watched, of this process."""
-    own_s = _cpu_s(psutil.Process())
-    watched_s = 0.0 if watched is None else _cpu_s(watched)
-    return time.monotonic(), watched_s, own_s
+def _used(pid: int | None) -> tuple[float, int]:
+    """CPU time in seconds and resident bytes of a process that may be gone, and its children."""
+    cpu_s, rss_bytes = 0.0, 0
+    for process in () if pid is None else _family(pid):
+        with suppress(psutil.NoSuchProcess), process.oneshot():
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+            rss_bytes += process.memory_info().rss
+    return cpu_s, rss_bytes
 
 
-def _family(process: psutil.Process) -> list[psutil.Process]:
-    """Itself, and its children unless it is this one: those are targets of their own."""
-    if process.pid == os.getpid():
-        return [process]
+def _family(pid: int) -> list[psutil.Process]:
+    """Children of this process are targets of their own."""
     with suppress(psutil.NoSuchProcess):
-        return [process, *process.children(recursive=True)]
+        process = psutil.Process(pid)
+        children = [] if pid == os.getpid() else process.children(recursive=True)
+        return [process, *children]
     return []
-
-
-def _rss_bytes(process: psutil.Process) -> int:
-    total = 0
-    for member in _family(process):
-        with suppress(psutil.NoSuchProcess):
-            total += member.memory_info().rss
-    return total
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    total = 0.0
-    for member in _family(process):
-        with suppress(psutil.NoSuchProcess):
-            times = member.cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def machine() -> dict[str, object]:
@@ -106,34 +91,23 @@ def machine() -> dict[str, object]:
     return {
         "cpu": cpu_name(),
         "n_cpus": os.cpu_count(),
-        "devices": _devices(),
+        **_library(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
         "pyllama_raw": __version__,
-        "llama_cpp": _llama_version(),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _devices() -> list[str]:
-    """What libllama found beside the CPU, if it is there to ask."""
+def _library() -> dict[str, object]:
+    """The version of libllama, and what it found beside the CPU, if it is there to ask."""
     try:
-        from pyllama_raw.native.libllama import devices
-
-        return [found.description for found in devices() if found.kind != "cpu"]
+        from pyllama_raw.native.libllama import devices, llama_version
     except LibraryNotBuilt:
-        return []
-
-
-def _llama_version() -> str | None:
-    """Of the library that is loaded; None if there is none."""
-    try:
-        from pyllama_raw.native.libllama import llama_version
-
-        return llama_version()
-    except LibraryNotBuilt:
-        return None
+        return {"devices": [], "llama_cpp": None}
+    found = [device.description for device in devices() if device.kind != "cpu"]
+    return {"devices": found, "llama_cpp": llama_version()}
 
 
 def _commit() -> str | None:

@@ -6,28 +6,68 @@ Rules:
 2. What a target does not tell is null, never 0. A failed call has null in every list.
 3. TTFT, TPOT, ITL and E2EL are of completed calls. Output of calls that were left or
    failed counts in the throughput: it was computed.
+4. A percentile is a value that occurred: the smallest one that so many per cent do not
+   exceed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import nan
+from statistics import fmean, median, pstdev
 from typing import Any
 
+from pyllama_raw.api.results import percentile
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.call import Record
 from pyllama_raw.lab.bench.drive import Run
-from pyllama_raw.lab.bench.figures import (
-    Limits,
-    peak_concurrency,
-    peak_tok_per_s,
-    summary_ms,
-)
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
+SUMMARY: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": fmean,
+    "median": median,
+    "std": pstdev,
+    "p90": partial(percentile, percent=90),
+    "p99": partial(percentile, percent=99),
+    "max": max,
+}
 
 Result = dict[str, Any]
+Limits = Mapping[str, float]  # ms, by name: what a request has to keep to count as good
 
 
-def result_of(run: Run, limits: Limits | None = None) -> Result:
+def limits_of(words: Iterable[str]) -> Limits:
+    """
+    Args:
+        words: as "ttft:200", in milliseconds.
+
+    Raises:
+        ConfigError: a word is none of these.
+    """
+    return dict(map(_limit, words))
+
+
+def _limit(word: str) -> tuple[str, float]:
+    name, _, value = word.partition(":")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = nan
+    if name not in ("ttft", "tpot", "e2el") or not limit > 0:
+        allowed = "ttft:MS, tpot:MS or e2el:MS, with milliseconds above 0"
+        raise ConfigError(f"goodput={word!r}: give {allowed}")
+    return name, limit
+
+
+def _keeps(limits: Limits, record: Record) -> bool:
+    """An output of one token has no TPOT, and keeps every limit of it."""
+    if not record.completed or not record.times:
+        return False
+    found = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0, "e2el": record.e2e_s}
+    return all(found[name] * 1e3 <= limit for name, limit in limits.items())
+
+
+def result_of(run: Run, limits: Limits) -> Result:
     """Figures of *run*, and its calls as lists."""
     return {
         **_counts(run.records, run.wall_s, limits),
@@ -38,12 +78,12 @@ def result_of(run: Run, limits: Limits | None = None) -> Result:
     }
 
 
-def _counts(records: Sequence[Record], wall_s: float, limits: Limits | None) -> Result:
+def _counts(records: Sequence[Record], wall_s: float, limits: Limits) -> Result:
     completed = [record for record in records if record.completed]
     n_input = _total(n_prompt(record) for record in completed)
     n_cached = _total(record.n_cached for record in completed)
     n_output = sum(record.n_output for record in records)
-    n_good = sum(limits.kept_by(record) for record in records) if limits else None
+    n_good = sum(_keeps(limits, record) for record in records)
     return {
         "duration": wall_s,
         "completed": len(completed),
@@ -56,13 +96,11 @@ def _counts(records: Sequence[Record], wall_s: float, limits: Limits | None) -> 
         if n_cached is not None and n_input
         else None,
         "request_throughput": len(completed) / wall_s,
-        "request_goodput": n_good / wall_s if n_good is not None else None,
+        "request_goodput": n_good / wall_s if limits else None,
         "output_throughput": n_output / wall_s,
         "total_token_throughput": (n_input + n_output) / wall_s
         if n_input is not None
         else None,
-        "max_output_tokens_per_s": peak_tok_per_s(records),
-        "max_concurrent_requests": peak_concurrency(records),
     }
 
 
@@ -76,10 +114,11 @@ def latencies(records: Iterable[Record]) -> Result:
         "e2el": [record.e2e_s for record in done],
         "queue": [record.queue_s for record in done if record.queue_s is not None],
     }
-    figures: Result = {}
-    for name in LATENCIES:
-        figures |= summary_ms(name, values[name])
-    return figures
+    return {
+        f"{figure}_{name}_ms": summary(of_name) * 1e3 if of_name else None
+        for name, of_name in values.items()
+        for figure, summary in SUMMARY.items()
+    }
 
 
 def _by_kind(records: Sequence[Record]) -> dict[str, Result]:

@@ -13,18 +13,16 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyllama_raw.engine.warm_up import WARM_UP
-from pyllama_raw.lab.bench.arrivals import arrivals, timed
 from pyllama_raw.lab.bench.call import Call, Target
-from pyllama_raw.lab.bench.drive import Run, closed_loop, open_loop
+from pyllama_raw.lab.bench.drive import Run, arrivals, closed_loop, open_loop
 from pyllama_raw.lab.bench.engine_target import EngineTarget
-from pyllama_raw.lab.bench.figures import Limits
 from pyllama_raw.lab.bench.machine import watching
-from pyllama_raw.lab.bench.result import Result, result_of
-from pyllama_raw.lab.bench.words import generator
-from pyllama_raw.lab.checked import Count, Positive, check_fields
+from pyllama_raw.lab.bench.result import Limits, Result, result_of
+from pyllama_raw.lab.bench.writer import generator
+from pyllama_raw.lab.checked import Checked, Count, Positive
 
 WARM_UP_CLIENTS = 8
 
@@ -42,15 +40,12 @@ MakeCalls = Callable[[object], list[Call]]  # of a seed
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class Point(Checked):
     """One way to send the calls: by clients, at a rate, or at the calls' own times."""
 
     clients: Count | None = None
     rate: Positive | None = None  # calls a second
     burstiness: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     async def run(self, target: Target, calls: list[Call], seed: object) -> Run:
         if self.clients is not None:
@@ -58,7 +53,10 @@ class Point:
         if self.rate is not None:
             rng = generator(seed, "arrivals")
             times = arrivals(rng, len(calls), self.rate, self.burstiness)
-            calls = timed(calls, times)
+            calls = [
+                replace(call, at_s=at_s)
+                for call, at_s in zip(calls, times, strict=True)
+            ]
         return await open_loop(target, calls)
 
     def keys(self) -> Result:
@@ -80,7 +78,7 @@ class Plan:
     rounds: int = 5
     warm_up: int = 8  # calls after each opening
     seed: int = 0
-    limits: Limits | None = None
+    limits: Limits = field(default_factory=dict)
 
     async def results(self) -> AsyncIterator[Result]:
         """One for each round, target and point, as soon as it is there."""

@@ -9,11 +9,11 @@ from typing import Annotated
 from pydantic import Field
 
 from pyllama_raw.errors import ConfigError, shown
-from pyllama_raw.lab.checked import Whole, check_fields
+from pyllama_raw.lab.checked import Checked, Whole
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Checked):
     """Sizes of a workload; 0 where it has no such thing."""
 
     requests: Whole = 0
@@ -27,9 +27,6 @@ class Shape:
     leave_share: Annotated[float, Field(ge=0, le=1)] = (
         0.0  # of clients that leave early
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def changed(self, given: Mapping[str, int | float]) -> Shape:
         """

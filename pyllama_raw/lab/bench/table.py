@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from math import floor, isfinite, log10
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.table import Row, digits
 from pyllama_raw.options.host import MAX_OTHERS
 
 # Of each line: heading and key. Latencies are in ms. The first is what a ratio is of.
@@ -31,6 +31,7 @@ WIDE = {
     "ITL p50": "median_itl_ms",
     "ITL p99": "p99_itl_ms",
     "ITL max": "max_itl_ms",
+    "E2EL p99": "p99_e2el_ms",
     "queue p99": "p99_queue_ms",
     "cached": "cached_share",
     "RSS MiB": "peak_rss_bytes",
@@ -39,12 +40,9 @@ WIDE = {
 }
 MAIN = ("tok/s", "TTFT p50", "TTFT p99", "ITL p99", "ITL max")
 FACTORS = {"peak_rss_bytes": 2.0**-20}  # to the unit of the heading
-LOADS = ("clients", "calls/s", "sent")
 RATIO = "output_throughput"
 RATIO_HEADING = "ratio min-max"
 MAX_REASONS = 3  # shown for a target and point
-
-Row = Mapping[str, object]
 
 
 def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
@@ -72,15 +70,6 @@ def point_of(result: Result) -> str:
     return "own times"
 
 
-def _load(result: Result, point: str) -> Row:
-    """How the calls were sent, as a cell: the number alone where the heading says it."""
-    if result["max_concurrency"] is not None:
-        return {"clients": result["max_concurrency"]}
-    if result["request_rate"] is not None and result["burstiness"] == 1:
-        return {"calls/s": f"{result['request_rate']:g}"}
-    return {"sent": point}
-
-
 def short_names(targets: Iterable[str]) -> dict[str, str]:
     """Targets by their kind, which has a number where there are several of it."""
     targets = list(dict.fromkeys(targets))
@@ -94,15 +83,23 @@ def short_names(targets: Iterable[str]) -> dict[str, str]:
 
 
 def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
-    """Lines of the table; columns without any value are left out."""
+    """
+    Lines of the table; columns without any value are left out.
+
+    So is how calls were sent if that is the same in all: then the headline has it.
+    """
     found = groups(results)
+    points = {point for point, _ in found}
     names = short_names(result["target"] for result in results)
     firsts: dict[str, str] = {}
     for result in results:
         firsts.setdefault(result.get("apart", ""), result["target"])
     lines: list[Row] = []
     for (point, target), runs in found.items():
-        line: dict[str, object] = {"target": names[target], **_load(runs[0], point)}
+        line: dict[str, object] = {"target": names[target]}
+        if len(points) > 1:
+            clients = runs[0]["max_concurrency"]
+            line |= {"sent": point} if clients is None else {"clients": clients}
         for heading in WIDE if wide else MAIN:
             key = WIDE[heading]
             value = middle(runs, key)
@@ -117,14 +114,6 @@ def rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
             line["busy"] = f"{n_busy}/{len(runs)}"
         lines.append(line)
     return lines
-
-
-def shown_rows(results: Sequence[Result], *, wide: bool = False) -> list[Row]:
-    """rows() without the load if that is the same in all: then the headline has it."""
-    lines = rows(results, wide=wide)
-    if len(set(map(point_of, results))) > 1:
-        return lines
-    return [{k: v for k, v in line.items() if k not in LOADS} for line in lines]
 
 
 def middle(runs: Iterable[Result], key: str) -> float | None:
@@ -174,44 +163,6 @@ def failures(results: Sequence[Result]) -> list[str]:
         if n_failed:
             lines.append(f"{where}: {n_failed} for other reasons")
     return lines
-
-
-def table(lines: Sequence[Row]) -> list[str]:
-    """Lines of text with aligned columns: words to the left, the rest to the right."""
-    columns = columns_of(lines)
-    cells = [columns, *([cell(line.get(c, "")) for c in columns] for line in lines)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    is_word = [all(_is_word(line.get(c, "")) for line in lines) for c in columns]
-    return [
-        "  ".join(
-            text.ljust(width) if word else text.rjust(width)
-            for text, width, word in zip(line, widths, is_word, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and not value[:1].isdigit()
-
-
-def columns_of(lines: Iterable[Row]) -> list[str]:
-    """Every column that a line has, in the order they come."""
-    return list(dict.fromkeys(name for line in lines for name in line))
-
-
-def cell(value: object) -> str:
-    """A measured number with three digits, anything else as it is."""
-    return digits(value) if isinstance(value, float) else str(value)
-
-
-def digits(value: float) -> str:
-    """*value* with three significant digits and no exponent."""
-    if not isfinite(value) or not value:
-        return f"{value:g}"
-    n_decimals = 2 - floor(log10(abs(value)))
-    rounded = round(value, n_decimals)
-    return f"{rounded:.{max(2 - floor(log10(abs(rounded))), 0)}f}"
 
 
 def read_results(path: Path) -> list[Result]:

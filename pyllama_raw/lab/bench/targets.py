@@ -39,9 +39,7 @@ async def open_engine(model: Path, config: EngineConfig) -> AsyncIterator[Opened
 
 
 @asynccontextmanager
-async def open_server(
-    url: str, protocol: str, pid: int | None = None, forbidden: tuple[int, ...] = ()
-) -> AsyncIterator[Opened]:
+async def open_server(url: str, protocol: str) -> AsyncIterator[Opened]:
     """A server that runs already; see http_target."""
-    async with http_target(url.rstrip("/"), protocol, forbidden) as target:
-        yield Opened(target, pid)
+    async with http_target(url.rstrip("/"), protocol) as target:
+        yield Opened(target)

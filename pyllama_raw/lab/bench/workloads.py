@@ -15,7 +15,7 @@ from random import Random
 from pyllama_raw.lab.bench.call import Call
 from pyllama_raw.lab.bench.shape import Shape
 from pyllama_raw.lab.bench.writer import Writer
-from pyllama_raw.lab.checked import Count, Positive, check_fields
+from pyllama_raw.lab.checked import Checked, Count, Positive
 
 SHAREGPT_SIGMA = 1.0  # of the logarithm of lengths
 SHAREGPT_MOST = 1024  # tokens, of prompts and of outputs
@@ -25,7 +25,7 @@ Build = Callable[[Shape, Writer, Random], list[Call]]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Checked):
     """A way to make calls, with what is usual for it."""
 
     name: str
@@ -36,42 +36,22 @@ class Workload:
     rate: Positive = 1.0  # open loop: calls a second
     burstiness: Positive = 1.0  # open loop
 
-    def __post_init__(self) -> None:
-        check_fields(self, "clients", "rate", "burstiness")
 
-
-def offline(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
-    """Prompts of one length."""
-    return [
-        Call(writer.prompt(rng, shape.prompt_tokens), shape.output_tokens)
-        for _ in range(shape.requests)
-    ]
-
-
-def shared_prefix(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
-    """Ends of their own behind one prefix."""
-    return _behind(_prefixes(1, shape, writer, rng), shape, writer, rng)
+def prompts(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
+    """Prompts of one length, each behind one of the prefixes if there are some."""
+    groups = [writer.tokens(rng, shape.prefix_tokens) for _ in range(shape.groups or 1)]
+    calls = []
+    for index in range(shape.requests):
+        own = writer.tokens(rng, shape.prompt_tokens)
+        prompt = writer.joined([groups[index % len(groups)], own])
+        calls.append(Call(prompt, shape.output_tokens))
+    return calls
 
 
 def prefix_groups(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Prefixes that are used equally often, in random order."""
-    calls = _behind(_prefixes(shape.groups, shape, writer, rng), shape, writer, rng)
+    calls = prompts(shape, writer, rng)
     rng.shuffle(calls)
-    return calls
-
-
-def _prefixes(count: int, shape: Shape, writer: Writer, rng: Random) -> list[list[int]]:
-    return [writer.tokens(rng, shape.prefix_tokens) for _ in range(count)]
-
-
-def _behind(
-    prefixes: list[list[int]], shape: Shape, writer: Writer, rng: Random
-) -> list[Call]:
-    calls = []
-    for index in range(shape.requests):
-        prefix = prefixes[index % len(prefixes)]
-        prompt = writer.joined([prefix, writer.tokens(rng, shape.prompt_tokens)])
-        calls.append(Call(prompt, shape.output_tokens))
     return calls
 
 
@@ -123,7 +103,7 @@ def interference(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
 def cancel_storm(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
     """Prompts of one length; some clients leave in the first half of their output."""
     calls = []
-    for call in offline(shape, writer, rng):
+    for call in prompts(shape, writer, rng):
         if rng.random() < shape.leave_share:
             leave = rng.randint(1, max(call.max_tokens // 2, 1))
             calls.append(replace(call, leave_after=leave, kind="leaves"))
@@ -139,13 +119,13 @@ WORKLOADS = {
             "offline",
             "prompts of one length, all wanted as soon as possible",
             Shape(requests=32, prompt_tokens=128, output_tokens=64),
-            offline,
+            prompts,
         ),
         Workload(
             "shared-prefix",
             "one long prefix, an end of its own for each",
             Shape(requests=32, prefix_tokens=640, prompt_tokens=20, output_tokens=32),
-            shared_prefix,
+            prompts,
         ),
         Workload(
             "prefix-groups",
@@ -194,7 +174,7 @@ WORKLOADS = {
             "bursts",
             "short prompts that come in bursts",
             Shape(requests=48, prompt_tokens=64, output_tokens=32),
-            offline,
+            prompts,
             clients=None,
             burstiness=0.25,
         ),
@@ -202,7 +182,7 @@ WORKLOADS = {
             "memory-pressure",
             "outputs outgrow the cells: half of what the slots would need",
             Shape(requests=24, prompt_tokens=64, output_tokens=192),
-            offline,
+            prompts,
         ),
         Workload(
             "cancel-storm",

@@ -16,24 +16,22 @@ from pyllama_raw.cli.groups import first
 from pyllama_raw.cli.outputs import output
 from pyllama_raw.lab.bench.call import ASKED, Call
 from pyllama_raw.lab.bench.conditions import told_apart
-from pyllama_raw.lab.bench.figures import Limits
 from pyllama_raw.lab.bench.headline import CAPTION, headline
 from pyllama_raw.lab.bench.machine import machine
-from pyllama_raw.lab.bench.result import Result
+from pyllama_raw.lab.bench.result import Result, limits_of
 from pyllama_raw.lab.bench.rounds import Opener, Plan
 from pyllama_raw.lab.bench.table import (
     failures,
     most_busy,
     point_of,
     read_results,
-    shown_rows,
-    table,
+    rows,
 )
 from pyllama_raw.lab.bench.targets import opener
 from pyllama_raw.lab.bench.writer import writer_for
 from pyllama_raw.lab.cli.bench_plan import bench_config, calls_of, points_of
+from pyllama_raw.lab.table import table
 from pyllama_raw.options.models import resolve_model
-from pyllama_raw.options.replacing import check_writable
 
 
 def run(options: Namespace) -> int:
@@ -46,9 +44,8 @@ def run(options: Namespace) -> int:
 
 def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> int:
     """Run the workload on *openers*, write and show the results."""
-    _check_paths(options)
     points = points_of(options)
-    limits = Limits.parse(options.goodput or ())
+    limits = limits_of(options.goodput or ())
     results: list[Result] = []
     with writer_for(model, as_text=options.text) as writer:
         make_calls = calls_of(options, writer)
@@ -69,7 +66,7 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
                 anyio.run(_collect, plan, about, results, out)
             except BaseExceptionGroup as group:
                 raise first(group) from None
-    _show(results, options)
+    _show(results, wide=options.wide)
     return 1 if any(result["failed"] for result in results) else 0
 
 
@@ -100,7 +97,7 @@ async def _collect(
 
 def _about(options: Namespace, model: Path) -> Result:
     """What a result says of its conditions."""
-    hidden = ("run", "parser", "out", "html", "plots", "model", "wide")
+    hidden = ("run", "parser", "out", "model", "wide")
     shown = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()
     return {
@@ -114,27 +111,17 @@ def _about(options: Namespace, model: Path) -> Result:
     }
 
 
-def _check_paths(options: Namespace) -> None:
-    """What is written after the run can be written, as far as one can tell before."""
-    if options.html is not None:
-        check_writable(options.html)
-    if options.plots is not None:
-        options.plots.mkdir(parents=True, exist_ok=True)
-        check_writable(options.plots / "plot.svg")
-
-
 def report(options: Namespace) -> int:
     """`bench report`: what `bench run` shows, from its files."""
-    _check_paths(options)
     results = [result for path in options.results for result in read_results(path)]
-    _show(results, options)
+    _show(results, wide=options.wide)
     return 0
 
 
-def _show(found: list[Result], options: Namespace) -> None:
+def _show(found: list[Result], *, wide: bool) -> None:
     results = told_apart(found)
     lines = headline(results)
-    lines += ["", *table(shown_rows(results, wide=options.wide)), CAPTION]
+    lines += ["", *table(rows(results, wide=wide)), CAPTION]
     lines += failures(results)
     busiest = most_busy(results)
     if busiest is not None:
@@ -143,15 +130,6 @@ def _show(found: list[Result], options: Namespace) -> None:
             "run it on a quiet machine"
         )
     sys.stdout.write("\n".join(lines) + "\n")
-    if options.plots is not None or options.html is not None:
-        from pyllama_raw.lab.plot.bench import figures, write_plots
-        from pyllama_raw.lab.plot.page import write_page
-
-        drawn = figures(results)
-        if options.plots is not None:
-            write_plots(drawn, options.plots)
-        if options.html is not None:
-            write_page(results, drawn, options.html)
 
 
 def compare(options: Namespace) -> int:
@@ -162,11 +140,11 @@ def compare(options: Namespace) -> int:
     found = changes(before, after, options.threshold / 100)
     no_proof = doubts(before, after)
     lines = [f"differs: {line}" for line in differing(before[0], after[0])]
-    lines += table([change.row() for change in found])
+    lines += table(found)
     if not found:
         lines.append("no target was sent calls in the same way in both files")
     lines += [f"NO PROOF: {doubt}" for doubt in no_proof]
     sys.stdout.write("\n".join(lines) + "\n")
     if no_proof or not found:
         return 2
-    return 1 if any(change.verdict == "worse" for change in found) else 0
+    return 1 if any(change["verdict"] == "worse" for change in found) else 0

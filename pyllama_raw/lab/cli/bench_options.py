@@ -71,8 +71,6 @@ def _add_showing(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--wide", action="store_true", help="show all figures, however many columns"
     )
-    add(parser, "--html", Path, "FILE", "write one page")
-    add(parser, "--plots", Path, "DIR", "write plots as SVG and PNG")
 
 
 def add_report(parser: ArgumentParser) -> None:

@@ -9,9 +9,8 @@ from pyllama_raw.cli.engine_options import engine_config, given
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench import trace_files
 from pyllama_raw.lab.bench.rounds import MakeCalls, Point
-from pyllama_raw.lab.bench.words import generator
 from pyllama_raw.lab.bench.workloads import WORKLOADS
-from pyllama_raw.lab.bench.writer import Writer
+from pyllama_raw.lab.bench.writer import Writer, generator
 from pyllama_raw.lab.cli.bench_options import SHAPE
 from pyllama_raw.options.config import EngineConfig
 

@@ -49,7 +49,7 @@ def add_tune(parser: ArgumentParser) -> None:
 
 def add_plot(parser: ArgumentParser) -> None:
     """Files in, a folder out."""
-    text = "step logs, request logs, and results of bench"
+    text = "request logs and results of bench"
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=text)
     text = "folder for the pictures, each as SVG and PNG"
     add(parser, "--out", Path, "FOLDER", text, default=Path("plots"))

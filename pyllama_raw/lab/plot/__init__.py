@@ -1,7 +1,7 @@
 """
 Pictures of what an engine or a simulation did, from its logs.
 
-    pictures(Path("steps.jsonl"), Path("fcfs.jsonl"), Path("sjf.jsonl")).save(Path("plots"))
+    pictures(Path("fcfs.jsonl"), Path("sjf.jsonl"), Path("bench.jsonl")).save(Path("plots"))
 
 In a notebook the value of `pictures(...)` shows itself.
 """

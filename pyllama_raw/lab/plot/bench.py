@@ -1,20 +1,17 @@
-"""Results of `bench`, as SVG and PNG."""
+"""Pictures of the results of `bench`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyllama_raw.lab.bench.conditions import told_apart
 from pyllama_raw.lab.bench.result import Result
 from pyllama_raw.lab.bench.table import groups, middle, most_busy, short_names
-from pyllama_raw.lab.plot.style import STYLE, canvas, legend
+from pyllama_raw.lab.plot.style import canvas, cdfs, legend
 
 BUSY = "others used the CPUs"
 WIDTH, HEIGHT = 10.8, 3.2  # inches
@@ -32,8 +29,8 @@ BY_CLIENTS = {
 Draw = Callable[[Sequence[Result]], Figure | None]
 
 
-def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """The plots that *results* have values for, by file name; a line for each conditions."""
+def figures(results: Sequence[Result]) -> dict[str, Figure | None]:
+    """Plots by file name, with a line for each conditions; None where values are missing."""
     results = told_apart(results)
     draws: dict[str, Draw] = {
         "latency-by-rate": _over("request_rate", "calls a second", BY_RATE),
@@ -41,25 +38,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
         "itl-timeline": itl_timeline,
         "latency-cdf": latency_cdf,
     }
-    with rc_context(STYLE):
-        drawn = {name: draw(results) for name, draw in draws.items()}
-    return {name: figure for name, figure in drawn.items() if figure is not None}
-
-
-def write_plots(drawn: dict[str, Figure], folder: Path) -> None:
-    """Each as NAME.svg and NAME.png."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with rc_context(STYLE):
-        for name, figure in drawn.items():
-            _save(figure, folder / f"{name}.svg", metadata={"Date": None})
-            _save(figure, folder / f"{name}.png", dpi=150)
-
-
-def _save(figure: Figure, path: Path, **options: Any) -> None:
-    """Write beside and rename: what was there stays until the plot is whole."""
-    part = path.with_name(f".{path.name}")
-    figure.savefig(part, format=path.suffix[1:], **options)
-    part.replace(path)
+    return {name: draw(results) for name, draw in draws.items()}
 
 
 def _over(x_key: str, x_label: str, labels: dict[str, str]) -> Draw:
@@ -147,25 +126,21 @@ def itl_timeline(results: Sequence[Result]) -> Figure | None:
 
 def latency_cdf(results: Sequence[Result]) -> Figure | None:
     """Share of calls (of gaps) that took at most so long, all rounds of one point."""
-    figure, axes = canvas(3, width=WIDTH, height=HEIGHT)
-    n_values = 0
-    for name, runs in _last_point(results).items():
-        calls = [value for run in runs for value in run["ttfts"]]
-        whole = [value for run in runs for value in run["latencies"]]
-        gaps = [gap for run in runs for itl in run["itls"] for gap in itl or ()]
-        for ax, values in zip(axes, (calls, gaps, whole), strict=True):
-            known = sorted(value * 1e3 for value in values if value is not None)
-            n_values += len(known)
-            shares = [i / len(known) for i in range(len(known) + 1)]
-            ax.step([*known[:1], *known], shares, where="post", label=name)
-    for ax, label in zip(axes, ("TTFT", "ITL", "E2EL"), strict=True):
-        ax.set_xlabel(f"{label} (ms)")
-        ax.set_ylim(0, 1)
-        ax.locator_params(axis="x", nbins=4)  # numbers of five digits stay apart
-    axes[1].set_xscale("log")
-    axes[1].xaxis.set_major_formatter("{x:g}")
-    axes[0].set_ylabel("share")
-    return legend(figure) if n_values else None
+    last = _last_point(results)
+    gaps = {
+        name: [gap for run in runs for itl in run["itls"] for gap in itl or ()]
+        for name, runs in last.items()
+    }
+    return cdfs(
+        {"TTFT": _calls(last, "ttfts"), "ITL": gaps, "E2EL": _calls(last, "latencies")}
+    )
+
+
+def _calls(last: dict[str, list[Result]], key: str) -> dict[str, list[float]]:
+    return {
+        name: [value for run in runs for value in run[key] if value is not None]
+        for name, runs in last.items()
+    }
 
 
 def _last_point(results: Sequence[Result]) -> dict[str, list[Result]]:

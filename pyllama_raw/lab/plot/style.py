@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 # Okabe and Ito, Color Universal Design, 2008; yellow is left out, it is pale on white.
 COLOURS = (
@@ -20,7 +21,6 @@ COLOURS = (
     "#000000",
 )
 LINES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX"
 STYLE: Any = {
     "axes.grid": True,
     "axes.prop_cycle": cycler(color=COLOURS),
@@ -66,24 +66,25 @@ def legend(figure: Figure) -> Figure:
     return figure
 
 
-def cdf(ax: Axes, values: Iterable[float], index: int, label: str) -> None:
-    """The share of *values* that are at most so large, of a thousand points at most."""
-    known = sorted(values)
-    if not known:
-        return
-    n_points = min(len(known), 1000)
-    places = [
-        round(i * (len(known) - 1) / max(n_points - 1, 1)) for i in range(n_points)
-    ]
-    shares = [100 * (place + 1) / len(known) for place in places]
-    xs = [known[place] for place in places]
-    ax.step([xs[0], *xs], [0, *shares], where="post", label=label, **look(index))
+def cdf(ax: Axes, values: Sequence[float], index: int, label: str) -> None:
+    """The per cent of *values* that are at most so large."""
+    if len(values):
+        ax.ecdf(values, label=label, **look(index))
+    ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
+    ax.set_ylim(0, 1.01)
 
 
-def seconds_axis(ax: Axes, label: str, values: Sequence[float]) -> None:
-    """An axis of latencies: logarithmic where they differ much."""
-    positive = sorted(value for value in values if value > 0)
-    ax.set_xlabel(f"{label} (s)")
-    if positive and positive[-1] > 50 * positive[len(positive) // 2]:
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
+def cdfs(times: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure | None:
+    """Latencies by what they are of, then by name; an axis is logarithmic if they differ much."""
+    if not any(values for named in times.values() for values in named.values()):
+        return None
+    figure, axes = canvas(len(times))
+    for ax, (label, named) in zip(axes, times.items(), strict=True):
+        for index, (name, values) in enumerate(named.items()):
+            cdf(ax, values, index, name)
+        ax.set(xlabel=f"{label} (s)", ylabel="per cent")
+        known = sorted(v for values in named.values() for v in values if v > 0)
+        if known and known[-1] > 50 * known[len(known) // 2]:
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter("{x:g}")
+    return legend(figure)

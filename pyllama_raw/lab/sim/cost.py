@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyllama_raw.engine.step_log import Size
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.checked import NotNegative, check_fields
+from pyllama_raw.lab.checked import Checked, NotNegative
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ HELD_OUT = 5  # every fifth step is not fitted to, but predicted
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(Checked):
     """Seconds, each for one; the defaults stand for no machine that we measured."""
 
     step: NotNegative = 4e-3
@@ -31,9 +31,6 @@ class CostModel:
     context_cell: NotNegative = 1e-7  # that a token looks at
     saved_token: NotNegative = 2e-6
     loaded_token: NotNegative = 2e-6
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def seconds(self, size: Size) -> float:
         """What a step of *size* takes."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from html import escape
 from math import nan
 
-import numpy as np
-
+from pyllama_raw.api.results import percentile
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.core.stats import SchedulerStats
+from pyllama_raw.lab.table import table as aligned
 
 
 class Figures:
@@ -50,37 +49,22 @@ class Figures:
     def n_requests(self) -> int:
         return len(self.e2e_s)
 
-    def _repr_html_(self) -> str:
-        """A table of one row, in notebooks."""
-        row = self.row()
-        names = "".join(f"<th>{name}</th>" for name in ("policy", *row))
-        cells = "".join(f"<td>{_shown(value)}</td>" for value in row.values())
-        title = f"<th>{escape(self.name)}</th>"
-        return f"<table><tr>{names}</tr><tr>{title}{cells}</tr></table>"
-
     def row(self) -> dict[str, float]:
         """The figures of the table, by the name of their column."""
-        medians = [_percentile(times, 50) for times in self.by_client.values()]
+        medians = [percentile(times, 50) for times in self.by_client.values()]
         n_requests = max(self.n_requests, 1)
         return {
             "tok/s": self.n_output / self.end_s if self.end_s else nan,
-            "ttft p50": _percentile(self.ttft_s, 50),
-            "ttft p99": _percentile(self.ttft_s, 99),
-            "e2e p50": _percentile(self.e2e_s, 50),
-            "e2e p99": _percentile(self.e2e_s, 99),
+            "ttft p50": percentile(self.ttft_s, 50),
+            "ttft p99": percentile(self.ttft_s, 99),
+            "e2e p50": percentile(self.e2e_s, 50),
+            "e2e p99": percentile(self.e2e_s, 99),
             "cached %": 100 * self.n_cached / max(self.n_prompt, 1),
             "late %": 100 * self.n_late / n_requests,
             "unfair x": max(medians) / min(medians) if medians else nan,
             "preempted": self.n_preempted,
             "faults": self.n_faults,
         }
-
-
-def _percentile(values: array[float], percent: float) -> float:
-    """The smallest of *values* that *percent* of them do not exceed; nan if empty."""
-    if not values:
-        return nan
-    return float(np.percentile(values, percent, method="inverted_cdf"))
 
 
 CAPTION = (
@@ -91,21 +75,5 @@ CAPTION = (
 
 def table(results: Sequence[Figures]) -> list[str]:
     """A line for each of *results*, under a heading; what the columns mean is below."""
-    rows = [result.row() for result in results]
-    names = ["policy", *rows[0]]
-    cells = [names]
-    for result, row in zip(results, rows, strict=True):
-        cells.append([result.name, *(_shown(value) for value in row.values())])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    ]
-    return [*lines, CAPTION]
-
-
-def _shown(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
+    rows = [{"policy": each.name, **each.row()} for each in results]
+    return [*aligned(rows), CAPTION]

@@ -16,7 +16,7 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from pyllama_raw.core.request import Request
-from pyllama_raw.lab.checked import Count, check_fields
+from pyllama_raw.lab.checked import Checked, Count
 from pyllama_raw.lab.sim.executor import Answer
 
 MAX_GUESS = 2**31 - 1
@@ -35,13 +35,14 @@ class Requests(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class Guessed(Checked):
     """
     The requests of *source*, of which a policy sees a guess and one `max_tokens` for all.
 
     Requests, their times and their outputs are those of *source*.
     """
 
+    UNCHECKED = ("source",)
     source: Requests
     sigma: Spread | None = None
     """
@@ -52,9 +53,6 @@ class Guessed:
     """What each request allows; longer outputs end there. None: half a slot."""
     seed: int = 0
     """Of the guesses."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "sigma", "max_tokens", "seed")
 
     @property
     def n_requests(self) -> int:

@@ -15,7 +15,7 @@ from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.core.policies.runner import PolicyFault
 from pyllama_raw.core.scheduling.budget_modes import BudgetMode
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.lab.checked import Count, Positive, Whole, check_fields
+from pyllama_raw.lab.checked import Checked, Count, Positive, Whole
 from pyllama_raw.lab.sim.cost import CostModel
 from pyllama_raw.policy import make_policy
 
@@ -26,7 +26,7 @@ TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Checked):
     """What requests run on."""
 
     policy: str = "fcfs"
@@ -40,9 +40,6 @@ class Machine:
     max_overtakes: Whole = 16
     cached_tokens: Whole = 0  # snapshots in host memory hold at most so many
     cost: CostModel = NO_COST_MODEL
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def scheduler(self, report: Callable[[PolicyFault], None]) -> Scheduler:
         """

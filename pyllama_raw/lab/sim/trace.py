@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_files import Arrival, logged, read
-from pyllama_raw.lab.checked import Factor, check_fields
-from pyllama_raw.lab.sim.executor import END_TOKEN, Answer
-from pyllama_raw.lab.sim.workload import FIRST_TOKEN, cut, make_pool
+from pyllama_raw.lab.bench.trace_files import of_log, read
+from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.checked import Checked, Factor
+from pyllama_raw.lab.sim.executor import Answer
+from pyllama_raw.lab.sim.workload import FIRST_TOKEN, coming, cut, make_pool
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Checked):
     """
     Arrivals at *speed* times their pace.
 
@@ -27,13 +28,14 @@ class Trace:
             not allowed.
     """
 
+    UNCHECKED = ("arrivals",)
     arrivals: Sequence[Arrival]
     speed: Factor = 1.0
 
     def __post_init__(self) -> None:
         if any(arrival.prompt is not None for arrival in self.arrivals):
             raise ConfigError("a simulation needs prompt_tokens instead of a prompt")
-        check_fields(self, "speed")
+        Checked.__post_init__(self)
 
     @classmethod
     def read(
@@ -45,11 +47,7 @@ class Trace:
     @classmethod
     def of_log(cls, log: Iterable[RequestRecord], speed: float = 1.0) -> Trace:
         """The requests of a request log that count, from the first one on."""
-        found = [logged(record._asdict()) for record in log]
-        found = [arrival for arrival in found if arrival.counts]
-        found.sort(key=lambda arrival: arrival.at_s)
-        start = found[0].at_s if found else 0.0
-        return cls([replace(each, at_s=each.at_s - start) for each in found], speed)
+        return cls(of_log(log), speed)
 
     @property
     def n_requests(self) -> int:
@@ -75,21 +73,9 @@ class Trace:
                 tail = cut(pool, rng, max(n_left, 1))
                 tail[0] = own
                 tokens += tail
-            waits_s = arrival.deadline_s
-            yield (
-                now,
-                Request(
-                    request_id,
-                    tokens[: n_most - n_output],
-                    max_tokens=max(arrival.max_tokens or 0, n_output),
-                    sampling=Answer(n_output, own),
-                    stop_token_ids=frozenset({END_TOKEN}),
-                    priority=arrival.priority,
-                    deadline=None if waits_s is None else now + waits_s,
-                    client=arrival.client,
-                    policy_data=arrival.policy_data,
-                ),
-            )
+            kept, answer = tokens[: n_most - n_output], Answer(n_output, own)
+            allowed = {"max_tokens": arrival.max_tokens or 0, **arrival.asked}
+            yield coming(request_id, now, kept, answer, **allowed)
 
 
 def _block(pool: array[int], number: int, n_tokens: int) -> array[int]:

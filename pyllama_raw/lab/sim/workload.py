@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.checked import Count, Factor, check_fields
+from pyllama_raw.lab.checked import Checked, Count, Factor
 from pyllama_raw.lab.sim.executor import END_TOKEN, Answer
 
 Kind = Literal["fixed", "uniform", "exponential", "lognormal"]
@@ -26,7 +26,7 @@ Prefix = Annotated[int, Field(ge=0, le=MOST)]
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(Checked):
     """Whole numbers of one distribution, at least 1 and at most *most*."""
 
     mean: Mean
@@ -35,7 +35,7 @@ class Lengths:
     most: Count = MOST
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        Checked.__post_init__(self)
         if self.mean > self.most:
             raise ConfigError(f"Lengths.mean={self.mean}: give at most {self.most}")
 
@@ -65,7 +65,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Checked):
     """
     An open loop: requests come whether others have ended or not.
 
@@ -86,9 +86,6 @@ class Workload:
     )
     deadline_s: Lengths | None = None  # seconds from arrival
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
         """
@@ -114,18 +111,32 @@ class Workload:
             tokens = (prefix + tail)[: n_most - n_output]
             wait_s = None if self.deadline_s is None else self.deadline_s.draw(rng)
             (client,) = rng.choices(clients, weights)
-            yield (
-                now,
-                Request(
-                    request_id,
-                    tokens,
-                    max_tokens=n_output,
-                    sampling=Answer(n_output, FIRST_TOKEN + request_id),
-                    stop_token_ids=frozenset({END_TOKEN}),
-                    deadline=None if wait_s is None else now + wait_s,
-                    client=client,
-                ),
+            answer = Answer(n_output, FIRST_TOKEN + request_id)
+            yield coming(
+                request_id, now, tokens, answer, deadline_s=wait_s, client=client
             )
+
+
+def coming(
+    request_id: int,
+    at_s: float,
+    tokens: array[int],
+    answer: Answer,
+    *,
+    max_tokens: int = 0,
+    deadline_s: float | None = None,
+    **asked: Any,
+) -> tuple[float, Request]:
+    """When a request comes, and it; it allows *max_tokens*, or what it will get if that is more."""
+    return at_s, Request(
+        request_id,
+        tokens,
+        max_tokens=max(max_tokens, answer.n_output),
+        sampling=answer,
+        stop_token_ids=frozenset({END_TOKEN}),
+        deadline=None if deadline_s is None else at_s + deadline_s,
+        **asked,
+    )
 
 
 def make_pool(rng: Random) -> array[int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.tune.knobs import Knob, knobs
+from pyllama_raw.lab.tune.knobs import Knob, Point, knobs, settings_of
 from pyllama_raw.lab.tune.search import descend
 from pyllama_raw.lab.tune.space import Space
 from pyllama_raw.lab.tune.work import Work, measure, perplexity
@@ -62,55 +63,38 @@ def tune(
         ConfigError: *keep* exists or cannot be written.
         PyllamaError: the model does not work with the defaults.
     """
-    folder = None if keep is None else _folder_of(keep)
-    work = work or Work()
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".tune.") as scratch:
-        facts = _facts(model)
-        files = {
-            file_type: Path(scratch) / f"{file_type}.gguf"
-            for file_type in file_types
-            if file_type != facts.file_type
-        }
-        for file_type, file in files.items():
-            progress(f"requantised to {file_type}")
-            quantize(model, file, file_type)
-        others = Others()
-        space = make_space(
-            model,
-            list(files.values()) if keep else [],
-            work,
-            progress=lambda: progress("speed"),
-            others=others,
+    work, others = work or Work(), Others()
+    with tempfile.TemporaryDirectory(dir=_folder_of(keep), prefix=".tune.") as scratch:
+        files = _requantised(model, file_types, Path(scratch), progress)
+        spaces = make_spaces(
+            [model, *files.values()], work, lambda: progress("speed"), others
         )
-        tuning = _search(space, files, progress)
-        tuning = _described(tuning, others.cpus)
-        return tuning if keep is None else _kept(tuning, model, keep)
+        ours = spaces[model]
+        ours.measure(ours.default)  # raises what is wrong with the model
+        path = model if keep is None else _fastest(spaces)
+        found = _search(spaces, path, files, progress)
+        if keep is not None and path != model:
+            path = path.replace(keep)
+        facts = {
+            "path": path.absolute(),
+            "machine": Machine(cpu=host.cpu_name(), n_cpus=host.n_cpus()),
+            "model_bytes": path.stat().st_size,
+            "others_cpus": others.cpus,
+        }
+        return replace(found, profile=found.profile.model_copy(update=facts))
 
 
-def make_space(
-    model: Path,
-    files: Sequence[Path],
-    work: Work,
-    progress: Callable[[], object] = lambda: None,
-    others: Others | None = None,
-) -> Space:
-    """All that is searched: *model*, or one of *files*, with every choice of the knobs."""
-    table = _knobs()
-    n_vocab = _facts(model).n_vocab
-    watch = others or Others()
-
-    def measuring(file: Path, settings: Settings, work: Work) -> Measured:
-        with watch.watched():
-            return measure(file, settings, work, n_vocab=n_vocab)
-
-    return Space([model, *files], table, work, measuring, progress)
-
-
-def _search(space: Space, files: Mapping[FileType, Path], progress: Progress) -> Tuning:
-    default = space.default
-    space.measure(default)  # raises what is wrong with the model
+def _search(
+    spaces: Mapping[Path, Space],
+    path: Path,
+    files: Mapping[FileType, Path],
+    progress: Progress,
+) -> Tuning:
+    """The best settings of *path*, against the defaults of the model, the first of *spaces*."""
+    (model, ours), *_ = spaces.items()
+    space = spaces[path]
     best = descend(space.sizes, space.cost)
-    settings = space.settings(best)
+    settings = settings_of(space.table, best)
     assert settings is not None
 
     def rated(file: Path, settings: Settings, measured: Measured) -> Measured:
@@ -118,56 +102,67 @@ def _search(space: Space, files: Mapping[FileType, Path], progress: Progress) ->
         value = perplexity(file, settings)
         return measured.model_copy(update={"perplexity": value})
 
-    before = rated(space.files[0], Settings(), space.measure(default))
-    after = before
-    if best != default:
-        after = rated(space.files[best[0]], settings, space.measure(best))
-    requantised: dict[FileType, Measured] = {}
-    for file_type, file in files.items():
-        measured = space.measure_file(file, settings)
-        requantised[file_type] = rated(file, settings, measured)
-    path = space.files[best[0]].absolute()
-    return Tuning(
-        Profile(path=path, settings=settings, before=before, after=after), requantised
-    )
-
-
-def _described(tuning: Tuning, others_cpus: float | None) -> Tuning:
-    """With what tells whether the profile fits elsewhere, and whether it is proof."""
-    assert tuning.profile.path is not None
-    facts = {
-        "machine": Machine(cpu=host.cpu_name(), n_cpus=host.n_cpus()),
-        "model_bytes": tuning.profile.path.stat().st_size,
-        "others_cpus": others_cpus,
+    before = after = rated(model, Settings(), ours.measure(ours.default))
+    if (path, best) != (model, space.default):
+        after = rated(path, settings, space.measure(best))
+    requantised = {
+        kind: rated(file, settings, spaces[file].speed(settings))
+        for kind, file in files.items()
     }
-    return replace(tuning, profile=tuning.profile.model_copy(update=facts))
+    return Tuning(Profile(settings=settings, before=before, after=after), requantised)
 
 
-def _kept(tuning: Tuning, model: Path, keep: Path) -> Tuning:
-    """Give the file of the profile its name, if it is not the model itself."""
-    profile = tuning.profile
-    if profile.path is None or profile.path == model.absolute():
-        return tuning
-    profile.path.replace(keep)
-    moved = profile.model_copy(update={"path": keep.absolute()})
-    return replace(tuning, profile=moved)
+def _fastest(spaces: Mapping[Path, Space]) -> Path:
+    """The file that is fastest with the defaults; the first one unless another gains."""
+    files = list(spaces)
+
+    def cost(point: Point) -> float:
+        space = spaces[files[point[0]]]
+        return space.cost(space.default)
+
+    return files[descend([len(files)], cost)[0]]
 
 
-def _folder_of(keep: Path) -> Path:
+def _requantised(
+    model: Path, file_types: Sequence[FileType], folder: Path, progress: Progress
+) -> dict[FileType, Path]:
+    """*model* in each of *file_types* but its own."""
+    with Model.load(model, vocab_only=True) as loaded:
+        own = loaded.ftype.lower()
+    files = {kind: folder / f"{kind}.gguf" for kind in file_types if kind != own}
+    for kind, file in files.items():
+        progress(f"requantised to {kind}")
+        quantize(model, file, kind)
+    return files
+
+
+def make_spaces(
+    files: Sequence[Path],
+    work: Work,
+    progress: Callable[[], object] = lambda: None,
+    others: Others | None = None,
+) -> dict[Path, Space]:
+    """All that is searched: each of *files*, one model, with every choice of the knobs."""
+    table, watch = _knobs(), others or Others()
+    with Model.load(files[0], vocab_only=True) as loaded:
+        n_vocab = loaded.n_vocab
+
+    def speed(file: Path, settings: Settings) -> Measured:
+        try:
+            with watch.watched():
+                return measure(file, settings, work, n_vocab=n_vocab)
+        finally:
+            progress()
+
+    return {file: Space(table, work, partial(speed, file)) for file in files}
+
+
+def _folder_of(keep: Path | None) -> Path | None:
+    if keep is None:
+        return None
     if keep.exists():
         raise ConfigError(f"{keep} exists: it is not replaced, name another file")
     folder = keep.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{keep} cannot be written: there is no folder {folder}")
     return folder
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    file_type: str
-    n_vocab: int
-
-
-def _facts(model: Path) -> _Facts:
-    with Model.load(model, vocab_only=True) as loaded:
-        return _Facts(loaded.ftype.lower(), loaded.n_vocab)

@@ -6,8 +6,7 @@ import anyio
 
 from pyllama_raw.lab.bench.call import Call, CallFailed, Record
 from pyllama_raw.lab.bench.drive import Run
-from pyllama_raw.lab.bench.words import WORDS
-from pyllama_raw.lab.bench.writer import Writer
+from pyllama_raw.lab.bench.writer import WORDS, Writer
 
 
 class FakeTarget:

@@ -7,9 +7,8 @@ from statistics import pstdev
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllama_raw.lab.bench.arrivals import arrivals, timed
-from pyllama_raw.lab.bench.call import Call
-from pyllama_raw.lab.bench.words import generator
+from pyllama_raw.lab.bench.drive import arrivals
+from pyllama_raw.lab.bench.writer import generator
 
 
 @given(
@@ -41,14 +40,3 @@ def test_less_burstiness_makes_gaps_more_unequal():
 
     assert spread(0.25) > 1.7 > spread(1.0) > 0.9
     assert spread(10.0) < 0.4
-
-
-def test_timed_calls_are_otherwise_the_same():
-    """
-    Only the time changes.
-    """
-    calls = [Call("a", 1, kind="x"), Call("b", 2)]
-
-    later = timed(calls, [0.5, 1.5])
-
-    assert later == [Call("a", 1, at_s=0.5, kind="x"), Call("b", 2, at_s=1.5)]

@@ -60,8 +60,8 @@ def test_equal_results_are_noise(values):
     alike = len(set(values)) == 1
     (change,) = changes(results, results, 0.03)
 
-    assert change.verdict == ("equal" if alike else "noise")
-    assert change.row()["change"] == "0"
+    assert change["verdict"] == ("equal" if alike else "noise")
+    assert change["change"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_verdicts(after, verdict):
 
     (change,) = changes(before, make_results(after), 0.03)
 
-    assert change.verdict == verdict
+    assert change["verdict"] == verdict
 
 
 def test_less_is_better_for_latencies():
@@ -92,8 +92,8 @@ def test_less_is_better_for_latencies():
     """
     a, b = [10.0] * 5, [5.0] * 5
 
-    assert judge(a, b, 0.008, threshold=0.03, better="less") == "better"
-    assert judge(a, b, 0.008, threshold=0.03, better="more") == "worse"
+    assert judge(a, b, 0.008, 0.03, more_is_better=False) == "better"
+    assert judge(a, b, 0.008, 0.03, more_is_better=True) == "worse"
 
 
 def test_more_failures_are_worse_without_a_test():
@@ -102,10 +102,10 @@ def test_more_failures_are_worse_without_a_test():
     """
     before, after = make_results([0], "failed"), make_results([1], "failed")
 
-    assert [c.verdict for c in changes(before, after, 0.03)] == ["worse"]
-    assert [c.verdict for c in changes(after, before, 0.03)] == ["noise"]
-    assert [c.verdict for c in changes(after, after, 0.03)] == ["equal"]
-    assert [c.row()["change"] for c in changes(before, after, 0.03)] == ["from 0"]
+    assert [c["verdict"] for c in changes(before, after, 0.03)] == ["worse"]
+    assert [c["verdict"] for c in changes(after, before, 0.03)] == ["noise"]
+    assert [c["verdict"] for c in changes(after, after, 0.03)] == ["equal"]
+    assert [c["change"] for c in changes(before, after, 0.03)] == ["from 0"]
 
 
 def test_one_value_everywhere_is_equal_whatever_the_number_of_rounds():
@@ -115,7 +115,7 @@ def test_one_value_everywhere_is_equal_whatever_the_number_of_rounds():
     for value in (0.0, 7.0):
         results = make_results([value] * 2, "cached_share")
 
-        assert [c.verdict for c in changes(results, results, 0.03)] == ["equal"]
+        assert [c["verdict"] for c in changes(results, results, 0.03)] == ["equal"]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from pyllama_raw.api.results import percentile
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.figures import (
-    Limits,
-    peak_concurrency,
-    peak_tok_per_s,
-    summary_ms,
-)
-from pyllama_raw.lab.bench.result import result_of
+from pyllama_raw.lab.bench.result import latencies, limits_of, result_of
 from tests.lab.bench.support import make_record, make_run
 
 
@@ -36,15 +30,17 @@ def test_summary_has_vllms_keys():
     """
     Seconds become milliseconds; nothing gives None everywhere.
     """
-    assert summary_ms("itl", [0.001, 0.002, 0.006]) == {
+    found = latencies([make_record([0.0, 0.001, 0.003, 0.009])])
+
+    assert {name: found[name] for name in found if "_itl_" in name} == {
         "mean_itl_ms": pytest.approx(3),
-        "median_itl_ms": 2,
+        "median_itl_ms": pytest.approx(2),
         "std_itl_ms": pytest.approx(math.sqrt(14 / 3)),
-        "p90_itl_ms": 6,
-        "p99_itl_ms": 6,
-        "max_itl_ms": 6,
+        "p90_itl_ms": pytest.approx(6),
+        "p99_itl_ms": pytest.approx(6),
+        "max_itl_ms": pytest.approx(6),
     }
-    assert set(summary_ms("ttft", []).values()) == {None}
+    assert set(latencies([]).values()) == {None}
 
 
 def test_latencies_follow_the_definitions():
@@ -56,7 +52,7 @@ def test_latencies_follow_the_definitions():
         make_record([1.0, 2.0, 4.0], queue_s=0.5), make_record([3.0], sent=1.0)
     )
 
-    result = result_of(run)
+    result = result_of(run, {})
 
     assert (result["mean_ttft_ms"], result["max_ttft_ms"]) == (1500, 2000)
     assert (result["median_itl_ms"], result["max_itl_ms"]) == (1500, 2000)
@@ -71,7 +67,7 @@ def test_failures_are_counted_and_have_no_latency():
     """
     run = make_run(make_record(), make_record([9.0], error="gone"))
 
-    result = result_of(run)
+    result = result_of(run, {})
 
     assert (result["completed"], result["failed"], result["left"]) == (1, 1, 0)
     assert result["errors"] == ["", "gone"]
@@ -87,8 +83,8 @@ def test_cached_share_is_of_tokens():
     """
     known = make_run(make_record(n_cached=3), make_record(n_cached=0))
 
-    assert result_of(known)["cached_share"] == 0.5
-    assert result_of(make_run(make_record()))["cached_share"] is None
+    assert result_of(known, {})["cached_share"] == 0.5
+    assert result_of(make_run(make_record()), {})["cached_share"] is None
 
 
 def test_kinds_have_latencies_of_their_own():
@@ -97,7 +93,7 @@ def test_kinds_have_latencies_of_their_own():
     """
     run = make_run(make_record(kind="short"), make_record([5.0, 9.0], kind="long"))
 
-    by_kind = result_of(run)["by_kind"]
+    by_kind = result_of(run, {})["by_kind"]
 
     assert by_kind["short"]["max_ttft_ms"] == 1000
     assert by_kind["long"]["max_itl_ms"] == 4000
@@ -119,7 +115,7 @@ def test_goodput_counts_what_keeps_every_limit(words, good):
     """
     records = [make_record(), make_record([1.0]), make_record(error="gone")]
 
-    result = result_of(make_run(*records), Limits.parse(words))
+    result = result_of(make_run(*records), limits_of(words))
 
     assert result["request_goodput"] == good / 10.0
 
@@ -130,19 +126,4 @@ def test_wrong_limits_are_refused(word):
     The error quotes the word.
     """
     with pytest.raises(ConfigError, match=word):
-        Limits.parse([word])
-
-
-def test_peaks():
-    """
-    The best second has what came in it; a call that ends as another starts is no overlap.
-    """
-    records = [
-        make_record([0.1, 0.2, 1.5]),
-        make_record([2.0], sent=1.5),
-        make_record([0.3], sent=0.25),
-    ]
-
-    assert peak_tok_per_s(records) == 3
-    assert peak_concurrency(records) == 2
-    assert (peak_tok_per_s([]), peak_concurrency([])) == (0, 0)
+        limits_of([word])

@@ -5,8 +5,13 @@ import json
 import pytest
 
 from pyllama_raw.lab.bench.call import Call, attempt
-from pyllama_raw.lab.bench.http_client import HttpClient
-from pyllama_raw.lab.bench.http_target import API_KEY, first_model, http_target
+from pyllama_raw.lab.bench.http_client import open_client
+from pyllama_raw.lab.bench.http_target import (
+    API_KEY,
+    first_model,
+    http_target,
+    target_of,
+)
 from tests.lab.bench.raw_server import chunked, serving, sized
 
 pytestmark = [
@@ -23,12 +28,10 @@ def sse(*events):
     )
 
 
-async def ask(call, answer, protocol="openai", forbidden=()):
+async def ask(call, answer, protocol="openai", forbidden=(), piece=7):
     """The record of *call*, and the server that gave *answer*."""
-    async with (
-        serving(answer) as server,
-        http_target(server.url, protocol, forbidden) as target,
-    ):
+    async with serving(answer, piece) as server, open_client(server.url, {}) as client:
+        target = await target_of(client, protocol, forbidden)
         return await attempt(target, call), server
 
 
@@ -36,11 +39,22 @@ def chunk(text, **more):
     return {"choices": [{"index": 0, "text": text, **more}]}
 
 
-async def test_openai_counts_what_the_usage_says(monkeypatch):
+async def test_the_key_of_the_environment_is_sent(monkeypatch):
+    """
+    With every request, as servers of OpenAI's protocol want it.
+    """
+    monkeypatch.setenv(API_KEY, "key")
+    async with serving(sized("")) as server:
+        async with http_target(server.url, "openai") as target:
+            await attempt(target, Call("x", 1))
+
+    assert [a.headers["authorization"] for a in server.asked] == ["bearer key"] * 2
+
+
+async def test_openai_counts_what_the_usage_says():
     """
     A chunk may hold two tokens; the last one may hold none. Usage brings the counts.
     """
-    monkeypatch.setenv(API_KEY, "key")
     details = {"prompt_tokens_details": {"cached_tokens": 4}}
     last = chunk("", finish_reason="length") | {"usage": USAGE | details}
     body = sse(chunk("a"), chunk("b c"), last | {"queue_s": 0.5})
@@ -49,8 +63,8 @@ async def test_openai_counts_what_the_usage_says(monkeypatch):
     assert record.error is None
     assert (record.text, len(record.times), record.n_output) == ("ab c", 2, 3)
     assert (record.n_prompt, record.n_cached, record.queue_s) == (9, 4, 0.5)
-    path, headers, asked = server.asked[-1]
-    assert (path, headers["authorization"]) == ("/v1/completions", "bearer key")
+    path, _, asked = server.asked[-1]
+    assert path == "/v1/completions"
     assert asked["prompt"] == [1, 2]
     assert (asked["max_tokens"], asked["ignore_eos"]) == (3, True)
     assert asked["logit_bias"] == {"2": -100}
@@ -110,7 +124,9 @@ async def test_a_lost_connection_is_a_failure():
     record, _ = await ask(Call("x", 2), chunked(sse(chunk("a")))[:-9])
 
     assert record.error is not None
-    assert record.error.startswith("CallFailed: ConnectionError: closed before")
+    assert record.error.startswith(
+        "CallFailed: HttpFailed: RemoteProtocolError peer closed"
+    )
 
 
 async def test_who_has_enough_leaves():
@@ -121,6 +137,16 @@ async def test_who_has_enough_leaves():
     record, _ = await ask(Call("x", 3, leave_after=2), chunked(body))
 
     assert (record.error, record.left, record.text) == (None, True, "ab")
+
+
+async def test_who_leaves_is_not_told_of_later_errors():
+    """
+    An error that follows the last token it wanted is no failure of the call.
+    """
+    body = sse(chunk("a"), chunk("b")) + "\nerror: gone\n"
+    record, _ = await ask(Call("x", 3, leave_after=1), sized(body), piece=1000)
+
+    assert (record.error, record.left, record.text) == (None, True, "a")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +164,7 @@ async def test_the_first_model_of_a_server_is_asked_for(body, status, name):
     Some servers refuse names they do not know; others list none.
     """
     async with serving(sized(body, status)) as server:
-        assert await first_model(HttpClient(server.url, {})) == name
+        async with open_client(server.url, {}) as client:
+            assert await first_model(client) == name
 
     assert [asked.path for asked in server.asked] == ["/v1/models"]

@@ -1,4 +1,4 @@
-"""Rounds, tables, plots and the page."""
+"""Rounds, tables and plots."""
 
 import json
 from functools import partial
@@ -10,18 +10,14 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.headline import headline
 from pyllama_raw.lab.bench.rounds import Opened, Plan, Point
 from pyllama_raw.lab.bench.table import (
-    LOADS,
-    digits,
     failures,
     read_results,
     rows,
-    shown_rows,
-    table,
 )
-from pyllama_raw.lab.bench.words import generator
 from pyllama_raw.lab.bench.workloads import WORKLOADS
-from pyllama_raw.lab.plot.bench import BUSY, figures, write_plots
-from pyllama_raw.lab.plot.page import write_page
+from pyllama_raw.lab.bench.writer import generator
+from pyllama_raw.lab.plot.bench import BUSY, figures
+from pyllama_raw.lab.table import digits, table
 from tests.lab.bench.support import FakeTarget, make_writer
 
 
@@ -109,7 +105,7 @@ VLLM_KEYS = {
     *("num_prompts", "request_rate", "burstiness", "max_concurrency", "duration"),
     *("completed", "failed", "total_input_tokens", "total_output_tokens"),
     *("request_throughput", "request_goodput", "output_throughput"),
-    *("total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests"),
+    "total_token_throughput",
     *("input_lens", "output_lens", "ttfts", "itls", "start_times", "latencies"),
     *("generated_texts", "errors"),
     *(
@@ -169,7 +165,7 @@ async def test_what_matters_fits_a_hundred_columns():
         result |= {"others_cpus": 1.0, "output_throughput": 123456.0}
         result |= {"max_itl_ms": 123456.0, "p99_itl_ms": 123456.0}
 
-    lines = table(shown_rows(results))
+    lines = table(rows(results))
     wide = table(rows(results, wide=True))
 
     columns = "target clients tok/s ratio min-max TTFT p50 TTFT p99 ITL p99 ITL max failed busy"
@@ -187,16 +183,16 @@ async def test_what_matters_fits_a_hundred_columns():
 @pytest.mark.anyio
 async def test_how_calls_were_sent_is_a_column_only_if_it_varies():
     """
-    One way is in the headline alone; of several each has its own column.
+    One way is in the headline alone; clients have a column of their own.
     """
     ways = [Point(clients=1), Point(rate=500.0), Point(rate=500.0, burstiness=0.5)]
     results, _, _ = await collect(ways, rounds=1, names=("a",))
 
-    cells = [[str(row.get(k, "")) for k in LOADS] for row in shown_rows(results)]
-    (alone,) = shown_rows(results[:1])
+    (alone,) = rows(results[:1])
 
-    assert cells == [["1", "", ""], ["", "500", ""], ["", "", "500/s, burstiness 0.5"]]
-    assert not alone.keys() & set(LOADS)
+    sent = [(row.get("clients"), row.get("sent")) for row in rows(results)]
+    assert sent == [(1, None), (None, "500/s"), (None, "500/s, burstiness 0.5")]
+    assert not alone.keys() & {"clients", "sent"}
 
 
 @pytest.mark.parametrize(
@@ -243,8 +239,7 @@ def test_the_headline_says_what_where_and_how():
 
     assert headline([{"target": "openai=http://a", **point, **known}]) == [
         "offline, m.gguf, 1 round, 1 client",
-        "pyllama_raw 0.1.0 (abc), llama.cpp b1, Python 3.11",
-        "X, 2 CPUs, today",
+        "cpu X, n_cpus 2, python 3.11, pyllama_raw 0.1.0, llama_cpp b1, commit abc, today",
         "pyllama-raw bench run offline",
         "openai: http://a",
     ]
@@ -270,48 +265,18 @@ async def test_failed_calls_name_their_reasons():
     ]
 
 
-def test_plots_and_page_have_everything(tmp_path):
+def test_a_busy_round_is_marked():
     """
-    Every plot is there as SVG and PNG; the page is one file that loads nothing.
-    """
-    points = [Point(clients=1), Point(clients=2), Point(rate=500.0)]
-    measure = partial(collect, points, rounds=1, names=("<a>", "b"))
-    results, _, _ = anyio.run(measure)
-
-    drawn = figures(results)
-    write_plots(drawn, tmp_path / "plots")
-    write_page(results, drawn, tmp_path / "page.html")
-
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(
-        f"{name}.{kind}"
-        for name in (
-            "itl-timeline",
-            "latency-by-rate",
-            "latency-cdf",
-            "throughput-by-clients",
-        )
-        for kind in ("png", "svg")
-    )
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 4
-    assert "&lt;a&gt;" in page
-    assert "<script" not in page
-    assert "<link" not in page
-
-
-def test_a_busy_round_is_marked(tmp_path):
-    """
-    In the table, the plots and above them; a quiet run has no such mark.
+    In the table and the plots; a quiet run has no such mark.
     """
     measure = partial(collect, [Point(clients=1), Point(clients=2)], rounds=2)
     results, _, _ = anyio.run(measure)
     found = []
     for others_cpus in (0.0, 0.5):
         results[0]["others_cpus"] = others_cpus
-        drawn = figures(results)
-        write_page(results, {}, tmp_path / "page.html")
-        labels = drawn["throughput-by-clients"].axes[0].get_legend_handles_labels()[1]
-        page = (tmp_path / "page.html").read_text()
-        found.append((BUSY in labels, "NO PROOF" in page, "<td>1/2</td>" in page))
+        axes = figures(results)["throughput-by-clients"].axes[0]
+        labels = axes.get_legend_handles_labels()[1]
+        busy = [row.get("busy") for row in rows(results)]
+        found.append((BUSY in labels, "1/2" in busy))
 
-    assert found == [(False, False, False), (True, True, True)]
+    assert found == [(False, False), (True, True)]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_files import Arrival, calls_of, read
+from pyllama_raw.lab.bench.trace_files import calls_of, read
+from pyllama_raw.lab.bench.trace_formats import Arrival
 from tests.lab.bench.support import make_writer
 
 MOONCAKE = """
@@ -145,7 +146,7 @@ def test_calls_ask_for_what_was_recorded(tmp_path, row):
     asked, plain = calls_of(arrivals, make_writer(), 1, length_scale=2.0)
 
     assert (asked.options, plain.options) == (ASKED, {})
-    assert [arrival.client for arrival in arrivals] == ["a", None]
+    assert [arrival.more.get("client") for arrival in arrivals] == ["a", None]
 
 
 def test_requests_that_warmed_up_are_left_out(tmp_path):
@@ -155,7 +156,7 @@ def test_requests_that_warmed_up_are_left_out(tmp_path):
     rows = [LOGGED | {"policy_data": {"warm_up": True}}, LOGGED | {"client": "b"}]
     path = write(tmp_path, "\n".join(map(json.dumps, rows)))
 
-    assert [arrival.client for arrival in read(path)] == ["b"]
+    assert [arrival.more.get("client") for arrival in read(path)] == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.cli import main
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.trace_files import Arrival
+from pyllama_raw.lab.bench.trace_formats import Arrival
 from pyllama_raw.lab.sim import Guessed, Lengths, Machine, Trace, Workload, simulate
 
 LOAD = Workload(n_requests=400, rate=8, seed=1)
@@ -81,7 +81,9 @@ def test_recorded_requests_are_guessed_too():
     """
     What else a policy was told of them stays.
     """
-    arrivals = [Arrival(0.0, 20, 30, max_tokens=99, policy_data={"tier": "gold"})]
+    arrivals = [
+        Arrival(0.0, 20, 30, max_tokens=99, more={"policy_data": {"tier": "gold"}})
+    ]
 
     assert seen(Guessed(Trace(arrivals), 0.0)) == [
         (256, {"tier": "gold", "n_output": 30})

@@ -126,47 +126,43 @@ BUDGETS = Knob(
 )
 
 
-def test_of_several_times_the_fastest_counts(tmp_path):
+def test_of_several_times_the_fastest_counts():
     """
     A neighbour can only slow things down.
     """
-    asked, speeds = [], {"a": [SLOW, FAST, SLOW], "b": [FAST]}
+    asked, speeds = [], [SLOW, FAST, SLOW]
 
-    def measure(file, settings, work):
-        asked.append((file.name, settings))
-        return speeds[file.name].pop(0)
+    def speed(settings):
+        asked.append(settings)
+        return speeds.pop(0)
 
-    files = [tmp_path / "a", tmp_path / "b"]
-    space = Space(files, (), Work(n_slots=1, n_prompt=100, n_output=100), measure)
+    space = Space((), Work(n_slots=1, n_prompt=100, n_output=100), speed)
 
-    assert [space.cost(p) for p in ((0,), (1,), (0,), (0,))] == [2, 1, 1, 1]
-    assert asked == [(name, Settings()) for name in "abaa"]
+    assert [space.cost(()) for _ in range(3)] == [2, 1, 1]
+    assert asked == [Settings()] * 3
 
 
-def test_a_budget_that_stalls_streams_too_long_does_not_go(tmp_path):
+def test_a_budget_that_stalls_streams_too_long_does_not_go():
     """
     A step may take max_step_s at the speed that was measured, and no longer.
     """
-    work = Work(max_step_s=0.3)
-    space = Space([tmp_path], (BUDGETS,), work, lambda *_: FAST)
+    space = Space((BUDGETS,), Work(max_step_s=0.3), lambda _: FAST)
 
-    goes = [space.cost((0, choice)) < math.inf for choice in range(4)]
+    goes = [space.cost((choice,)) < math.inf for choice in range(4)]
 
     assert goes == [True, True, True, False]
 
 
-def test_settings_that_fail_cost_infinitely_but_the_default_says_why(tmp_path):
+def test_settings_that_fail_cost_infinitely_but_the_default_says_why():
     """
-    measure() raises, cost() does not; progress is told of both.
+    measure() raises, cost() does not.
     """
-    told = []
 
-    def measure(*_):
+    def fail(_):
         raise ContextFailed("llama_init_from_model", None, "no")
 
-    space = Space([tmp_path], (), Work(), measure, lambda: told.append(1))
+    space = Space((), Work(), fail)
 
     assert space.cost(space.default) == math.inf
     with pytest.raises(ContextFailed):
         space.measure(space.default)
-    assert len(told) == 2
