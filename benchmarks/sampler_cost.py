@@ -25,7 +25,7 @@ import numpy as np
 from load.measure import Report, arguments, parse
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
@@ -132,7 +132,7 @@ def decodes_ms(context: Context) -> list[float]:
 
 def opener(params: SamplingParams, vocab: Vocab) -> Callable[[], RowSampler]:
     """Opens what samples one request; its grammar is read before."""
-    grammar = None if params.grammar is None else GrammarConstraint(params, vocab)
+    grammar = Constraints(vocab).make(params)
 
     def open_one() -> RowSampler:
         started = None if grammar is None else grammar.start()

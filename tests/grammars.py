@@ -3,7 +3,7 @@
 from typing import Any
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.engine.constraint import Constraints, GrammarConstraint
 from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.vocab import Vocab
 
@@ -19,4 +19,6 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 def make_grammar(text: str, vocab: Vocab, **more: Any) -> Grammar:
     """At its beginning; *more* are sampling parameters."""
-    return GrammarConstraint(SamplingParams(grammar=text, **more), vocab).start()
+    made = Constraints(vocab).make(SamplingParams(grammar=text, **more))
+    assert isinstance(made, GrammarConstraint)
+    return made.start()

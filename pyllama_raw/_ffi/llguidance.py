@@ -14,6 +14,9 @@ from functools import cache
 from typing import Any
 
 MAX_ERROR_BYTES = 1000
+
+# Items of the parser for one mask: about 100 ms of the engine thread. The default is 50,000.
+MAX_ITEMS = 10_000
 DECLARATIONS = """
 typedef struct LlgTokenizer LlgTokenizer;
 typedef struct LlgMatcher LlgMatcher;
@@ -38,6 +41,12 @@ typedef struct {
     const LlgTokenizer * tokenizer;
     uint32_t log_buffer_level;
     uint32_t log_stderr_level;
+    bool ff_tokens_ok;
+    bool backtrack_ok;
+    size_t max_items_in_row;
+    uint64_t initial_lexer_fuel;
+    uint64_t step_lexer_fuel;
+    size_t step_max_items;
     char others[1024];  // only the library sets them
 } LlgConstraintInit;
 LlgTokenizer * llg_new_tokenizer_v2(const LlgTokenizerInitV2 *, char * error, size_t n_bytes);
@@ -49,6 +58,10 @@ void llg_free_matcher(LlgMatcher *);
 const char * llg_matcher_get_error(LlgMatcher *);
 int32_t llg_matcher_compute_mask_into(LlgMatcher *, uint32_t * mask, size_t n_bytes);
 int32_t llg_matcher_consume_token(LlgMatcher *, uint32_t token);
+int32_t llg_matcher_consume_tokens(LlgMatcher *, const uint32_t * tokens, size_t n);
+int32_t llg_matcher_validate_tokens(LlgMatcher *, const uint32_t * tokens, size_t n);
+size_t llg_tokenize_bytes(const LlgTokenizer *, const uint8_t * text, size_t n_bytes,
+                          uint32_t * tokens, size_t n_tokens);
 """
 
 
@@ -81,7 +94,7 @@ def new_tokenizer(
     lib: Any,
     pieces: Sequence[bytes],
     end_tokens: Sequence[int],
-    tokenize: Callable[[bytes], Sequence[int]],
+    tokenize: Callable[[bytes], Sequence[int]] | None,
 ) -> tuple[Any, object]:
     """
     A pointer, and what has to be kept until it is freed, because C calls it till then.
@@ -94,6 +107,7 @@ def new_tokenizer(
     @ffi.callback("LlgTokenizeFn")  # type: ignore[untyped-decorator]
     def write_tokens(_: Any, text: Any, n_bytes: int, out: Any, room: int) -> int:
         """Return how many tokens there are, written or not."""
+        assert tokenize is not None
         tokens = tokenize(bytes(ffi.buffer(text, n_bytes)))
         for index, token in enumerate(tokens[:room]):
             out[index] = token
@@ -108,7 +122,10 @@ def new_tokenizer(
     init.vocab_size, init.tok_eos = len(pieces), first
     init.token_lens = ffi.from_buffer("uint32_t[]", lengths)
     init.token_bytes = ffi.from_buffer("uint8_t[]", data)
-    init.tokenize_assumes_string, init.tokenize_fn = True, write_tokens
+    if tokenize is None:
+        init.use_approximate_greedy_tokenize_fn = True
+    else:
+        init.tokenize_assumes_string, init.tokenize_fn = True, write_tokens
     init.tok_eos_extra, init.tok_eos_extra_count = more, len(others)
     error = ffi.new("char[]", MAX_ERROR_BYTES)
     pointer = lib.llg_new_tokenizer_v2(init, error, len(error))
@@ -117,12 +134,34 @@ def new_tokenizer(
     return pointer, write_tokens
 
 
-def new_matcher(lib: Any, tokenizer: Any, kind: str, text: str) -> Any:
-    """A pointer, never NULL."""
+def matcher_options(lib: Any, tokenizer: Any) -> Any:
+    """How matchers are made: those of the library, but for what one mask may take."""
     init = declared().new("LlgConstraintInit *")
     lib.llg_constraint_init_set_defaults(init, tokenizer)
     init.log_stderr_level = 0
+    init.step_max_items = MAX_ITEMS
+    return init
+
+
+def new_matcher(lib: Any, tokenizer: Any, kind: str, text: str) -> Any:
+    """A pointer, never NULL."""
+    init = matcher_options(lib, tokenizer)
     return lib.llg_new_matcher(init, kind.encode(), text.encode())
+
+
+def addresses(lib: Any) -> dict[str, int]:
+    """Of the functions that C++ calls, by the names of plr_llguidance."""
+    names = {
+        "clone": lib.llg_clone_matcher,
+        "free": lib.llg_free_matcher,
+        "validate": lib.llg_matcher_validate_tokens,
+        "consume": lib.llg_matcher_consume_tokens,
+        "fill": lib.llg_matcher_compute_mask_into,
+        "error": lib.llg_matcher_get_error,
+        "tokenize": lib.llg_tokenize_bytes,
+    }
+    cast = declared().cast
+    return {name: int(cast("uintptr_t", found)) for name, found in names.items()}
 
 
 def error_of(lib: Any, matcher: Any) -> str:

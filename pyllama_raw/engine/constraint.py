@@ -2,7 +2,7 @@
 What limits the output of a request: made once, started for each output.
 
 Making it may take long and is done in a worker thread; the engine thread starts it. A
-grammar is followed by the sampler itself; of a schema each step computes a mask.
+grammar is asked about each token that was drawn; of a schema each step computes a mask.
 
 Closing an engine does not wait for what is made here, but for the moments in which the
 vocabulary is read.
@@ -17,8 +17,9 @@ from typing import NamedTuple
 from pyllama_raw.engine.guidance import Guidance, MaskConstraint
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
-from pyllama_raw.errors import BadGrammar
+from pyllama_raw.errors import BadGrammar, Unsupported
 from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.sampling import SamplingParams
@@ -38,6 +39,7 @@ class Constraints:
         self._vocab = vocab
         self._lock = Lock()
         self._guidance: Guidance | None = None
+        self._grammars: Grammars | None = None
 
     def rules(self, params: SamplingParams, reading: Reading) -> OutputRules:
         """
@@ -47,7 +49,7 @@ class Constraints:
 
         Raises:
             BadGrammar, BadSchema: it cannot be used; the error says where and why.
-            Unsupported: the extra "guidance" is not installed.
+            Unsupported: the vocabulary has no end token.
         """
         named = reading(partial(self._read, params))
         return OutputRules(self.make(params, reading), named)
@@ -67,7 +69,10 @@ class Constraints:
             case None:
                 return None
             case "grammar":
-                return GrammarConstraint(params, self._vocab, reading)
+                with self._lock:
+                    if self._grammars is None:
+                        self._grammars = reading(partial(Grammars, self._vocab))
+                return self._grammars.make(params, reading)
             case "json_schema" | "regex" | "lark" as kind:
                 with self._lock:  # the first request of this kind reads the vocabulary
                     if self._guidance is None:
@@ -76,43 +81,66 @@ class Constraints:
                 return self._guidance.make(kind, getattr(params, kind))
 
 
-class GrammarConstraint:
-    """GBNF: the sampler checks each token it drew."""
+class Grammars:
+    """Makes the grammars of one vocabulary; any thread may call it."""
 
-    def __init__(
-        self, params: SamplingParams, vocab: Vocab, reading: Reading = at_once
-    ) -> None:
-        from pyllama_raw.options.grammar import compile_grammar  # few engines see any
+    def __init__(self, vocab: Vocab) -> None:
+        """
+        Reads the whole vocabulary.
 
-        if reading(lambda: vocab.kind) == "none":
-            raise BadGrammar("the model has no vocabulary", None)
+        Raises:
+            Unsupported: the vocabulary has no end token.
+        """
+        if vocab.kind == "none" or not vocab.eog_tokens:
+            raise Unsupported("a grammar", "the vocabulary has no end token")
         self._vocab = vocab
-        self._reading = reading
+        pieces = [vocab.piece(t, special=True) for t in range(vocab.n_tokens)]
+        silent = {t for t, piece in enumerate(pieces) if piece[:1] in (b"", b"\0")}
+        self._silent = silent | vocab.eog_tokens
+        for token in vocab.eog_tokens:
+            pieces[token] = b"\xff" + pieces[token]  # in no text
+        self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
+
+    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
+        """Raises BadGrammar: it cannot be used."""
+        from pyllama_raw.options.grammar import parse, to_lark  # few engines see any
+
         assert params.grammar is not None
-        root = params.grammar_root
-        program = compile_grammar(params.grammar, root, self._find_token)
+        rules = parse(params.grammar, params.grammar_root)
+        find_token = partial(self._find_token, reading)
+        text = to_lark(rules, find_token, self._silent)
+        matcher = Matcher.compile(self._tokenizer, "lark", text)
+        matcher.compute_mask()
+        if matcher.error:
+            raise BadGrammar(matcher.error.partition("\n")[0], None)
         triggers = params.grammar_triggers
-        self._grammar = reading(
+        made = reading(
             partial(
                 Grammar.make,
-                program.nodes,
-                program.sets,
-                program.start,
-                vocab,
+                matcher,
+                self._tokenizer,
+                self._vocab,
                 trigger_texts=[t for t in triggers if isinstance(t, str)],
                 trigger_tokens=[t for t in triggers if isinstance(t, int)],
             )
         )
+        return GrammarConstraint(made)
 
-    def _find_token(self, name: int | str) -> int | None:
+    def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab
         if isinstance(name, int):
             return name if name < vocab.n_tokens else None
-        tokens = self._reading(
+        tokens = reading(
             lambda: vocab.tokenize(f"<{name}>", add_special=False, parse_special=True)
         )
         return tokens[0] if len(tokens) == 1 else None
 
+
+class GrammarConstraint(NamedTuple):
+    """GBNF: the sampler asks about each token that it drew."""
+
+    grammar: Grammar
+
     def start(self) -> Grammar:
         """One at its beginning: grammars have a state and are never shared."""
-        return self._grammar.copy(self._vocab)
+        return self.grammar.copy()

@@ -19,12 +19,12 @@ from pyllama_raw.native.guidance import Kind, MaskTokenizer, Matcher
 from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.ascii_classes import with_ascii_classes
 from pyllama_raw.options.sampling import MAX_PATTERN
+from pyllama_raw.options.schemas import rewritten
 
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
 MAX_VALUES = 2**14  # of a schema
 MAX_CHARACTERS = 2**17  # of a schema's texts
 MAX_NAMES = 1000  # of one mapping: the time to compile them is quadratic
-INSTALL = 'pip install "pyllama-raw[guidance]"'
 
 
 class Guidance:
@@ -38,7 +38,7 @@ class Guidance:
             reading: around what reads more of it later.
 
         Raises:
-            Unsupported: llguidance is not installed.
+            Unsupported: the vocabulary has no end token, or no llguidance can be loaded.
         """
         if vocab.kind == "none" or not vocab.eog_tokens:
             raise Unsupported("a constraint", "the vocabulary has no end token")
@@ -59,7 +59,7 @@ class Guidance:
                 _pieces(vocab), sorted(vocab.eog_tokens), tokenize
             )
         except ImportError as error:
-            text = f"they need llguidance: {INSTALL} ({error})"
+            text = f"they need llguidance 1.9 or later, below 2: {error}"
             raise Unsupported("json_schema, regex and lark", text) from None
         self._lock = Lock()
         self._made: OrderedDict[tuple[Kind, str], MaskConstraint] = OrderedDict()
@@ -93,7 +93,7 @@ class Guidance:
 def _as_json(schema: object) -> str:
     try:
         _check_size(schema)
-        return json.dumps(schema)
+        return json.dumps(rewritten(schema))
     except BadSchema:
         raise
     except Exception as error:  # whatever stands in it

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import struct
-from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from pyllama_raw.errors import BadGrammar, InvalidRequest, NativeError
-from pyllama_raw.native.arrays import UINT32, pointer
+from pyllama_raw._ffi import llguidance
+from pyllama_raw.errors import InvalidRequest, NativeError
+from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.stages import c_text
@@ -20,57 +19,56 @@ if TYPE_CHECKING:
 
 
 class Grammar(Handle):
-    """Forbids the tokens that a program does not allow. Has a state."""
+    """Forbids the tokens that its matcher does not allow. Has a state."""
+
+    _parents_of_copies: Sequence[Handle]
 
     @classmethod
     def make(
         cls,
-        nodes: array[int],
-        sets: Sequence[int],
-        start: int,
+        matcher: Matcher,
+        tokenizer: MaskTokenizer,
         vocab: Vocab,
         *,
         trigger_texts: Sequence[str] = (),
         trigger_tokens: Sequence[int] = (),
-    ) -> Grammar:
+    ) -> Self:
         """
-        The program at its start.
+        What *matcher* says, at its start.
 
         Args:
-            nodes: op, arg and next of each, as in _ffi/grammar/grammar.h.
-            sets: of bytes; bit b is byte b.
+            tokenizer: of the matcher.
             trigger_texts, trigger_tokens: the first of these in the output begins the
                 grammar's text; none: the output does.
-
-        Raises:
-            BadGrammar: it begins in more places than PLR_GRAMMAR_MAX_WORK.
         """
         for token in trigger_tokens:
             if not 0 <= token <= INT32_MAX:
                 raise InvalidRequest("grammar_triggers", token, "token ids")
-        raw = b"".join(bits.to_bytes(32, "little") for bits in sets)
-        words = array("I", struct.unpack(f"<{len(raw) // 4}I", raw))
         texts = [c_text("grammar_triggers", text) for text in trigger_texts]
         triggers = ffi.new("plr_triggers *")
         triggers.texts = kept = ffi.new("const char *[]", texts)
         triggers.tokens = tokens = ffi.new("llama_token[]", list(trigger_tokens))
         triggers.n_texts, triggers.n_tokens = len(texts), len(trigger_tokens)
+        functions = ffi.new("plr_llguidance *")
+        functions.tokenizer = _address(tokenizer)
+        for name, address in llguidance.addresses(tokenizer.lib).items():
+            setattr(functions, name, ffi.cast("void *", address))
         pieces = _pieces(vocab)
-        found = lib.plr_grammar_new(
-            pieces.ptr, ffi.from_buffer("plr_node[]", nodes), len(nodes) // 3,
-            pointer(words, UINT32), len(sets), start, triggers,
-        )  # fmt: skip
+        found = lib.plr_grammar_new(pieces.ptr, functions, _address(matcher), triggers)
         del kept, tokens  # C has copied them
-        if found == ffi.NULL:
-            raise BadGrammar(last_error(), None)
-        return cls(found, lib.plr_grammar_free, parents=[pieces])
+        return cls._checked(found, [pieces, tokenizer])
 
-    def copy(self, vocab: Vocab) -> Grammar:
-        """One of its own, in the same state."""
-        found = lib.plr_grammar_copy(self.ptr)
+    @classmethod
+    def _checked(cls, found: Any, parents: Sequence[Handle]) -> Self:
         if found == ffi.NULL:
-            raise NativeError("plr_grammar_copy", None, last_error())
-        return Grammar(found, lib.plr_grammar_free, parents=[_pieces(vocab)])
+            raise NativeError("plr_grammar_new", None, last_error())
+        made = cls(found, lib.plr_grammar_free, parents=parents)
+        made._parents_of_copies = parents
+        return made
+
+    def copy(self) -> Self:
+        """One of its own, in the same state."""
+        return self._checked(lib.plr_grammar_copy(self.ptr), self._parents_of_copies)
 
     def allowed(self, vocab: Vocab) -> NDArray[np.bool_]:
         """By token: whether it may come next. Shape [n_vocab]."""
@@ -81,6 +79,12 @@ class Grammar(Handle):
         if code:
             raise NativeError("plr_grammar_mask", code, last_error())
         return found.astype(np.bool_)
+
+
+def _address(handle: Handle) -> Any:
+    """Of an object of llguidance, which another ffi has declared."""
+    number = int(llguidance.declared().cast("uintptr_t", handle.ptr))
+    return ffi.cast("void *", number)
 
 
 def _pieces(vocab: Vocab) -> Handle:

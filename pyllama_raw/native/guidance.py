@@ -22,13 +22,14 @@ class MaskTokenizer(Handle):
         self,
         pieces: Sequence[bytes],
         end_tokens: Sequence[int],
-        tokenize: Callable[[bytes], Sequence[int]],
+        tokenize: Callable[[bytes], Sequence[int]] | None,
     ) -> None:
         """
         Args:
             pieces: of all tokens; b"\\xff" begins what no text has.
             end_tokens: what may follow where a constraint ends; not empty.
-            tokenize: called by any thread, also by those of matchers.
+            tokenize: called by any thread, also by those of matchers; None: the longest
+                pieces are taken.
 
         Raises:
             ImportError: llguidance is not installed, or cannot be used.

@@ -171,14 +171,14 @@ class SamplingParams(Frozen):
     Texts or token ids from which on the grammar holds; without any it holds at once.
     """
     json_schema: Mapped[str, Any] | None = None
-    """A JSON schema that the output fits; needs the extra `guidance`."""
+    """A JSON schema that the output fits."""
     regex: Pattern | None = None
     r"""
-    A regular expression that the whole output matches; needs the extra `guidance`. Its
+    A regular expression that the whole output matches. Its
     `\d`, `\w` and `\s` are ASCII; `\p{Nd}`, `\p{L}` and their like are Unicode.
     """
     lark: Pattern | None = None
-    """A Lark grammar that the output follows; needs the extra `guidance`."""
+    """A Lark grammar that the output follows."""
 
     @classmethod
     def refusal(cls, mistakes: list[Mistake]) -> InvalidSampling:

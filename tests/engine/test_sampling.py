@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import GrammarConstraint
+from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.sampling import Reach, open_sampler, stages_of
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.stages import Draw, Dry, Greedy
@@ -90,7 +90,7 @@ def draws(model, n_draws=60, **changes) -> list[int]:
     params = SamplingParams(**(OFF | changes))
     vocab, grammar = model.vocab, None
     if params.grammar is not None:
-        grammar = GrammarConstraint(params, vocab).start()
+        grammar = Constraints(vocab).make(params).start()
     sampler = open_sampler(params, vocab, PROMPT, vocab.eog_tokens, grammar)
     chance = np.random.default_rng(1)
     found = []

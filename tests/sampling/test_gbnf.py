@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.options.grammar import Program, compile_grammar
+from pyllama_raw.options.grammar import parse, to_lark
 from pyllama_raw.options.grammar.gbnf import MAX_ITEMS
 
 GOOD = [
@@ -52,18 +52,13 @@ BAD = [
     ('root ::= "a" ; b', 13, "new line"),
     ("root ::= [a] <other>", 13, "'other' is no single token"),
     ("root ::= <[100]>", 9, "100 is no single token"),
-    ('root ::= root "a" | "b"', None, "left recursion: root > root"),
-    ('root ::= "x"? b\nb ::= "y"* (c | "z")\nc ::= root', None, "left recursion"),
-    ("root ::= " + "(" * 9 + '"a"' + "){9}" * 9, None, f"{MAX_ITEMS} items"),
-    ("root ::= " + "(" * 9 + "){999}" * 9, None, f"{MAX_ITEMS} items"),
-    ("root ::= .{9999}", None, "nodes"),
 ]
 
 
-def check(text: str, root: str = "root") -> Program:
-    """Read and compile; <think> is a token, and so are ids below 100."""
+def check(text: str, root: str = "root") -> str:
+    """As Lark; <think> is a token, and so are ids below 100."""
     tokens = {"think": 7} | {number: number for number in range(100)}
-    return compile_grammar(text, root, tokens.get)
+    return to_lark(parse(text, root), tokens.get, ())
 
 
 @pytest.mark.parametrize("text", GOOD)

@@ -13,12 +13,11 @@ void plr_pieces_free(plr_pieces * pieces) {
     delete pieces;
 }
 
-plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_node * nodes,
-                              size_t n_nodes, const uint32_t * sets, size_t n_sets,
-                              int32_t start, const plr_triggers * triggers) {
+plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_llguidance * functions,
+                              const void * matcher, const plr_triggers * triggers) {
     return guarded<plr_grammar *>(nullptr, [&] {
         return new plr_grammar(
-            *pieces, grammar::make_program(nodes, n_nodes, sets, n_sets, start),
+            *pieces, grammar::Matcher(*functions, matcher),
             {{triggers->texts, triggers->texts + triggers->n_texts},
              {triggers->tokens, triggers->tokens + triggers->n_tokens}});
     });
@@ -34,7 +33,6 @@ void plr_grammar_free(plr_grammar * grammar) {
 
 int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed) {
     return attempt([&] {
-        grammar->begin_row();
         const std::vector<bool> mask = grammar->mask();
         std::copy(mask.begin(), mask.end(), allowed);
     });

@@ -1,11 +1,8 @@
-// What the tokens of a vocabulary write, in the order in which grammars walk through it.
+// What the tokens of a vocabulary write.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "llama.h"
@@ -13,9 +10,6 @@
 struct plr_pieces {
     std::vector<std::string> texts;   // by token; control tokens by their names
     std::vector<bool>        is_end;  // by token; ends of generation
-    std::vector<llama_token> ends;
-    std::vector<llama_token> sorted;  // of those that write something
-    std::vector<size_t>      shared;  // bytes that sorted[i] and sorted[i - 1] begin with
 
     explicit plr_pieces(const llama_vocab * vocab) {
         const int32_t n_tokens = llama_vocab_n_tokens(vocab);
@@ -28,25 +22,7 @@ struct plr_pieces {
             }
             texts.emplace_back(buffer, 0, n);
             is_end.push_back(llama_vocab_is_eog(vocab, token));
-            if (is_end.back()) {
-                ends.push_back(token);
-            } else if (writes(token)) {
-                sorted.push_back(token);
-            }
         }
-        std::sort(sorted.begin(), sorted.end(),
-                  [&](llama_token a, llama_token b) { return texts[a] < texts[b]; });
-        for (size_t i = 0; i < sorted.size(); ++i) {
-            const std::string_view text = texts[sorted[i]];
-            const std::string_view last = i == 0 ? "" : std::string_view(texts[sorted[i - 1]]);
-            const size_t n = std::min(text.size(), last.size());
-            shared.push_back(std::mismatch(text.begin(), text.begin() + n, last.begin()).first -
-                             text.begin());
-        }
-    }
-
-    bool writes(llama_token token) const {
-        return !texts[token].empty() && texts[token][0] != '\0';
     }
 
 private:

@@ -86,7 +86,6 @@ inline llama_token sample(const plr_sampler & sampler, const float * logits,
     if (sampler.grammar == nullptr) {
         return token;
     }
-    sampler.grammar->begin_row();
     if (sampler.grammar->allows(token)) {
         return token;
     }

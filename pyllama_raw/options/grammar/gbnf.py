@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass, field
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.options.grammar.charset import MAX_CHAR
 from pyllama_raw.options.grammar.rules import (
     Chars,
     Group,
@@ -24,6 +23,7 @@ from pyllama_raw.options.grammar.rules import (
     Token,
 )
 
+MAX_CHAR = 0x10FFFF
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
 MAX_ITEMS = 2**15  # of a text, and again once repetitions are written out
 MAX_WRITTEN = 2**14  # characters of one string or set: no other thread runs meanwhile

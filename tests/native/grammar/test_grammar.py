@@ -1,13 +1,11 @@
 """Grammars: tokens follow them, refusals are typed, a dead end fails its row only."""
 
 import re
-from array import array
 
 import numpy as np
 import pytest
 
-from pyllama_raw.errors import BadGrammar, SamplingFailed
-from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.sampler import RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, TopK
 from tests.grammars import make_grammar
@@ -53,7 +51,7 @@ def test_a_copy_begins_where_the_original_is(model):
     """
     original = make_grammar('root ::= "ab" "c"', model.vocab)
     for _ in range(2):
-        sampler = RowSampler(grammar=original.copy(model.vocab))
+        sampler = RowSampler(grammar=original.copy())
         assert write(model, sampler, 8) == "abc"
         sampler.close()
 
@@ -80,6 +78,26 @@ def test_a_trigger_begins_the_grammar(model):
     assert re.fullmatch("[0-9][0-9]", write(model, sampler, 4))
 
 
+def test_a_trigger_may_lie_within_tokens(model):
+    """
+    What follows it in its last token is read by the grammar; so is what began before.
+    """
+    vocab = model.vocab
+    text = 'root ::= "lo w" "orld" [0-9] "."'
+    grammar = make_grammar(text, vocab, grammar_triggers=("none such", "lo w"))
+    sampler = RowSampler(grammar=grammar)
+    (hello, world) = vocab.tokenize(
+        "hello world", add_special=False, parse_special=False
+    )
+
+    for token in (world, hello, world):
+        logits = np.zeros(model.n_vocab, np.float32)
+        logits[token] = 9
+        sampler.sample(logits)
+
+    assert re.fullmatch(r"[0-9]\.", write(model, sampler, 6))
+
+
 def test_a_dead_end_is_an_error_of_the_row(model):
     """
     If the grammar allows only what is suppressed, no token can be sampled.
@@ -91,20 +109,6 @@ def test_a_dead_end_is_an_error_of_the_row(model):
 
     with pytest.raises(SamplingFailed):
         write(model, sampler, 30)
-
-
-@pytest.mark.parametrize(
-    "node", [(6, 0, 0), (-1, 0, 0), (1, 9, 0), (2, -1, 0), (3, 1, 0), (0, 0, 9)]
-)
-def test_a_program_that_is_none_is_refused(model, node):
-    """
-    Operations, nodes and sets that do not exist never reach the machine.
-    """
-    good, bad = array("i", (0, 0, 0, 3, 0, 0)), array("i", (0, 0, 0, *node))
-    Grammar.make(good, [1 << 97], 1, model.vocab).close()
-
-    with pytest.raises(BadGrammar, match="no such node or set"):
-        Grammar.make(bad, [1 << 97], 1, model.vocab)
 
 
 def test_hostile_numbers_never_end_the_process(model_path):

@@ -85,7 +85,7 @@ for name, text in HOSTILE.items():
         assert str(error).startswith("grammar")
     except SamplingFailed as error:
         found[name] = "failed"
-        assert "too ambiguous: one token takes more than 250000 places" in str(error)
+        assert "items" in str(error)
 print(json.dumps(found))
 """
     done = run_python(code, model_path)
@@ -93,18 +93,18 @@ print(json.dumps(found))
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == {
         "optional": "followed",
-        "many optional": "followed",
+        "many optional": "refused",
         "two ways": "followed",
         "forty ways": "followed",
-        "stars": "followed",
+        "stars": "refused",
         "diamond": "followed",
-        "palindromes": "failed",
+        "palindromes": "followed",
         "catalan": "failed",
-        "products": "refused",
+        "products": "failed",
         "tokens": "followed",
-        "long optional": "followed",
-        "written out": "refused",
-        "empty": "refused",
+        "long optional": "refused",
+        "written out": "followed",
+        "empty": "followed",
         "deep": "refused",
         "long": "refused",
     }
@@ -181,4 +181,4 @@ async def test_one_request_ends_and_the_others_go_on(anyio_backend):
 
     assert sorted(beside) == sorted(alone)
     assert len(errors) == 1
-    assert "too ambiguous" in errors[0]
+    assert "items" in errors[0]

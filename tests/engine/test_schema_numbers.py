@@ -1,0 +1,123 @@
+"""Numbers that random tokens write are those of their schemas; docs name what is refused."""
+
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pyllama_raw.engine.guidance import Guidance
+from pyllama_raw.errors import BadSchema
+from pyllama_raw.native.model import Model
+from pyllama_raw.options.schemas import FORMATS
+from tests.number_schemas import invalid, is_valid, outputs
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+DOCS = Path(__file__).parents[2] / "docs" / "constraints.md"
+TWO = {"properties": {"a": {}, "b": {}}}
+REFUSED = {
+    "not": {"type": "null"},
+    "if": {},
+    "then": {},
+    "else": {},
+    "contains": {},
+    "minContains": 1,
+    "maxContains": 1,
+    "uniqueItems": True,
+    "unevaluatedItems": False,
+    "unevaluatedProperties": False,
+    "propertyNames": {"pattern": "a"},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {}},
+    "dependencies": {"a": ["b"]},
+    "$dynamicRef": "#a",
+    "$ref": "https://example.org/schema",
+    "oneOf": [{"type": "integer"}, {"type": "number"}],
+    "minProperties": 1,
+    "maxProperties": 1,
+    "patternProperties": {"^a": {}, "b$": {}},
+    "pattern": "(?=a)b",
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    with Model.load(tiny_model("llama-bytes"), vocab_only=True) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def guidance(model):
+    return Guidance(model.vocab)
+
+
+def test_every_finished_number_is_valid(model, guidance):
+    """
+    Of 60 drawn schemas with bounds, multiples, const and enum; or the schema is refused.
+    """
+    n_finished, n_refused, wrong = invalid(guidance, model.vocab, 60, 10, seed=3)
+
+    assert wrong == []
+    assert n_finished > 350
+    assert n_refused < 20
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "number", "exclusiveMinimum": 1, "maximum": 1.5},
+        {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0},
+        {"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]},
+        {"type": "integer", "minimum": 2**53, "maximum": 2**64 - 1},
+        {"type": "number", "exclusiveMinimum": 2.1, "maximum": 2.1029999999999998},
+    ],
+)
+def test_an_excluded_bound_is_not_written(model, guidance, schema):
+    """
+    Nor what is beyond a bound.
+    """
+    texts = list(outputs(guidance, model.vocab, schema, 60, Random(0)))  # noqa: S311 - no secret
+
+    assert [text for text in texts if not is_valid(text, schema)] == []
+    assert texts
+
+
+def test_docs_name_what_is_refused(guidance):
+    """
+    The table has all keywords that are refused here, and no other.
+    """
+    rows = DOCS.read_text().split("| refused |")[1].split("\n\n")[0].splitlines()[2:]
+    named = {word for row in rows for word in re.findall("`(.*?)`", row.split("|")[1])}
+
+    assert named == set(REFUSED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_docs_call_refused_is_refused(guidance, name):
+    """
+    By the real engine.
+    """
+    more = TWO if name.endswith("Properties") and name.startswith("m") else {}
+    with pytest.raises(BadSchema):
+        guidance.make("json_schema", {name: REFUSED[name], **more})
+
+
+def test_docs_name_the_formats(guidance):
+    """
+    Of the table: each one limits how a text begins.
+    """
+
+    def first(**more: str) -> object:
+        state = guidance.make("json_schema", {"type": "string", **more}).start()
+        state.accept(ord('"'))
+        state.prepare()
+        return state.mask
+
+    (row,) = (line for line in DOCS.read_text().splitlines() if "`format`" in line)
+    named = set(re.findall("`(.*?)`", row.split("|")[2]))
+
+    assert named == FORMATS - {"unknown"}
+    assert [name for name in named if first(format=name) == first()] == []
