@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.api.model import Model
 from pyllama_raw.errors import ConfigError, PyllamaError, QueueFull, RequestError
-from pyllama_raw.options.requests import ChatOptions, RequestOptions
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         SchedulerConfig,
     )
     from pyllama_raw.options.profile import Profile
+    from pyllama_raw.options.requests import ChatOptions, RequestOptions
     from pyllama_raw.options.sampling import SamplingParams
 
 __version__ = "0.1.0"  # pyproject.toml reads it here

@@ -1,5 +1,6 @@
 """Objects that no argument should be, for tests of what public functions refuse."""
 
+from collections import UserDict
 from itertools import count
 
 
@@ -52,6 +53,20 @@ def nested(depth: int) -> list[object]:
     for _ in range(depth):
         value = [value]
     return value
+
+
+class EndlessMapping(UserDict):
+    """A mapping whose items never end."""
+
+    def items(self):
+        return ((str(n), 1) for n in count())
+
+
+class UnreadableMapping(UserDict):
+    """A mapping that gives nothing out."""
+
+    def items(self):
+        raise ZeroDivisionError("do not look at me")
 
 
 def endless():

@@ -15,7 +15,7 @@ import pytest
 import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
 from pyllama_raw import config, errors, results
-from pyllama_raw.cli.command import _parser, main
+from pyllama_raw.cli.command import main, root_parser
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,11 +132,11 @@ def unknown_words(words: list[str]) -> list[str]:
     Of a command in prose: commands and flags that do not exist, and what a positional does
     not allow. It may lack what a whole command needs.
     """
-    parser: ArgumentParser = _parser()
+    parser: ArgumentParser = root_parser()
     while (commands := choices_of(parser)) is not None and words:
         if words[0] not in commands:
             return words[:1]
-        parser, words = commands[words[0]], words[1:]
+        parser, words = commands[words[0]].filled(), words[1:]
     flags = {flag for action in parser._actions for flag in action.option_strings}
     named = [a.choices for a in parser._actions if a.choices and not a.option_strings]
     first = [word for word in words[:1] if named and not word.startswith("-")]
@@ -174,7 +174,7 @@ def test_commands_are_understood(path: Path):
             assert not word.startswith("benchmarks/") or (ROOT / word).is_file()
         arguments = without_program(words)
         if arguments is not None:
-            _parser().parse_args(arguments)
+            root_parser().parse_args(arguments)
         elif words and words[0].startswith("scripts/"):
             assert (ROOT / words[0]).is_file()
 

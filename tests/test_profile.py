@@ -42,7 +42,10 @@ def test_explicit_options_win():
     [
         ("{", "Expecting property name"),
         ("[]", "no JSON object"),
-        ('{"settings": {"context": {"n_ubatch": 0}}}', "settings.n_ubatch=0"),
+        (
+            '{"settings": {"context": {"n_ubatch": 0}}}',
+            "EngineConfig.context.n_ubatch=0",
+        ),
         ('{"settings": {"context": {"ubatch": 1}}}', "ubatch"),
         ('{"settings": {"sampler": {}}}', "settings.sampler"),
         ('{"version": 2}', "version"),

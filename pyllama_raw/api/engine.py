@@ -25,7 +25,6 @@ from pyllama_raw.options.arguments import (
     checked_salt,
     checked_wait,
 )
-from pyllama_raw.options.requests import Need
 from pyllama_raw.prompts.prompt import PromptEncoder
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
@@ -33,6 +32,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
+    from pyllama_raw.options.requests import Need
 
 
 class AsyncEngine(Owner, TextVerbs, VectorVerbs):

@@ -16,7 +16,6 @@ from pyllama_raw.options.arguments import (
     checked_prompts,
     checked_top,
 )
-from pyllama_raw.options.requests import ChatOptions, RequestOptions
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.preparation import Preparation
     from pyllama_raw.api.results import Result, Score
+    from pyllama_raw.options.requests import ChatOptions, RequestOptions
     from pyllama_raw.options.sampling import SamplingParams
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from pyllama_raw.api.facts import Facts
-from pyllama_raw.options.requests import TextOptions
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.embedding import Embedders, TextPooling, Told, Vectors
     from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.options.requests import TextOptions
 
 
 class VectorVerbs(Facts):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field
 
 from pyllama_raw.cli.flags import reader
-from pyllama_raw.options.arguments import MAX_SCALE
 from pyllama_raw.options.config import Finite
+from pyllama_raw.options.requests import MAX_SCALE
 
 if TYPE_CHECKING:
     from pyllama_raw.api.engine import AsyncEngine

@@ -12,8 +12,7 @@ from signal import SIG_IGN, SIGINT, signal
 from typing import Any, NamedTuple
 
 from pyllama_raw import __version__
-from pyllama_raw.cli.flags import Parser, told
-from pyllama_raw.cli.profiles import note_of
+from pyllama_raw.cli.parser import Parser, told
 from pyllama_raw.cli.streams import open_missing
 from pyllama_raw.errors import ConfigError, PyllamaError
 
@@ -21,90 +20,49 @@ FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
 
 
 class Command(NamedTuple):
-    """A command: the functions that add its flags and run it, each `module:function`."""
+    """A command, whose last word names two functions: `add_...` adds flags, it runs."""
 
-    name: str
-    flags: str
-    run: str
+    flags: str  # module
+    run: str  # module
     text: str
-    needs_bench: bool = False  # packages of the extra `bench`
 
 
-LAB = "lab.cli"
-COMMANDS = (
-    Command("chat", "cli.options:add_chat", "cli.chat:chat", "talk with a model"),
-    Command(
-        "generate",
-        "cli.options:add_generate",
-        "cli.generate:generate",
-        "complete prompts, many at a time",
+COMMANDS = {
+    "chat": Command("cli.options", "cli.chat", "talk with a model"),
+    "generate": Command(
+        "cli.options", "cli.generate", "complete prompts, many at a time"
     ),
-    Command(
-        "embed",
-        "cli.options:add_embed",
-        "cli.vectors:embed",
-        "make vectors of texts",
+    "embed": Command("cli.options", "cli.vectors", "make vectors of texts"),
+    "rank": Command(
+        "cli.options", "cli.vectors", "rank documents by how they answer a query"
     ),
-    Command(
-        "rank",
-        "cli.options:add_rank",
-        "cli.vectors:rank",
-        "rank documents by how they answer a query",
+    "info": Command("cli.options", "cli.info", "show library, devices, model, limits"),
+    "tune": Command(
+        "lab.cli.options", "lab.cli.tune", "find the fastest options on a machine"
     ),
-    Command(
-        "info",
-        "cli.options:add_info",
-        "cli.info:info",
-        "show library, devices, model, limits",
-    ),
-    Command(
-        "tune",
-        f"{LAB}.options:add_tune",
-        f"{LAB}.tune:tune",
-        "find the fastest options on a machine",
-    ),
-    Command(
-        "simulate",
-        f"{LAB}.simulate_options:add_simulate",
-        f"{LAB}.simulate:simulate",
+    "simulate": Command(
+        "lab.cli.simulate_options",
+        "lab.cli.simulate",
         "compare scheduling policies without a model",
     ),
-    Command(
-        "trace",
-        f"{LAB}.options:add_trace",
-        f"{LAB}.trace:trace",
+    "trace": Command(
+        "lab.cli.options",
+        "lab.cli.trace",
         "turn logs into a trace for ui.perfetto.dev",
     ),
-    Command(
-        "plot",
-        f"{LAB}.options:add_plot",
-        f"{LAB}.plot:plot",
-        "draw logs and results",
-        needs_bench=True,
+    "plot": Command("lab.cli.options", "lab.cli.plot", "draw logs and results"),
+    "bench run": Command(
+        "lab.cli.bench_options", "lab.cli.bench", "put a workload on targets"
     ),
-    Command(
-        "bench run",
-        f"{LAB}.bench_options:add_run",
-        f"{LAB}.bench:run",
-        "put a workload on targets",
-        needs_bench=True,
+    "bench compare": Command(
+        "lab.cli.bench_options", "lab.cli.bench", "tell changes from noise"
     ),
-    Command(
-        "bench compare",
-        f"{LAB}.bench_options:add_compare",
-        f"{LAB}.bench:compare",
-        "tell changes from noise",
-        needs_bench=True,
+    "bench report": Command(
+        "lab.cli.bench_options", "lab.cli.bench", "show results again"
     ),
-    Command(
-        "bench report",
-        f"{LAB}.bench_options:add_report",
-        f"{LAB}.bench:report",
-        "show results again",
-        needs_bench=True,
-    ),
-)
+}
 GROUPS = {"bench": "measure, compare and report speed"}
+OF_BENCH = ("plot", "bench")  # need packages of the extra `bench`
 STATUS = """\
 exit status:
   0    everything that was asked for succeeded
@@ -123,13 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"error: {error}\n")
         return FAILED
-    parsed = _parser().parse_args(arguments)
+    parsed = root_parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         # In JSON, the backslash form of a lone surrogate is its escape.
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        if note := note_of(parsed):
-            sys.stderr.write(f"{note}\n")
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -148,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> Parser:
+def root_parser() -> Parser:
+    """What reads all arguments; a command adds its flags when it is asked for."""
     parser = Parser(
         prog="pyllama-raw",
         description="Run GGUF models.",
@@ -158,35 +115,40 @@ def _parser() -> Parser:
     parser.add_argument(
         "--version", action="version", version=f"pyllama_raw {__version__}"
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    groups: dict[str, Any] = {}
-    for command in COMMANDS:
-        group, _, name = command.name.rpartition(" ")
-        if group and group not in groups:
-            of_group = commands.add_parser(group, help=GROUPS[group])
-            groups[group] = of_group.add_subparsers(required=True, metavar="COMMAND")
-        _add(groups.get(group, commands), name, command)
+    commands = {"": parser.add_subparsers(required=True, metavar="COMMAND")}
+    for group, text in GROUPS.items():
+        of_group: Parser = commands[""].add_parser(group, help=text)
+        commands[group] = of_group.add_subparsers(required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        commands[group].add_parser(
+            word,
+            help=command.text,
+            description=command.text,
+            epilog=STATUS,
+            formatter_class=RawDescriptionHelpFormatter,
+            fill=partial(_fill, name),
+        )
     return parser
 
 
-def _add(commands: Any, name: str, command: Command) -> None:
-    parser: Parser = commands.add_parser(
-        name,
-        help=command.text,
-        description=command.text,
-        epilog=STATUS,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    _found(command.flags)(parser)
-    parser.set_defaults(run=partial(_run, command), parser=parser)
+def _fill(name: str, parser: Parser) -> None:
+    """Add the flags of a command."""
+    _found(COMMANDS[name].flags, f"add_{name.rsplit(maxsplit=1)[-1]}")(parser)
+    parser.set_defaults(run=partial(_run, name), parser=parser)
 
 
-def _run(command: Command, parsed: Namespace) -> int:
+def _run(name: str, parsed: Namespace) -> int:
     """Import a command only when it is run: parsing is then over at once."""
+    from pyllama_raw.cli.profiles import note_of
+
+    if note := note_of(parsed):
+        sys.stderr.write(f"{note}\n")
+    words = name.split()
     try:
-        run = _found(command.run)
+        run = _found(COMMANDS[name].run, words[-1])
     except ImportError as error:
-        if not command.needs_bench:
+        if words[0] not in OF_BENCH:
             raise
         missing = "pip install httpx matplotlib psutil"
         raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error
@@ -194,9 +156,7 @@ def _run(command: Command, parsed: Namespace) -> int:
     return status
 
 
-def _found(place: str) -> Callable[..., Any]:
-    """The function at *place*, `module:function`."""
-    module, _, function = place.partition(":")
+def _found(module: str, function: str) -> Callable[..., Any]:
     found: Callable[..., Any] = getattr(
         import_module(f"pyllama_raw.{module}"), function
     )

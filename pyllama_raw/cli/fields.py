@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from argparse import BooleanOptionalAction, _ActionsContainer
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ByteSize
 
-from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import byte_size, json_file, reader, text_file
+from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.frozen import AnyPath
 from pyllama_raw.options.sampling import Text
 
 NAMES = {
@@ -46,12 +46,6 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "policy": {"metavar": "NAME"},
     "devices": {"action": "append", "metavar": "NAME"},
     "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
-    "directory": {"type": Path, "metavar": "DIR"},
-    "mmproj": {"metavar": "FILE"},
-    "step_log": {"type": Path, "metavar": "FILE"},
-    "request_log": {"type": Path, "metavar": "FILE"},
-    "max_bytes": {"type": byte_size, "metavar": "SIZE"},
-    "max_disk_bytes": {"type": byte_size, "metavar": "SIZE"},
     "stages": {"type": _words, "metavar": "NAMES"},
     "grammar": {"type": text_file, "metavar": "FILE"},
     "lark": {"type": text_file, "metavar": "FILE"},
@@ -59,10 +53,10 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "regex": {"type": reader(Text), "metavar": "PATTERN"},
 }
 MORE = {  # what belongs to the flag only
-    "devices": "repeatable",
-    "stop": "repeatable",
-    "logprobs": "shown with --jsonl",
-    "prompt_logprobs": "shown with --jsonl",
+    "devices": "Repeatable.",
+    "stop": "Repeatable.",
+    "logprobs": "Shown with --jsonl.",
+    "prompt_logprobs": "Shown with --jsonl.",
 }
 
 
@@ -79,7 +73,7 @@ def add_fields(
             NAMES.get(name, f"--{name.replace('_', '-')}"),
             dest=name,
             default=default,
-            help=help_of(model, name, default, more=MORE.get(name, "")),
+            help=_help(model, name, default),
             **HOW.get(name) or _how(model, name),
         )
 
@@ -87,6 +81,8 @@ def add_fields(
 def _how(model: type[BaseModel], name: str) -> dict[str, Any]:
     """How argparse reads the field *name*, by its type."""
     field = model.model_fields[name]
+    if name.endswith("_bytes"):
+        return {"type": byte_size, "metavar": "SIZE"}
     if field.annotation is bool and field.default:
         return {"action": BooleanOptionalAction}
     if field.annotation is bool:
@@ -95,4 +91,25 @@ def _how(model: type[BaseModel], name: str) -> dict[str, Any]:
         choices = get_args(field.annotation)
         return {"choices": choices, "type": type(choices[0])}
     metavar = "S" if name.endswith("_s") else "N"
+    if AnyPath in get_args(field.annotation):
+        metavar = "FILE"
     return {"type": reader(field.rebuild_annotation()), "metavar": metavar}
+
+
+def _help(model: type[BaseModel], name: str, default: Any) -> str:
+    """The description of a field, and its default; that of None is in the description."""
+    if default is None:
+        default = model.model_fields[name].default
+    text = f"{descriptions(model).get(name, name)} {MORE.get(name, '')}".strip()
+    shown = _shown(name, default)
+    return f"{text} ({shown})".replace("%", "%%") if shown else text
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None or value is False or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if name.endswith("_bytes"):
+        return ByteSize(value).human_readable(separator=" ")
+    return "yes" if value is True else f"{value}"

@@ -1,5 +1,5 @@
 """
-How flags are read, and how a wrong one is told: `--slots 0: give at least 1`.
+How flags are read, and what a person is told of a wrong value.
 
 What a flag allows is told in the words that the options have for it (frozen.py).
 """
@@ -8,38 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentParser, ArgumentTypeError, _ActionsContainer
+from argparse import ArgumentTypeError, _ActionsContainer
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pyllama_raw.errors import ConfigError
 from pyllama_raw.options.config import Count, Finite
 from pyllama_raw.options.frozen import allowed
 
 SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 Reader = Callable[[str], Any]
-
-
-class Parser(ArgumentParser):
-    """Tells a mistake in one line; the usage is for who asks."""
-
-    def error(self, message: str) -> NoReturn:
-        told = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)
-        if choice := re.fullmatch(
-            r"(.*)invalid choice: (.*) \(choose from (.*)\)", told
-        ):
-            told = f"{choice[1]}{choice[2]}: give one of {choice[3]}".replace("'", "")
-        self.exit(2, f"error: {told}\n{self.prog} --help says more\n")
-
-    def flags(self) -> dict[str, str]:
-        """The flag of each field that has one."""
-        actions = (action for action in self._actions if action.option_strings)
-        return {action.dest: action.option_strings[0] for action in actions}
 
 
 def add(
@@ -106,16 +88,3 @@ def json_file(name: str) -> Any:
         return json.loads(text_file(name))
     except ValueError as error:
         raise ArgumentTypeError(f"{name}: no JSON: {error}") from None
-
-
-def told(error: ConfigError, flags: dict[str, str]) -> str:
-    """What a person is told: flags in the place of the fields that they stand for."""
-
-    def with_flags(text: str) -> str:
-        return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)
-
-    lines = []
-    for place, value, words in error.mistakes:
-        name = next((part for part in place.split(".") if part in flags), place)
-        lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
-    return "; ".join(dict.fromkeys(lines)) or str(error)

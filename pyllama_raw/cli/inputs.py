@@ -26,7 +26,7 @@ from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.config import Token
-from pyllama_raw.options.frozen import allowed
+from pyllama_raw.options.frozen import mistake_of
 from pyllama_raw.options.requests import PolicyData
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.prompt import Prompt
@@ -165,24 +165,14 @@ _Line: Any = create_model("_Line", __base__=_LineBase, **_SAMPLING)
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:
-    """The first mistake of a line, in the words of this package."""
-    mistake = error.errors()[0]
-    kind, value = mistake["type"], _short(mistake["input"])
-    name = ".".join(str(part) for part in mistake["loc"])
-    if kind in ("json_invalid", "model_type"):
-        return InvalidRequest(
-            name or "line", value, f"a JSON object ({mistake['msg']})"
-        )
-    if kind == "extra_forbidden":
-        return InvalidRequest("key", name, "one of " + ", ".join(_Line.model_fields))
-    cause = mistake.get("ctx", {}).get("error")
+    """The first mistake of a line."""
+    item = error.errors(include_url=False)[0]
+    cause = item.get("ctx", {}).get("error")
     if isinstance(cause, InvalidRequest):
         return cause
-    if mistake["loc"][:1] == ("prompt",):
-        return InvalidRequest("prompt", value, "text or a list of token ids")
-    return InvalidRequest(name or "line", value, allowed(mistake))
-
-
-def _short(value: object) -> object:
-    shown = repr(value)
-    return value if len(shown) <= 80 else f"{shown[:77]}..."
+    name, value, words = mistake_of(_Line, item)
+    if item["type"] in ("json_invalid", "model_type"):
+        words = f"a JSON object ({item['msg']})"
+    elif item["loc"][:1] == ("prompt",):
+        name, words = "prompt", "text or a list of token ids"
+    return InvalidRequest(name if item["loc"] else "line", value, words)

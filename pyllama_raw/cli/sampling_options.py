@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser
 
 from pyllama_raw.cli.fields import add_fields
-from pyllama_raw.cli.flag_help import help_of
 from pyllama_raw.cli.flags import add, positive
-from pyllama_raw.options.requests import RequestOptions
+from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.requests import TextOptions
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 SAMPLING = tuple(SamplingParams.model_fields)
@@ -38,6 +38,6 @@ def add_sampling(parser: ArgumentParser, **defaults: int) -> None:
 def add_requests(parser: ArgumentParser) -> None:
     """Flags of requests that are made once and shown."""
     group = parser.add_argument_group("requests")
-    text = help_of(RequestOptions, "deadline_s")
+    text = descriptions(TextOptions)["deadline_s"]
     add(group, "--deadline-s", positive, "S", text)
     add_fields(group, SamplingParams, ("n", "logprobs", "prompt_logprobs"))

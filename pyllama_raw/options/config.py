@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from pyllama_raw.native.kinds import (
     FlashAttention,
@@ -178,8 +177,7 @@ class SchedulerConfig(Frozen):
             from pyllama_raw.policy import allowed_names, is_known
 
             if not is_known(name):
-                allowed = {"allowed": allowed_names()}
-                raise PydanticCustomError("wrong_value", "give {allowed}", allowed)
+                raise ValueError(allowed_names())
         return name
 
 

@@ -1,20 +1,22 @@
 """
-What each field of a class is for: the docstring below it in the source.
+What each option is for: the docstring below it in the source.
 
-`help()`, JSON schemas and `--help` show these docstrings, so an option is described once.
-They are read when somebody asks. Pydantic's `use_attribute_docstrings` would parse the
-sources when a class is made, and every start of a program would wait for it.
+Help and JSON schemas show these docstrings, so an option is described once. They are read when
+somebody asks, because pydantic's `use_attribute_docstrings` would parse the sources at every
+start of a program.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import sys
-from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
-from textwrap import indent
+from textwrap import dedent, indent
+
+from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 PACKAGE = "pyllama_raw."
 
@@ -25,17 +27,42 @@ def descriptions(kind: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith(PACKAGE):
-            found |= _classes(base.__module__).get(base.__name__, {})
+            found |= _docstrings(base)
     return found
 
 
-def help_of(kind: type, defaults: Mapping[str, str]) -> str:
-    """What the class says of itself, and below that each of its fields."""
-    fields = "\n".join(
-        f"{name} = {defaults.get(name, '...')}\n{indent(text, '    ')}"
-        for name, text in descriptions(kind).items()
-    )
-    return "\n\n".join(part for part in (about(kind), fields) if part)
+def _docstrings(kind: type) -> dict[str, str]:
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # a program may be shipped without its sources
+        return {}
+    (node,) = ast.parse(dedent(source)).body
+    found: dict[str, str] = {}
+    for field, below in pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = inspect.cleandoc(text)
+    return found
+
+
+class Documented(type(BaseModel)):  # type: ignore[misc]
+    """Metaclass of options, whose `__doc__` lists them. It is made when somebody asks."""
+
+    @property
+    def __doc__(cls) -> str:  # type: ignore[override]
+        told = [
+            f"{name} = {_default(cls, name)}\n{indent(text, '    ')}"
+            for name, text in descriptions(cls).items()
+        ]
+        return "\n\n".join([about(cls), "\n".join(told)])
+
+
+def _default(kind: type[BaseModel], name: str) -> str:
+    value = kind.model_fields[name].get_default(call_default_factory=True)
+    return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
 
 
 def about(kind: type) -> str:
@@ -43,33 +70,16 @@ def about(kind: type) -> str:
     return inspect.cleandoc(kind.__dict__.get("__doc__") or "")
 
 
-@cache
-def _classes(module: str) -> dict[str, dict[str, str]]:
-    """The descriptions in each class of *module*."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (
-        KeyError,
-        OSError,
-        TypeError,
-    ):  # a program may be shipped without its sources
-        return {}
-    found: dict[str, dict[str, str]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            # A TypedDict does not say at run time which one it extends.
-            bases = (found.get(ast.unparse(base), {}) for base in node.bases)
-            inherited = {k: text for fields in bases for k, text in fields.items()}
-            found[node.name] = inherited | dict(_fields(node.body))
-    return found
+class DescribedModel(BaseModel, metaclass=Documented):
+    """A model of pydantic whose help and JSON schema have the descriptions."""
 
-
-def _fields(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Each field that has a docstring below it."""
-    for field, below in pairwise(body):
-        match field, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                yield name, inspect.cleandoc(text)
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        made = handler(core_schema)
+        schema = handler.resolve_ref_schema(made)
+        schema["description"] = about(cls)
+        for name, text in descriptions(cls).items():
+            schema["properties"][name]["description"] = text
+        return made

@@ -2,8 +2,7 @@
 Options that are checked once and then frozen, and the error that names a wrong one.
 
 Rules:
-1. A mistake is one error of this package: which option, what was given, what is allowed.
-   Nobody has to read pydantic's.
+1. A mistake is one error of this package: which option, what was given, what pydantic allows.
 2. A copy is checked like new options.
 3. Another model that holds these options, as the body of a web request, checks them in
    pydantic's own way, so its errors tell the whole place.
@@ -11,17 +10,17 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError, PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from pyllama_raw.errors import ConfigError, PyllamaError, cut, shown
-from pyllama_raw.options.described import about, descriptions, help_of
-from pyllama_raw.options.requests import RequestOptions
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -31,52 +30,23 @@ if TYPE_CHECKING:
     Listed = list[T] | tuple[T, ...]
     Mapped = Mapping[K, T]
     AnyPath = str | Path
+    Described = BaseModel  # editors and checkers know the fields of its classes
 else:
-    Mapped, AnyPath = dict, Path
+    from pyllama_raw.options.described import DescribedModel as Described
 
-    class Listed:
-        """Listed[T] is read into a tuple[T, ...]."""
-
-        def __class_getitem__(cls, kind: Any) -> Any:
-            return tuple[kind, ...]
-
-
-if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
+    Listed, Mapped, AnyPath = tuple[T, ...], dict, Path
 
 COLLECTIONS = (str, bytes, list, tuple, set, frozenset, dict, BaseModel)
 MAX_TOLD = 5  # mistakes in one message
 
-# What pydantic finds, in words that follow "give"; the names in them are of its context.
-ALLOWED = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
-    "finite_number": "a finite number",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a smaller whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "True or False",
-    "bool_parsing": "True or False",
-    "string_type": "text",
-    "string_unicode": "text of valid unicode, without lone surrogates",
-    "string_too_short": "text of at least {min_length} characters",
-    "string_too_long": "text of at most {max_length} characters",
-    "string_pattern_mismatch": "text without NUL",
-    "tuple_type": "a list",
-    "too_long": "at most {max_length} items",
-    "dict_type": "a mapping",
-    "path_type": "a path",
-    "literal_error": "{expected}",
-    "model_type": "a {class_name}",
-    "wrong_option": "{allowed}",
-    "wrong_value": "{allowed}",
+# A sentence of pydantic, of which the group follows "give".
+_SENTENCE = (
+    r"(?:\w+ should (?:be|have)|Value error,) (.*?)(?: after validation, not \d+)?"
+)
+SHORTER = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
 }
 
 
@@ -88,51 +58,7 @@ class Mistake(NamedTuple):
     allowed: str  # follows "give"
 
 
-class Told(str):
-    """The text of a value, which is shown as it is."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-class Given(str):
-    """A value inside of pydantic's error, which prints all of them: as text that is short."""
-
-    value: object
-
-    def __new__(cls, value: object) -> Self:
-        made = super().__new__(cls, shown(value))
-        made.value = value
-        return made
-
-
-class Documented(type(BaseModel)):  # type: ignore[misc]
-    """Of a class whose `__doc__` lists its options, made when somebody asks."""
-
-    @property
-    def __doc__(cls) -> str:  # type: ignore[override]
-        defaults = {
-            name: _shown_default(field.get_default(call_default_factory=True))
-            for name, field in getattr(cls, "model_fields", {}).items()
-        }
-        return help_of(cls, defaults)
-
-
-def _shown_default(value: object) -> str:
-    if value is PydanticUndefined:
-        return "..."
-    return f"{type(value).__name__}()" if isinstance(value, BaseModel) else repr(value)
-
-
-if TYPE_CHECKING:
-    Options = BaseModel  # editors and checkers know the fields of its classes
-else:
-
-    class Options(BaseModel, metaclass=Documented):
-        """What help() tells of."""
-
-
-class Frozen(Options):
+class Frozen(Described):
     """Options that cannot change; mistakes are a ConfigError that names them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -142,35 +68,16 @@ class Frozen(Options):
         def __init__(self, /, **values: Any) -> None:
             try:
                 super().__init__(**values)
-            except ValidationError as error:
-                found = _mistakes(type(self), error, values)
             except PyllamaError:
                 raise
             except Exception as error:  # noqa: BLE001 - a value is a stranger's object
-                kind = type(error).__name__
-                found = [
-                    Mistake("options", values, f"values that can be read ({kind})")
-                ]
+                refusal = self._refusal_of(error, values)
             else:
                 return
-            raise self.refusal(found)
+            raise refusal
 
         # Pydantic does not call such an __init__ for options inside of others (rule 3).
         __init__.__pydantic_base_init__ = True
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The schema with what each option is for."""
-        made = handler(core_schema)
-        schema = handler.resolve_ref_schema(made)
-        schema["description"] = about(cls)
-        properties = schema.get("properties", {})
-        for name, text in descriptions(cls).items():
-            if name in properties:
-                properties[name]["description"] = text
-        return made
 
     @model_validator(mode="before")
     @classmethod
@@ -179,10 +86,22 @@ class Frozen(Options):
         if isinstance(values, dict):
             for name, value in values.items():
                 if isinstance(value, Iterable) and not isinstance(value, COLLECTIONS):
-                    raise wrong(name, value, "a plain value or a list")
+                    raise wrong(name, shown(value), "a plain value or a list")
                 if isinstance(value, int) and int.bit_length(value) > 64:
-                    raise wrong(name, value, "a smaller number")
+                    raise wrong(name, shown(value), "a smaller number")
         return values
+
+    @classmethod
+    def _refusal_of(cls, error: Exception, values: object) -> PyllamaError:
+        try:
+            assert isinstance(error, ValidationError)
+            items = error.errors(include_url=False)
+        except Exception:  # noqa: BLE001 - a value raises while it is checked or printed
+            return cls.refusal([Mistake("options", values, "values that can be read")])
+        for item in items:
+            if isinstance(cause := item.get("ctx", {}).get("error"), PyllamaError):
+                return cause
+        return cls.refusal([mistake_of(cls, item) for item in items])
 
     @classmethod
     def refusal(cls, mistakes: list[Mistake]) -> PyllamaError:
@@ -210,88 +129,53 @@ class Frozen(Options):
 
 def wrong(name: str, value: object, allowed: str) -> PydanticCustomError:
     """What a validator of several fields raises; the words of *allowed* follow "give"."""
-    context = {"name": name, "value": Given(value), "allowed": allowed}
+    context = {"name": name, "value": value, "allowed": allowed}
     return PydanticCustomError("wrong_option", "{name}: give {allowed}", context)
 
 
-def _mistakes(
-    kind: type[BaseModel], error: ValidationError, values: dict[str, Any]
-) -> list[Mistake]:
-    try:
-        return [
-            mistake
-            for item in error.errors(include_url=False)
-            for mistake in _inner(item) or [_mistake(kind, item)]
-        ]
-    except Exception:  # noqa: BLE001 - pydantic cannot print a value inside a list
-        return [Mistake("options", values, "values that can be printed")]
-
-
-def _inner(item: ErrorDetails) -> list[Mistake]:
-    """Those of other options, which a validator of these has made."""
-    cause = item.get("ctx", {}).get("error")
-    if not isinstance(cause, ConfigError):
-        return []
-    place = [str(part) for part in item["loc"]]
-    return [
-        Mistake(".".join([*place, name]), Told(value), allowed)
-        for name, value, allowed in cause.mistakes
-    ]
-
-
-def _mistake(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
-    path, value, words = (
-        [str(part) for part in item["loc"]],
-        item["input"],
-        allowed(item),
-    )
+def mistake_of(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
+    """What pydantic found wrong with options of *kind*."""
+    path, value, words = [*item["loc"]], item["input"], allowed(item)
     if item["type"] == "extra_forbidden":
-        words = f"a known option{_suggestion(kind, path)}"
+        words = f"a known option{suggestion(str(path[-1]), places(kind))}"
     elif item["type"] == "wrong_option":
         path.append(item["ctx"]["name"])
-        value = item["ctx"]["value"].value
-    return Mistake(cut(".".join(path) or "options", 80), value, words)
+        value = item["ctx"]["value"]
+    return Mistake(place(path) or "options", value, words)
+
+
+def place(path: Iterable[object]) -> str:
+    """The name of an option inside of others, like `settings.stop[1]`."""
+    name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    return cut(name.removeprefix("."), 80)
 
 
 def allowed(item: ErrorDetails) -> str:
-    """What fits in the place of a mistake that pydantic found; follows "give"."""
-    context = item.get("ctx", {})
-    if "error" not in context and item["type"] in ALLOWED:
-        return ALLOWED[item["type"]].format(**context)
-    return f"what fits: {context.get('error', item['msg'])}"  # a validator's own words
+    """What fits in the place of a mistake, in words of pydantic; they follow "give"."""
+    if item["type"] == "wrong_option":
+        return str(item["ctx"]["allowed"])
+    told = re.fullmatch(_SENTENCE, item["msg"], re.DOTALL)
+    if told is None:
+        return f"what fits: {item['msg']}"
+    words = told[1]
+    for long, short in SHORTER.items():
+        words = words.replace(long, short)
+    return words
 
 
-def _suggestion(kind: type[BaseModel], path: list[str]) -> str:
-    """Where an unknown name belongs: in these options, in others, or it is misspelt."""
-    from difflib import get_close_matches
-
-    name, places = path[-1], dict(_places(kind))
-    here = [place for place in places if places[place] == name]
-    if here:
-        return f"; did you mean {here[0]}?"
-    home = home_of(name)
-    if home is not None:
-        return f"; {name} goes into {home}"
-    if name in RequestOptions.__annotations__:
-        return f"; {name} goes with the prompt, as generate(prompt, {name}=...)"
-    for close in get_close_matches(cut(name, 80), places.values(), n=1):
-        return f"; did you mean {next(p for p in places if places[p] == close)}?"
-    return ""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The known option that *name* is, or is most like; those have dots."""
+    places: dict[str, str] = {}
+    for where in known:
+        places.setdefault(where.rpartition(".")[2], where)
+    close = get_close_matches(cut(name, 80), places, n=1)
+    return f"; did you mean {places[close[0]]}?" if close else ""
 
 
-def home_of(name: str) -> str | None:
-    """The class of ours, of those that are imported, that has an option *name*."""
-    for other in Frozen.__subclasses__():
-        if name in other.model_fields and other.__module__.startswith("pyllama_raw."):
-            return other.__name__
-    return None
-
-
-def _places(kind: type[BaseModel], before: str = "") -> Iterator[tuple[str, str]]:
-    """Each option in *kind* and the options inside it: with dots, and by its name."""
+def places(kind: type[BaseModel], before: str = "") -> Iterator[str]:
+    """Each option in *kind* and in the options inside it, with dots."""
     for name, field in kind.model_fields.items():
-        yield f"{before}{name}", name
-        if isinstance(field.annotation, type) and issubclass(
-            field.annotation, BaseModel
-        ):
-            yield from _places(field.annotation, f"{before}{name}.")
+        yield f"{before}{name}"
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from places(inner, f"{before}{name}.")

@@ -15,15 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pyllama_raw.errors import ConfigError, shown
-from pyllama_raw.options.config import (
-    CacheConfig,
-    ContextConfig,
-    EngineConfig,
-    LogConfig,
-    MediaConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from pyllama_raw.options.config import EngineConfig
 from pyllama_raw.options.frozen import Frozen, wrong
 from pyllama_raw.options.replacing import replacing
 
@@ -62,15 +54,7 @@ class Settings(Frozen):
         return Settings(**mine | {n: mine.get(n, {}) | other[n] for n in other})
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(
-            model=ModelConfig(**self.model),
-            context=ContextConfig(**self.context),
-            scheduler=SchedulerConfig(**self.scheduler),
-            cache=CacheConfig(**self.cache),
-            media=MediaConfig(**self.media),
-            log=LogConfig(**self.log),
-            **self.engine,
-        )
+        return EngineConfig(**self.model_dump(exclude={"engine"}), **self.engine)
 
 
 class Measured(Frozen):

@@ -1,45 +1,141 @@
-"""What a request may say beside its prompt and its sampling parameters."""
+"""
+What a request may say beside its prompt and its sampling parameters.
+
+Checked values are plain: an int, float, str or tuple, or a mapping that nobody can change. So
+no code of a caller's class runs in the engine thread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from itertools import islice
+from numbers import Integral
+from operator import index
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-PolicyData = Mapping[str, str | int | float | bool | None]
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_PRIORITY = 2**31 - 1
+MAX_DEADLINE_S = 1e9  # Python's waits take no more than some 9e9 seconds
+MAX_SALT = 1024  # characters
+MAX_CACHE_POINTS = 1024
+MAX_POLICY_DATA = 32
+MAX_POSITION = 2**31 - 1
+MAX_ADAPTERS = 16  # of a request
+MAX_SCALE = 100  # products with it stay finite
 
 Need = Literal["generate", "embed", "rank"]  # what a model must be able to do
+
+
+def _plain_int(value: Any) -> Any:
+    """Whole numbers of other libraries are ints to a reader."""
+    is_other = isinstance(value, Integral) and not isinstance(value, int)
+    return index(value) if is_other else value
+
+
+def _listed(value: object) -> object:
+    """What is in it is looked at where it is copied, which may take long."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return value
+    raise ValueError("a list of mappings, or None")
+
+
+def _mapping(value: object) -> object:
+    if isinstance(value, Mapping):
+        return value
+    raise ValueError("a mapping, or None")
+
+
+def _beginning(value: object) -> object:
+    """The first items of a mapping, one more than allowed: it may never end."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return dict(islice(value.items(), max(MAX_POLICY_DATA, MAX_ADAPTERS) + 1))
+    except Exception as error:
+        raise ValueError("a mapping that can be read") from error
+
+
+def _datum(value: object) -> object:
+    """A value that no class of the caller's has made."""
+    fits = value is None or type(value) in (bool, float)
+    if type(value) is str:
+        fits = len(value) <= MAX_SALT
+    elif type(value) is int:
+        fits = value.bit_length() <= 64
+    if not fits:
+        most = f"text of at most {MAX_SALT} characters"
+        raise ValueError(f"a number of at most 64 bits, True, False, None or {most}")
+    return value
+
+
+Whole = Annotated[int, Strict(), BeforeValidator(_plain_int)]
+Name = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_SALT)]
+Priority = Annotated[Whole, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Seconds = Annotated[
+    float, Strict(), Field(gt=0, le=MAX_DEADLINE_S, allow_inf_nan=False)
+]
+
+# What checkers allow callers to give, and what it is once it was checked.
+if TYPE_CHECKING:
+    Points = Iterable[int]
+    Scales = Mapping[str, float]
+    PolicyData = Mapping[str, str | int | float | bool | None]
+    Tools = Sequence[Mapping[str, Any]]
+    Variables = Mapping[str, Any]
+else:
+    _Position = Annotated[Whole, Field(ge=1, le=MAX_POSITION)]
+    _Scale = Annotated[float, Strict(), Field(ge=-MAX_SCALE, le=MAX_SCALE)]
+    _Key = Annotated[str, Strict(), Field(max_length=MAX_SALT)]
+    Fixed = Annotated[
+        dict[K, V], BeforeValidator(_beginning), AfterValidator(MappingProxyType)
+    ]
+
+    Points = Annotated[tuple[_Position, ...], Field(max_length=MAX_CACHE_POINTS)]
+    Scales = Annotated[Fixed[Name, _Scale], Field(max_length=MAX_ADAPTERS)]
+    PolicyData = Annotated[
+        Fixed[_Key, Annotated[Any, PlainValidator(_datum)]],
+        Field(max_length=MAX_POLICY_DATA),
+    ]
+    Tools = Annotated[Any, PlainValidator(_listed)]
+    Variables = Annotated[Any, PlainValidator(_mapping)]
 
 
 class ChatOptions(TypedDict, total=False):
     """How the template makes a prompt of chat messages; nothing for other prompts."""
 
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Tools | None
     """Functions that the model may call, as JSON schemas."""
-    template_kwargs: Mapping[str, Any] | None
+    template_kwargs: Variables | None
     """More variables of the chat template."""
-    chat_template: str | None
+    chat_template: Annotated[str, Strict()] | None
     """A Jinja template to use instead of the model's own."""
 
 
 class TextOptions(TypedDict, total=False):
     """How a request is served."""
 
-    priority: int
+    priority: Priority
     """Requests with a lower number run first; 0 by default."""
-    deadline_s: float | None
+    deadline_s: Seconds | None
     """Seconds from now after which the request ends with what it has. None: never."""
 
 
 class RequestOptions(TextOptions, ChatOptions, total=False):
     """How a request is served; but for adapters and those of chats nothing here changes its output."""
 
-    adapters: Mapping[str, float] | None
+    adapters: Scales | None
     """Loaded adapters by name, each with the scale of its effect; 0 is as if left out."""
-    cache_salt: str | None
+    cache_salt: Name | None
     """Only requests with an equal salt share cached prefixes."""
-    cache_points: Iterable[int]
+    cache_points: Points
     """Positions of the prompt that are worth a snapshot."""
-    client: str | None
+    client: Name | None
     """Who sends the request, for policies that are fair by client."""
     policy_data: PolicyData | None
     """What else a scheduling policy may know of the request."""

@@ -18,17 +18,21 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import BadSchema, InvalidRequest
-from pyllama_raw.options.arguments import (
-    MAX_CACHE_POINTS,
-    MAX_PRIORITY,
-    MAX_SALT,
-    checked_options,
-    checked_prompts,
-)
+from pyllama_raw.options.arguments import checked_options, checked_prompts
+from pyllama_raw.options.requests import MAX_CACHE_POINTS, MAX_PRIORITY, MAX_SALT
 from pyllama_raw.policy import SchedulingPolicy
 from pyllama_raw.testing import fake_engine
 from tests.api.test_generate import expected
-from tests.hostile import AngryInt, AngryText, Unhashable, Unreadable, endless, nested
+from tests.hostile import (
+    AngryInt,
+    AngryText,
+    EndlessMapping,
+    Unhashable,
+    Unreadable,
+    UnreadableMapping,
+    endless,
+    nested,
+)
 
 
 def each(names, values):
@@ -45,7 +49,7 @@ WRONG = {
         Unreadable(), Unhashable(), nested(10_000), np.float64(1),
     ],
     "deadline_s": [
-        NAN, INFINITY, -INFINITY, 1j, 0, -1, -0.0, True, "1", Decimal(1), [], {},
+        NAN, INFINITY, -INFINITY, 1j, 0, -1, -0.0, True, "1", [], {},
         object(), 10**6000, 1e10, Unreadable(), Unhashable(), np.datetime64("2026"),
     ],
     "cache_salt": [
@@ -65,7 +69,15 @@ WRONG["policy_data"] = [
     1, NAN, "a", b"a", [("a", 1)], {1: 2}, {"a": []}, {"a": 1j}, {"a": 10**6000},
     {"a": AngryInt(1)}, {"a": "x" * (MAX_SALT + 1)}, {"x" * (MAX_SALT + 1): 1},
     dict.fromkeys(map(str, range(33))), object(), Unreadable(), {"a": nested(10_000)},
+    EndlessMapping(), UnreadableMapping(),
 ]  # fmt: skip
+WRONG["adapters"] = [
+    1, "a", ["a"], {1: 1}, {"a": "1"}, {"a": NAN}, {"a": 101}, {"a": True}, {"": 1},
+    {"\ud800": 1}, dict.fromkeys(map(str, range(17)), 1), Unreadable(), EndlessMapping(),
+]  # fmt: skip
+WRONG["tools"] = ["a", b"a", 1, {}, object(), Unreadable()]
+WRONG["template_kwargs"] = ["a", [], 1, Unreadable()]
+WRONG["chat_template"] = [1, b"a", Unreadable()]
 
 CASES = [(name, value) for name, values in WRONG.items() for value in values]
 
@@ -78,8 +90,8 @@ def test_a_wrong_option_is_named(name, value):
     with pytest.raises(InvalidRequest) as caught:
         checked_options({name: value})
 
-    assert caught.value.name == name
-    assert str(caught.value).startswith(f"{name}=")
+    assert caught.value.name.startswith(name)
+    assert str(caught.value).startswith(f"{caught.value.name}=")
     assert len(str(caught.value)) < 400
 
 
@@ -110,12 +122,12 @@ def test_right_options_become_plain():
 @each(
     ("name", "words"),
     [
-        ("cache_slat", "Did you mean cache_salt"),
-        ("deadline", "Did you mean deadline_s"),
-        ("timeout", "there are priority, deadline_s, cache_salt, cache_points"),
-        ("max_tokens", r"goes into SamplingParams, as SamplingParams\(max_tokens="),
-        ("n_ctx", r"goes into ContextConfig, as ContextConfig\(n_ctx="),
-        ("temprature", "Did you mean temperature of SamplingParams"),
+        ("cache_slat", r"did you mean cache_salt\?"),
+        ("deadline", r"did you mean deadline_s\?"),
+        ("timeout", "there are priority, deadline_s, tools"),
+        ("max_tokens", r"did you mean SamplingParams.max_tokens\?"),
+        ("n_ctx", r"did you mean EngineConfig.context.n_ctx\?"),
+        ("temprature", r"did you mean SamplingParams.temperature\?"),
         ("x" * 10**6, "no option"),
     ],
 )
@@ -204,7 +216,10 @@ async def test_score_names_its_own_argument(n_top):
     Not the parameter that it becomes.
     """
     async with fake_engine() as engine:
-        with pytest.raises(InvalidRequest, match=r"n_top=.*from 0 to 20"):
+        with pytest.raises(
+            InvalidRequest,
+            match=r"n_top=.* give (a valid integer|at (least 0|most 20))",
+        ):
             await engine.score("ab", n_top)
 
 
@@ -215,9 +230,13 @@ async def test_waits_are_seconds(seconds):
     Of health() and of aclose(), which has closed nothing then.
     """
     async with fake_engine() as engine:
-        with pytest.raises(InvalidRequest, match=r"stall_s=.*seconds, 0 or more"):
+        with pytest.raises(
+            InvalidRequest, match=r"stall_s=.* give (a valid number|at least 0)"
+        ):
             engine.health(seconds)
-        with pytest.raises(InvalidRequest, match=r"drain_s=.*seconds, 0 or more"):
+        with pytest.raises(
+            InvalidRequest, match=r"drain_s=.* give (a valid number|at least 0)"
+        ):
             await engine.aclose(seconds)
         assert engine.alive
 

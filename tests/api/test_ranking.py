@@ -159,7 +159,7 @@ async def test_wrong_pairs_are_refused():
             await engine.rank(QUERY, ["a", ""])
         with pytest.raises(InvalidRequest, match="query='' is not"):
             await engine.rank("", ["a"])
-        with pytest.raises(InvalidRequest, match=r"documents=.* at least one"):
+        with pytest.raises(InvalidRequest, match=r"documents=.* at least 1 item"):
             await engine.rank(QUERY, [])
         with pytest.raises(TextTooLong, match=r"documents\[0\] has \d+ tokens"):
             await engine.rank(QUERY, ["Z" * 2100])

@@ -6,8 +6,8 @@ import pytest
 
 from pyllama_raw import __version__
 from pyllama_raw.cli import main
-from pyllama_raw.cli.command import _parser
-from pyllama_raw.cli.flags import Parser
+from pyllama_raw.cli.command import root_parser
+from pyllama_raw.cli.parser import Parser
 
 GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
 
@@ -16,7 +16,7 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
     ("arguments", "message"),
     [
         ((*GENERATE, "--slots", "0"), "--slots 0: give at least 1"),
-        ((*GENERATE, "--slots", "x"), "--slots x: give a whole number"),
+        ((*GENERATE, "--slots", "x"), "--slots x: give a valid integer"),
         ((*GENERATE, "--slots"), "--slots expected one argument"),
         ((*GENERATE, "--max-tokens", "0"), "--max-tokens 0: give at least 1"),
         (
@@ -29,7 +29,7 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
             "--temperature nan: give a finite number",
         ),
         ((*GENERATE, "--mirostat", "3"), "--mirostat 3: give one of 0, 1, 2"),
-        ((*GENERATE, "--stop", ""), "--stop '': give text of at least 1 char"),
+        ((*GENERATE, "--stop", ""), "--stop '': give at least 1 character"),
         ((*GENERATE, "--cache", "x"), "--cache x: give one of off, live, snapshots"),
         (
             (*GENERATE, "--cache-bytes", "1.2.3"),
@@ -53,7 +53,7 @@ GENERATE, RUN = ("generate", "a"), ("bench", "run", "offline")
         ((*RUN, "--rate", "-1"), "--rate -1: give more than 0"),
         (
             ("tune", "--output-tokens", "0.5"),
-            "--output-tokens 0.5: give a whole number",
+            "--output-tokens 0.5: give a valid integer",
         ),
     ],
 )
@@ -76,11 +76,12 @@ def commands(parser: ArgumentParser) -> list[ArgumentParser]:
     found = [parser]
     for action in parser._actions:
         if isinstance(action.choices, dict):
-            found += [p for choice in action.choices.values() for p in commands(choice)]
+            for choice in action.choices.values():
+                found += commands(choice.filled())
     return found
 
 
-COMMANDS = commands(_parser())
+COMMANDS = commands(root_parser())
 
 
 @pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
@@ -113,7 +114,7 @@ def test_every_number_that_a_field_lists_can_be_given():
     """
     A field that allows only some numbers takes each of them from its flag.
     """
-    options = _parser().parse_args([*GENERATE, "--mirostat", "2"])
+    options = root_parser().parse_args([*GENERATE, "--mirostat", "2"])
 
     assert options.mirostat == 2
 

@@ -48,37 +48,22 @@ def test_status_is_one_row_of_stderr():
     terminal.say("note")
     terminal.close()
 
-    row, empty = "\r\x1b[K012345678", "\r\x1b[K"
-    assert err.getvalue() == row + empty + "note\n" + row + empty
+    assert err.getvalue() == "\r\x1b[K012345678\r\x1b[Knote\n"
 
 
-def test_status_below_the_text_goes_before_more_text():
+def test_status_ends_where_text_begins():
     """
-    On one terminal, the row below is emptied, the text written, the status drawn.
+    On one terminal, the row is emptied before the text, and stays so.
     """
     screen = FakeTty()
     terminal = Terminal(screen, screen)
 
     terminal.status("busy")
     terminal.write("ab")
-
-    below = "\x1bD\x1bM\x1b7\x1b[B\r\x1b[K{}\x1b8"
-    assert screen.getvalue() == (
-        below.format("busy") + below.format("") + "ab" + below.format("busy")
-    )
-
-
-def test_cursor_in_the_last_column_is_left_alone():
-    """
-    Moving it there would lose the pending line break: the status waits.
-    """
-    screen = FakeTty()
-    terminal = Terminal(screen, screen)
-    terminal.write("ab\n0123456789")
     terminal.status("busy")
-    terminal.write("0")
+    terminal.close()
 
-    assert screen.getvalue().startswith("ab\n01234567890\x1bD")
+    assert screen.getvalue() == "\r\x1b[Kbusy\r\x1b[Kab"
 
 
 def test_output_cannot_drive_the_terminal():

@@ -1,0 +1,62 @@
+"""
+The parser of the commands, and how a mistake is told: `--slots 0: give at least 1`.
+
+It imports little, because each start of a command waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from pyllama_raw.errors import ConfigError
+
+
+class Parser(ArgumentParser):
+    """Tells a mistake in one line; the usage is for who asks."""
+
+    def __init__(
+        self, *, fill: Callable[[Parser], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._fill = fill
+
+    def filled(self) -> Parser:
+        """With all flags, which cost imports: they are added when somebody asks."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+        return self
+
+    def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
+        self.filled()
+        return super().parse_known_args(*arguments, **more)
+
+    def error(self, message: str) -> NoReturn:
+        told = re.sub(r"^argument ([^ ]+): ", r"\1 ", message)
+        if choice := re.fullmatch(
+            r"(.*)invalid choice: (.*) \(choose from (.*)\)", told
+        ):
+            told = f"{choice[1]}{choice[2]}: give one of {choice[3]}".replace("'", "")
+        self.exit(2, f"error: {told}\n{self.prog} --help says more\n")
+
+    def flags(self) -> dict[str, str]:
+        """The flag of each field that has one."""
+        actions = (action for action in self._actions if action.option_strings)
+        return {action.dest: action.option_strings[0] for action in actions}
+
+
+def told(error: ConfigError, flags: dict[str, str]) -> str:
+    """What a person is told: flags in the place of the fields that they stand for."""
+
+    def with_flags(text: str) -> str:
+        return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)
+
+    lines = []
+    for place, value, words in error.mistakes:
+        parts = re.findall(r"\w+", place)
+        name = next((part for part in reversed(parts) if part in flags), place)
+        lines.append(f"{with_flags(name)} {value}: give {with_flags(words)}")
+    return "; ".join(dict.fromkeys(lines)) or str(error)
