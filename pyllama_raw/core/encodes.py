@@ -6,9 +6,7 @@ Rules:
 2. The rows of a request stay until it ends. After that the least recently used ones go as
    soon as all rows are more than `max_kept_bytes`.
 3. What open requests hold together is at most `max_bytes`: their uploads and their rows.
-4. Rows are used in the order of the prompt, so a request is told how many of its first ones
-   are there.
-5. Nothing is encoded for a request before want(), which says what the prefix cache spares it.
+4. A request needs all its rows. When one of its encodes fails, it leaves.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Namespace, is_of
 from pyllama_raw.errors import InvalidRequest, QueueFull
-
-Ready = tuple[int, int]  # request_id, how many of its first encodes are there
 
 
 class RowKey(NamedTuple):
@@ -56,13 +52,11 @@ class Encodes:
         self._open: OrderedDict[int, tuple[Wanted, ...]] = OrderedDict()  # by turn
         self._n_users: Counter[RowKey] = Counter()  # open requests, by key
         self._rows: OrderedDict[RowKey, array[float]] = OrderedDict()  # by last use
-        self._first: dict[int, int] = {}  # of open requests: those before it are spared
         self._cleared = set[RowKey]()  # go with the last open request that has them
-        self._failed = set[int]()  # open requests that nothing more is encoded for
 
     def add(self, request_id: int, wanted: Items[Wanted]) -> None:
         """
-        Take on the encodes of a request; want() lets them begin.
+        Take on the encodes of a request.
 
         Raises:
             QueueFull: open requests hold too much at present.
@@ -83,41 +77,36 @@ class Encodes:
         for key in keys & self._rows.keys():
             self._rows.move_to_end(key)
 
-    def want(self, request_id: int, first: int) -> None:
-        """An open request needs the rows of its encodes from *first* on."""
-        self._first[request_id] = first
-
     def begin(self) -> tuple[int, int] | None:
         """The request whose turn it is, and which of its encodes; None: nothing waits."""
         assert self.running is None
         for request_id, wanted in self._open.items():
-            if request_id not in self._first or request_id in self._failed:
-                continue
-            index = self.n_ready(request_id)
-            if index < len(wanted):
-                self.running = wanted[index].key
-                self._open.move_to_end(request_id)
-                return request_id, index
+            for index, one in enumerate(wanted):
+                if one.key not in self._rows:
+                    self.running = one.key
+                    self._open.move_to_end(request_id)
+                    return request_id, index
         return None
 
-    def done(self, rows: array[float]) -> list[Ready]:
-        """The encode that runs gave *rows*; returns who goes on."""
+    def done(self, rows: array[float]) -> list[int]:
+        """The encode that runs gave *rows*; returns requests that now have all of theirs."""
         key, self.running = self.running, None
         assert key is not None
         self.n_encoded += 1
         if key in self._n_users:  # else the last one has just left
             self._rows[key] = rows
             self.n_kept_bytes += len(rows) * rows.itemsize
-        ready = [(user, self.n_ready(user)) for user in self.users(key)]
+        ready = [user for user in self.users(key) if self.is_done(user)]
         self._evict()
         return ready
 
     def fail(self) -> list[int]:
-        """The encode that runs failed; returns whom it fails."""
+        """The encode that runs failed; returns the requests that leave because of it."""
         key, self.running = self.running, None
         assert key is not None
         failed = self.users(key)
-        self._failed.update(failed)
+        for request_id in failed:
+            self.leave(request_id)
         return failed
 
     def drop(self) -> None:
@@ -127,8 +116,6 @@ class Encodes:
     def leave(self, request_id: int) -> bool:
         """A request has ended; True: nobody wants the encode that runs any more."""
         wanted = self._open.pop(request_id, ())
-        self._first.pop(request_id, None)
-        self._failed.discard(request_id)
         for key in {one.key for one in wanted}:
             self._n_users[key] -= 1
             if not self._n_users[key]:
@@ -162,23 +149,16 @@ class Encodes:
         own = {one.key: one.n_bytes for one in wanted}
         return sum(n for key, n in own.items() if key not in self._n_users)
 
-    def n_ready(self, request_id: int) -> int:
-        """How many of the first encodes of an open request are there, or spared."""
-        wanted, first = self._open[request_id], self._first.get(request_id)
-        if first is None:
-            return 0
-        missing = (
-            i for i in range(first, len(wanted)) if wanted[i].key not in self._rows
-        )
-        return next(missing, len(wanted))
+    def is_done(self, request_id: int) -> bool:
+        """Whether all rows of an open request are there."""
+        return all(one.key in self._rows for one in self._open[request_id])
 
     def users(self, key: RowKey) -> list[int]:
         """Open requests that want it."""
         return [
             user
             for user, wanted in self._open.items()
-            if user in self._first
-            and any(one.key == key for one in wanted[self._first[user] :])
+            if any(one.key == key for one in wanted)
         ]
 
     def _evict(self) -> None:
@@ -198,7 +178,6 @@ class Encodes:
     def check_integrity(self) -> None:
         """The bytes add up, and no limit is passed."""
         assert self._cleared <= self._n_users.keys()
-        assert self._failed <= self._first.keys() <= self._open.keys()
         users = Counter(
             key for wanted in self._open.values() for key in {one.key for one in wanted}
         )

@@ -105,7 +105,7 @@ class Request:
     lot: Lot = TOKENS
     client: str | None = None  # who sent it; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
-    # Rows that are no text. None of a span is computed before Scheduler.media_ready().
+    # Rows that are no text. They are there before the scheduler knows the request.
     spans: Spans = ()
     payloads: tuple[object, ...] = ()  # one a span; read by the executor only
 

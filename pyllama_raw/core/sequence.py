@@ -15,7 +15,7 @@ from pyllama_raw.core.request import (
     Timings,
     TokenLogprobs,
 )
-from pyllama_raw.core.spans import position, span_at, whole
+from pyllama_raw.core.spans import position, whole
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
@@ -39,12 +39,10 @@ class Sequence:
         "detail",
         "is_shifted",
         "n_cached",
-        "n_cached_spans",
         "n_chunked",
         "n_output",
         "n_overtaken",
         "n_preempted",
-        "n_ready_spans",
         "order",
         "prompt_logprobs",
         "request",
@@ -64,8 +62,6 @@ class Sequence:
         self.n_output = 0
         self.n_overtaken = 0
         self.n_preempted = 0
-        self.n_ready_spans = 0  # the first ones; their rows can be computed,
-        self.n_cached_spans = 0  # but for so many first ones: the cache has these
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens 1, 2, ...
@@ -85,11 +81,6 @@ class Sequence:
         """The most of the first *n_rows* that can be kept, or had by others."""
         spans = self.request.spans
         return whole(spans, n_rows) if spans else n_rows
-
-    def is_ready(self, index: int) -> bool:
-        """Whether the row with *index* can be computed: those of a span may be missing."""
-        number = span_at(self.request.spans, index)
-        return number is None or self.n_cached_spans <= number < self.n_ready_spans
 
     @property
     def n_in_chunks(self) -> int:
@@ -183,16 +174,6 @@ class Running:
     def n_behind(self) -> int:
         """Tokens not computed; 1 means decode."""
         return len(self.tokens) - self.n_computed
-
-    @property
-    def is_fed(self) -> bool:
-        """Whether it waits for its next rows: another one computes them, or they are read."""
-        return self.leader is not None or self.fetch_id is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its next row can be computed."""
-        return not self.request.spans or self.sequence.is_ready(self.n_computed)
 
     def note_cached(self, tier: CacheTier | None) -> None:
         """Note that the slot was filled from *tier*; it counts at the first start."""

@@ -53,13 +53,17 @@ class Driver:
     def add(self, requests: Iterable[Request], submitted: float) -> None:
         """Take on *requests*. If that raises anything, withdraw() all of them."""
         requests = tuple(requests)
-        for request in requests:
-            self.executor.open(request)
+        self.open(requests)
         self.scheduler.add_all(requests, submitted)
         self.watchers.came(requests, submitted)
 
+    def open(self, requests: Iterable[Request]) -> None:
+        """Build the samplers of *requests*, which come to the scheduler later."""
+        for request in requests:
+            self.executor.open(request)
+
     def withdraw(self, request_id: int) -> bool:
-        """Free what add() made; True: that is done by the last event, which comes."""
+        """Free what add() or open() made; True: that is done by the last event, which comes."""
         if self.cancel(request_id):
             return True
         try:
@@ -73,10 +77,6 @@ class Driver:
     ) -> bool:
         """End a request before the next step; False if it has ended already."""
         return self.scheduler.cancel(request_id, self.clock(), reason)
-
-    def media_ready(self, request_id: int, n_spans: int) -> bool:
-        """The rows of its first *n_spans* spans are there; False if it has ended already."""
-        return self.scheduler.media_ready(request_id, n_spans)
 
     def fail(self, request_id: int, error: PyllamaError) -> bool:
         """End a request by *error*, before the next step; False if it has ended already."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from threading import Condition, Thread
 from time import monotonic
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -43,13 +44,22 @@ class Task(Protocol):
         """Its rows; None if it was cancelled. Takes long."""
 
 
+@dataclass(slots=True)
+class Open(Generic[T]):
+    """An open request."""
+
+    tasks: Sequence[T]
+    error: PyllamaError | None = None  # of the first encode that failed
+    seconds: float = 0.0  # of its encodes
+
+
 class Encoder(Generic[T]):
     """
     The encodes of one engine.
 
     Args:
-        report: called with the id of a request whose progress() has changed, with the
-            lock: it must not wait.
+        report: called with the id of a request when all its rows are there, or one of its
+            encodes has failed; with the lock, so it must not wait.
 
     Thread:
         Any, until close().
@@ -60,9 +70,7 @@ class Encoder(Generic[T]):
     ) -> None:
         self.report = report
         self._encodes = encodes
-        self._tasks: dict[int, Sequence[T]] = {}  # of open requests
-        self._errors: dict[int, PyllamaError] = {}
-        self._seconds: dict[int, float] = {}
+        self._open: dict[int, Open[T]] = {}  # by request_id
         self._control: Cancellable | None = None  # of the encode that runs
         self._n_failed = self._n_cancelled = 0
         self._encode_s = 0.0
@@ -73,7 +81,7 @@ class Encoder(Generic[T]):
 
     def enter(self, requests: Sequence[tuple[int, Sequence[T]]]) -> None:
         """
-        Take on the tasks of all *requests* or of none; want() lets them begin.
+        Encode the tasks of all *requests* or of none.
 
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
@@ -85,35 +93,26 @@ class Encoder(Generic[T]):
                     wanted = [task.wanted for task in tasks]
                     self._encodes.add(request_id, wanted)
                     entered.append(request_id)
-                    self._tasks[request_id] = tasks
-                    self._seconds[request_id] = 0.0
+                    self._open[request_id] = Open(tasks)
             except BaseException:
                 for request_id in entered:
                     self._leave(request_id)
                 raise
+            self._changed.notify_all()
 
-    def tasks_of(self, request_id: int) -> Sequence[T]:
-        """None of a request that did not enter, or has left."""
-        with self._changed:
-            return self._tasks.get(request_id, ())
-
-    def want(self, request_id: int, n_spared: int) -> None:
-        """A request needs the rows of its tasks, but for the first *n_spared*."""
-        with self._changed:
-            if request_id in self._tasks:
-                self._encodes.want(request_id, n_spared)
-                self._changed.notify_all()
-
-    def progress(self, request_id: int) -> tuple[Sequence[T], PyllamaError | None]:
+    def progress(self, request_id: int) -> tuple[bool, PyllamaError | None]:
         """
-        The first tasks of a request that have rows or are spared, and what has failed.
+        Whether all rows of a request are there, and the error if they never will be.
 
-        None of a request that did not enter, or has left.
+        Neither, if it did not enter or has left.
         """
         with self._changed:
-            tasks = self._tasks.get(request_id, ())
-            n_ready = self._encodes.n_ready(request_id) if tasks else 0
-            return tasks[:n_ready], self._errors.get(request_id)
+            found = self._open.get(request_id)
+            if found is None:
+                return False, None
+            if found.error is not None:
+                return False, found.error
+            return self._encodes.is_done(request_id), None
 
     def rows(self, task: T) -> Rows:
         """What encode() gave of it; the request that it belongs to is open."""
@@ -153,11 +152,10 @@ class Encoder(Generic[T]):
         self._thread.join()
 
     def _leave(self, request_id: int) -> float | None:
-        self._tasks.pop(request_id, None)
-        self._errors.pop(request_id, None)
         if self._encodes.leave(request_id):
             self._cancel()
-        return self._seconds.pop(request_id, None)
+        left = self._open.pop(request_id, None)
+        return None if left is None else left.seconds
 
     def _cancel(self) -> None:
         if self._control is not None:
@@ -171,7 +169,7 @@ class Encoder(Generic[T]):
                     self._changed.wait()
                 else:
                     request_id, index = turn
-                    self._encode(self._tasks[request_id][index])
+                    self._encode(self._open[request_id].tasks[index])
 
     def _encode(self, task: Task) -> None:
         """With the lock, but while it is computed."""
@@ -185,21 +183,21 @@ class Encoder(Generic[T]):
         if error is not None:
             self._n_failed += 1
             for request_id in self._encodes.fail():
-                keys = [each.wanted.key for each in self._tasks[request_id]]
-                index = keys.index(task.wanted.key)
-                self._errors[request_id] = _own(error, index)
+                failed = self._open[request_id]
+                keys = [each.wanted.key for each in failed.tasks]
+                failed.error = _own(error, keys.index(task.wanted.key))
                 self.report(request_id)
         elif rows is None:
             self._n_cancelled += 1
             self._encodes.drop()
         else:
-            for request_id, _ in self._encodes.done(rows):
+            for request_id in self._encodes.done(rows):
                 self.report(request_id)
 
     def _note_time(self, key: RowKey, seconds: float) -> None:
         self._encode_s += seconds
         for request_id in self._encodes.users(key):
-            self._seconds[request_id] += seconds
+            self._open[request_id].seconds += seconds
 
 
 def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:

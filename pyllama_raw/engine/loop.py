@@ -26,6 +26,7 @@ from pyllama_raw.engine.mailbox import (
     Submit,
 )
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.room import WaitingRoom
 from pyllama_raw.engine.telling import Teller
 from pyllama_raw.engine.waits import Waits
 from pyllama_raw.engine.watcher import EngineChange, Watcher
@@ -48,6 +49,7 @@ class EngineLoop:
     ) -> None:
         self._mailbox = mailbox
         self._waits = waits
+        self._room = WaitingRoom()
         self._files, self._media = parts.files, parts.media
         self.driver = Driver(
             parts.scheduler,
@@ -79,18 +81,17 @@ class EngineLoop:
 
     def _step(self) -> bool:
         """False: there was nothing to do."""
-        did = self.driver.step()
-        wanted = () if self._media is None else self.driver.scheduler.take_wanted()
-        for request_id, n_spared in wanted:
-            self._want(request_id, n_spared)
-        return did or bool(wanted)
+        if self._room:
+            for request_id in self._room.expired(self.driver.clock()):
+                self._leave_room(request_id)  # the scheduler ends it
+        return self.driver.step()
 
     @property
     def _is_done(self) -> bool:
         close = self._close
-        return close is not None and not (
-            close.drains and self.driver.scheduler.has_work
-        )
+        if close is None:
+            return False
+        return not (close.drains and (self._room or self.driver.scheduler.has_work))
 
     def _obey(self, command: Command) -> None:
         """Do what *command* says; whatever it raises is about nothing else."""
@@ -116,47 +117,71 @@ class EngineLoop:
             _log.exception("%s failed; the engine goes on", type(command).__name__)
 
     def _submit(self, command: Submit) -> None:
-        requests, stream = command.requests, command.stream
+        requests, submitted = command.requests, command.submitted
         try:
-            self.delivery.open(requests, stream)
-            command.context.run(self.driver.add, requests, command.submitted)
-            for request in requests:
-                if request.payloads:
-                    n_spared = self.driver.scheduler.spare(request.request_id)
-                    self._want(request.request_id, n_spared)
-        except BaseException as error:  # noqa: BLE001 - the reader is told
-            try:
+            self.delivery.open(requests, command.stream)
+            if requests[0].payloads:
+                command.context.run(self._await_rows, command)
                 for request in requests:
-                    self._withdraw(request.request_id)
-            finally:
-                refuse(stream, _told(error, "the request could not be taken"))
+                    self._note_encoded(request.request_id)
+            else:
+                command.context.run(self.driver.add, requests, submitted)
+        except BaseException as error:  # noqa: BLE001 - the reader is told
+            self._refuse(command, error)
+
+    def _refuse(self, command: Submit, error: BaseException) -> None:
+        """Take on none of the requests of *command*."""
+        try:
+            for request in command.requests:
+                self._withdraw(request.request_id)
+        finally:
+            refuse(command.stream, _told(error, "the request could not be taken"))
 
     def _withdraw(self, request_id: int) -> None:
         """Free what was made for a request that was not taken."""
+        self._room.take(request_id)
         self.delivery.disown([request_id])
         if not self.driver.withdraw(request_id):
             self.delivery.forget(request_id)
             self.leave(request_id)
 
-    def _want(self, request_id: int, n_spared: int) -> None:
-        """Have images and sounds of a request encoded; some may be already."""
-        if self._media is not None:
-            self._media.want(request_id, n_spared)
-            self._note_encoded(request_id)
+    def _await_rows(self, command: Submit) -> None:
+        """Have requests wait until their images and sounds are encoded."""
+        self.driver.open(command.requests)
+        self.driver.watchers.came(command.requests, command.submitted)
+        self._room.put(command)
 
     def _note_encoded(self, request_id: int) -> None:
-        """Tell the scheduler what has come of the images and sounds of a request."""
-        if self._media is None:
-            return
-        n_spans, error = self._media.ready(request_id)
+        """Have a request whose rows are there, or never will be, leave the waiting room."""
+        assert self._media is not None
+        has_rows, error = self._media.encoder.progress(request_id)
+        if has_rows or error is not None:
+            self._leave_room(request_id)
         if error is not None:
             self.driver.fail(request_id, error)
-        elif n_spans:
-            self.driver.media_ready(request_id, n_spans)
+
+    def _leave_room(self, request_id: int) -> None:
+        """Have a request enter the scheduler, if it is in the waiting room."""
+        found = self._room.take(request_id)
+        if found is None:
+            return
+        request, command = found
+        add_all = self.driver.scheduler.add_all
+        try:
+            command.context.run(add_all, (request,), command.submitted)
+        except BaseException as error:  # noqa: BLE001 - the reader is told
+            self._refuse(command, error)
+
+    def _end(
+        self, request_id: int, reason: FinishReason = FinishReason.CANCELLED
+    ) -> None:
+        """End a request wherever it is; unknown ids are ignored."""
+        self._leave_room(request_id)
+        self.driver.cancel(request_id, reason)
 
     def _cancel(self, request_id: int) -> None:
         try:
-            self.driver.cancel(request_id)
+            self._end(request_id)
         except BaseException as error:
             stream = self.delivery.stream_of(request_id)
             if stream is not None:
@@ -170,7 +195,8 @@ class EngineLoop:
             events = list(map(self._media.leave, events))
         now = self.driver.clock()
         if ended or now - self._told >= STATS_S:
-            self.stats, self._told = self.driver.scheduler.stats(), now
+            self.stats = self._room.counted(self.driver.scheduler.stats())
+            self._told = now
             self._teller.tell(self.driver.scheduler)
             self.cpu_share.note(self._executor.times)
         self.delivery.deliver(events)
@@ -199,15 +225,16 @@ class EngineLoop:
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""
         for request_id in self.delivery.ids_on(loop):
-            self.driver.cancel(request_id)
+            self._end(request_id)
 
     def _idle_s(self) -> float | None:
-        deadline = self.driver.scheduler.next_deadline
+        both = self.driver.scheduler.next_deadline, self._room.next_deadline
+        deadline = min((each for each in both if each is not None), default=None)
         return None if deadline is None else max(deadline - self.driver.clock(), 1e-3)
 
     def _end_all(self) -> None:
         for request_id in self.delivery.request_ids:
-            self.driver.cancel(request_id, FinishReason.CLOSED)
+            self._end(request_id, FinishReason.CLOSED)
         self.stats = self.driver.scheduler.stats()
         self.driver.tell_rest()
 

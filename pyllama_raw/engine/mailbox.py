@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Something has come of the images and sounds of a request."""
+    """All rows of a request are there, or an encode of it has failed."""
 
     request_id: int
 

@@ -67,10 +67,7 @@ class MediaReader:
             Unsupported: the projector does not see, or does not hear.
         """
         with self._placeholder(part) as bitmap, self._projector.cut(bitmap) as cut:
-            return self.layout_of(part, cut)
-
-    def layout_of(self, part: Media, cut: Cut) -> MediaLayout:
-        return MediaLayout(cut.runs, tuple(self._keys(part.digest, cut)))
+            return MediaLayout(cut.runs, tuple(self._keys(part.digest, cut)))
 
     def read(self, part: Media, stop: Stop = never) -> Cut:
         """
@@ -99,7 +96,7 @@ class MediaReader:
         except DecodeStopped:
             return None
         with cut:
-            if self.layout_of(part, cut) != layout:
+            if cut.runs != layout.runs:
                 raise BadMedia("it has not the size that its beginning tells")
             rows = array("f")
             for index, run in enumerate(cut.runs):

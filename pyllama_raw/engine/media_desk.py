@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
@@ -21,7 +20,7 @@ from pyllama_raw.engine.model_files import model_files
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.shared_projectors import close_projector, open_projector
 from pyllama_raw.engine.span_keys import SpanKeys
-from pyllama_raw.errors import BadMedia, PyllamaError
+from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import pictures, sounds
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.content import MediaMessages, list_pieces
@@ -40,10 +39,6 @@ class MediaTask:
     layout: MediaLayout
     wanted: Wanted
     reader: MediaReader
-
-    @property
-    def n_spans(self) -> int:
-        return sum(isinstance(run, RowRun) for run in self.layout.runs)
 
     def control(self) -> Encode:
         return Encode()
@@ -185,7 +180,7 @@ class MediaDesk:
 
     def enter(self, requests: Sequence[Request]) -> None:
         """
-        Take on the media of all *requests*, or of none; want() has them encoded.
+        Have the media of all *requests* encoded, or of none.
 
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
@@ -194,16 +189,6 @@ class MediaDesk:
             self.encoder.enter(
                 [(request.request_id, _tasks(request)) for request in requests]
             )
-
-    def want(self, request_id: int, n_spared: int) -> None:
-        """Have the rows of a request made, but for those of its first *n_spared* spans."""
-        ends = accumulate(task.n_spans for task in self.encoder.tasks_of(request_id))
-        self.encoder.want(request_id, sum(end <= n_spared for end in ends))
-
-    def ready(self, request_id: int) -> tuple[int, PyllamaError | None]:
-        """How many first spans of a request have rows or are spared; and what has failed."""
-        tasks, error = self.encoder.progress(request_id)
-        return sum(task.n_spans for task in tasks), error
 
     def leave(self, event: Event) -> Event:
         """*event*; if it is the last one of a request, with the seconds of its encodes."""

@@ -12,9 +12,9 @@ class SpanRows(Protocol):
     """
     The payload of a span of a request.
 
-    It is there when the request is opened. Its rows are there, and never change, once
-    Scheduler.media_ready() has counted the span; they stay until the request is closed,
-    because a sequence that is preempted is computed again.
+    It is there when the request is opened. Its rows are there, and never change, once the
+    scheduler has the request; they stay until the request is closed, because a sequence that
+    is preempted is computed again.
 
     Thread:
         The engine thread reads.

@@ -127,6 +127,7 @@ class EngineThread:
             QueueFull: no slot is free, and too much waits; told without a wait, because
                 requests are counted here and not by the engine thread.
             InvalidRequest: these are more than an idle engine takes.
+            PromptTooLong, BadMedia: a prompt with images or sounds does not fit the context.
             ClosedError, EngineStopped.
         """
         self.check()
@@ -137,6 +138,8 @@ class EngineThread:
             raise
         try:
             if self._parts.media is not None:
+                for request in requests:  # before anything is encoded
+                    self._parts.scheduler.limits.check(request)
                 self._parts.media.enter(requests)
             now = self.clock()
             self.waits.post(requests, now)

@@ -65,7 +65,7 @@ class Engine:
         self.driver = Driver(self.scheduler, self.executor, lambda: 0.0, self._take)
         self._n_added = 0
 
-    def add(self, tokens, max_tokens=3, n_pos=4, *, is_ready=True, **fields):
+    def add(self, tokens, max_tokens=3, n_pos=4, **fields):
         """*tokens* in which IMAGE takes *n_pos* positions."""
         kind = {
             "is_causal": fields.pop("is_causal", True),
@@ -77,8 +77,6 @@ class Engine:
         request = Request(number, array("i", tokens), max_tokens, spans=spans, **fields)
         self.driver.add([request], 0.0)
         self._n_added += 1
-        if is_ready:
-            assert self.driver.media_ready(number, len(spans))
         return number
 
     def run(self):

@@ -29,11 +29,10 @@ def make(max_bytes: int = 10**6, max_kept_bytes: int = 10**6) -> Encodes:
     return Encodes(max_bytes, max_kept_bytes)
 
 
-def add(encodes: Encodes, request_id: int, *items: Wanted) -> int:
-    """Wants all of them; returns how many of the first are there."""
+def add(encodes: Encodes, request_id: int, *items: Wanted) -> bool:
+    """Whether all of them are there."""
     encodes.add(request_id, items)
-    encodes.want(request_id, 0)
-    return encodes.n_ready(request_id)
+    return encodes.is_done(request_id)
 
 
 def test_requests_take_turns():
@@ -63,14 +62,14 @@ def test_equal_keys_are_encoded_once():
     told.append(encodes.done(rows()))
     told.append(add(encodes, 3, *wanted("a")))
 
-    assert told == [0, 0, [(2, 1), (1, 2)], 1]
+    assert told == [False, False, [1], True]
     assert (encodes.n_encoded, encodes.n_shared) == (1, 2)
     assert encodes.begin() == (2, 1)
 
 
-def test_a_request_goes_on_with_its_first_rows_only():
+def test_a_request_is_told_of_when_all_its_rows_are_there():
     """
-    The second image of a prompt is of no use before the first.
+    Whichever of them comes last.
     """
     encodes = make()
     add(encodes, 1, *wanted("b"))
@@ -81,7 +80,7 @@ def test_a_request_goes_on_with_its_first_rows_only():
     encodes.begin()
     told.append(encodes.done(rows()))
 
-    assert told == [[(1, 1), (2, 0)], [(2, 2)]]
+    assert told == [[1], [2]]
 
 
 def test_rows_go_until_the_others_are_within_the_limit():
@@ -116,7 +115,7 @@ def test_rows_of_open_requests_stay_and_others_go_by_last_use():
 
     assert n_pinned == 3 * N_BYTES
     assert encodes.n_kept_bytes == 2 * N_BYTES
-    assert kept == [1, 0, 1]
+    assert kept == [True, False, True]
     assert encodes.rows(RowKey(b"c")) == rows(2)
 
 
@@ -135,13 +134,13 @@ def test_bytes_of_open_requests_are_limited():
 
     encodes.leave(1)
     encodes.leave(2)
-    assert add(encodes, 3, *wanted("c")) == 0
+    assert not add(encodes, 3, *wanted("c"))
     assert encodes.n_bytes == N_BYTES
 
 
 def test_a_failed_encode_fails_all_who_want_it():
     """
-    Others go on, and who comes later tries again.
+    They hold nothing any more; others go on, and a later request tries again.
     """
     encodes = make()
     add(encodes, 1, *wanted("a"))
@@ -152,6 +151,7 @@ def test_a_failed_encode_fails_all_who_want_it():
     failed = encodes.fail()
 
     assert failed == [2, 1]
+    assert encodes.n_bytes == N_BYTES
     assert encodes.begin() == (3, 0)
     encodes.done(rows())
     add(encodes, 4, *wanted("a"))
@@ -175,23 +175,18 @@ def test_an_encode_ends_with_the_last_who_wants_it():
     assert (encodes.n_bytes, encodes.n_kept_bytes) == (0, 0)
 
 
-def test_what_is_spared_is_not_encoded():
+def test_rows_that_come_after_the_last_request_has_left_are_not_kept():
     """
-    Nothing is before it is wanted; what is spared may be wanted later, and fails nobody.
+    The encode was cancelled too late.
     """
     encodes = make()
-    encodes.add(1, wanted("a", "b", "c"))
-    told = [encodes.begin(), encodes.n_ready(1)]
+    add(encodes, 1, *wanted("a"))
+    encodes.begin()
+    encodes.leave(1)
 
-    encodes.want(1, 2)
-    told += [encodes.n_ready(1), encodes.begin(), encodes.done(rows())]
-    encodes.want(1, 1)
-    told += [encodes.n_ready(1), encodes.begin(), encodes.done(rows())]
-    add(encodes, 2, *wanted("a"))
-    told += [encodes.begin(), encodes.fail()]
+    told = encodes.done(rows())
 
-    assert told == [None, 0, 2, (1, 2), [(1, 3)], 1, (1, 1), [(1, 3)], (2, 0), [2]]
-    assert encodes.n_encoded == 2
+    assert (told, encodes.n_kept_bytes) == ([], 0)
 
 
 def test_rows_are_of_their_namespace():
@@ -242,13 +237,6 @@ class AnyHistory(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def want(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.open)))
-        first = self.encodes._first.get(request_id, 4)
-        self.encodes.want(request_id, data.draw(st.integers(0, first)))
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.open)))
         self.open.remove(request_id)
@@ -265,12 +253,14 @@ class AnyHistory(RuleBasedStateMachine):
     @rule()
     def done(self) -> None:
         ready = self.encodes.done(rows(self.encodes.running.digest[0]))
-        assert {request_id for request_id, _ in ready} <= self.open
+        assert set(ready) <= self.open
 
     @precondition(lambda self: self.encodes.running is not None)
     @rule()
     def fail(self) -> None:
-        assert set(self.encodes.fail()) <= self.open
+        failed = set(self.encodes.fail())
+        assert failed <= self.open
+        self.open -= failed
 
     @rule(salt=SALTS)
     def clear(self, salt: str | None) -> None:

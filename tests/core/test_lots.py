@@ -227,17 +227,14 @@ class History:
             start = stop
         return tuple(spans)
 
-    def encode(self) -> None:
-        """Rows come in the order of a prompt, or never."""
-        for number, sequence in list(self.scheduler._roster.unready.items()):
-            if self.rng.random() < 0.4:
-                n_spans = sequence.n_ready_spans + 1
-                assert self.scheduler.media_ready(number, n_spans)
-            elif self.is_rare():
+    def fail_some(self) -> None:
+        """A request with images may be ended by an error from outside."""
+        for number, sequence in list(self.scheduler._roster.alive.items()):
+            if sequence.request.spans and self.is_rare():
                 assert self.scheduler.fail(number, BadMedia("as told"), self.now)
 
     def step(self) -> None:
-        self.encode()
+        self.fail_some()
         self.now += 1.0
         plan = self.scheduler.schedule(self.now)
         events = self.scheduler.take_events()
@@ -266,7 +263,7 @@ class History:
             self.bounds.clear()
             return
         running = self.scheduler._memory.slots.running.values()
-        running = [each for each in running if each.leader is None and each.is_ready]
+        running = [each for each in running if each.leader is None]
         limits = self.scheduler.limits
         # Of a lot: streams and prompts, rows and those that see each other.
         n_parts = 1 + limits.deterministic + 2 * self.has_images

@@ -359,7 +359,6 @@ def test_rows_of_images_leave_streams_half_of_the_target():
     shows = make_request(1, n_prompt=4000, max_tokens=1, spans=(Span(0, 3990, 99),))
     shows.tokens[:3990] = array("i", [-1] * 3990)
     scheduler.add(shows, 0.0)
-    scheduler.media_ready(1, 1)
     sizes = []
     for now in range(6):
         plan = scheduler.schedule(float(now))

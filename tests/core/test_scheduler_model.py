@@ -27,7 +27,6 @@ from pyllama_raw.core.step import (
     Held,
     Load,
     Lost,
-    PrefillSpan,
     Release,
     RowFailed,
     Sampled,
@@ -154,7 +153,6 @@ class SchedulerModel(RuleBasedStateMachine):
         scored=st.sampled_from([False, False, True]),
         lot=st.sampled_from(LOTS),
         images=st.lists(st.sampled_from(IMAGES), max_size=2),
-        spares=st.booleans(),
     )
     def add(
         self,
@@ -169,7 +167,6 @@ class SchedulerModel(RuleBasedStateMachine):
         scored,
         lot=TOKENS,
         images=(),
-        spares=False,
     ):
         tokens, spans = array("i", prefix), []
         for token, n_rows, n_pos, is_causal in images if self.has_images else ():
@@ -199,8 +196,6 @@ class SchedulerModel(RuleBasedStateMachine):
         self.texts[request.request_id] = list(tokens)
         self.requests[request.request_id] = request
         self.scored[request.request_id] = score(1, tokens[1:]) if scored else ()
-        if spares:
-            assert self.scheduler.spare(request.request_id) <= len(spans)
 
     def unrepeatable(self):
         """Who runs and must not be preempted: shifted, where cells are never short."""
@@ -211,23 +206,10 @@ class SchedulerModel(RuleBasedStateMachine):
             if limits.deterministic and not self.unified and each.sequence.is_shifted
         }
 
-    def unready(self):
-        return sorted(self.scheduler._roster.unready)
-
-    @precondition(lambda self: self.unready())
+    @precondition(lambda self: self.scheduler._roster.alive)
     @rule(data=st.data())
-    def media_ready(self, data):
-        request_id = data.draw(st.sampled_from(self.unready()))
-        n_spans = len(self.requests[request_id].spans)
-        known = self.scheduler._roster.alive[request_id].n_ready_spans
-        n_ready = data.draw(st.integers(known, n_spans))
-
-        assert self.scheduler.media_ready(request_id, n_ready)
-
-    @precondition(lambda self: self.unready())
-    @rule(data=st.data())
-    def media_failed(self, data):
-        request_id = data.draw(st.sampled_from(self.unready()))
+    def end_by_error(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.scheduler._roster.alive)))
 
         assert self.scheduler.fail(request_id, BadMedia("as told"), self.now)
 
@@ -262,7 +244,6 @@ class SchedulerModel(RuleBasedStateMachine):
         self.plan = self.scheduler.schedule(self.now)
         assert stays & set(self.scheduler._roster.alive) <= self.unrepeatable()
         self.events += self.scheduler.take_events()
-        assert {i for i, _ in self.scheduler.take_wanted()} <= set(self.unready())
         assert self.plan.n_tokens <= N_BATCH
         assert sum(map(n_rows, self.plan.works)) <= self.n_outputs
         slots = [work.slot for work in self.plan.works]
@@ -271,7 +252,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert len({request.lot for request in requests}) <= 1
         assert_one_lot(self.plan, self.requests, self.scheduler.limits)
         if self.scheduler.has_work and not self.scheduler.stats().waiting:
-            assert self.plan or self.memory.reading or self.unready()
+            assert self.plan or self.memory.reading
 
     def prepare(self, data):
         """Run the operations; returns the works that can be computed."""
@@ -284,11 +265,6 @@ class SchedulerModel(RuleBasedStateMachine):
             n_held = len(self.memory.slots[work.slot])
             assert work.pos == row_position(request, n_held)
             assert_one_kind(request, n_held, work)
-            if isinstance(work, PrefillSpan):
-                sequence = self.scheduler._roster.alive.get(work.request_id)
-                assert sequence is None or work.span in range(
-                    sequence.n_cached_spans, sequence.n_ready_spans
-                )
             if work.slot not in self.memory.shifted:
                 text = self.texts[work.request_id]
                 held = self.memory.tokens(work.slot) + list(work.tokens)
@@ -448,16 +424,10 @@ class SchedulerModel(RuleBasedStateMachine):
                 self.succeed(97, NoFailure())
             while self.memory.reading:
                 self.end_fetch(fails=False)
-            self.all_ready()
             if not self.scheduler.has_work:
                 break
             self.schedule()
         self.check_events()
-
-    def all_ready(self):
-        for request_id in self.unready():
-            n_spans = len(self.requests[request_id].spans)
-            self.scheduler.media_ready(request_id, n_spans)
 
     def check_events(self):
         """Each request has ended, and was told all that it got; no swap is left."""
@@ -558,8 +528,6 @@ def play(seed):
             lot=rng.choice(LOTS),
             images=rng.choices(IMAGES[:2], k=rng.choice([0, 0, 0, 1])),
         )
-        if rng.random() < 0.7:
-            model.all_ready()
         for _ in range(rng.randrange(4)):
             model.schedule()
             counts.update(map(kind_of, model.plan.moves))

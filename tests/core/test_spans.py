@@ -49,6 +49,20 @@ def test_an_image_that_is_asked_about_again_is_not_computed_again():
     assert engine.of(Copy) == [Copy(0, 1, 10)]
 
 
+def test_two_that_show_the_same_image_compute_it_once():
+    """
+    One computes it, the other one has a copy.
+    """
+    engine = Engine()
+    for last in (120, 121):
+        engine.add([*ASKED, last], 1)
+
+    ends = engine.run()
+
+    assert [end.n_output for end in ends.values()] == [1, 1]
+    assert sum(n_rows == 16 for _, n_rows in engine.works) == 1
+
+
 def test_an_image_is_taken_over_whole_or_not_at_all():
     """
     A question that ends right behind it computes it anew, because two tokens are left.

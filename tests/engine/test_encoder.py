@@ -53,13 +53,6 @@ class FakeTask:
         return rows(self.name)
 
 
-def enter(encoder: Encoder, *requests: tuple[int, list[FakeTask]]) -> None:
-    """All of them want all their rows."""
-    encoder.enter(requests)
-    for request_id, _ in requests:
-        encoder.want(request_id, 0)
-
-
 def rows(name: str) -> array:
     return array("f", [float(ord(name))] * (N_BYTES // 4))
 
@@ -99,12 +92,12 @@ def test_a_task_of_several_requests_runs_once(encoder, news):
     """
     log: list[str] = []
     tasks = [FakeTask(name, log) for name in "aab"]
-    enter(encoder, (1, tasks[:2]), (2, tasks[1:]))
-    news.wait_until(lambda: len(encoder.progress(2)[0]) == 2)
+    encoder.enter([(1, tasks[:2]), (2, tasks[1:])])
+    news.wait_until(lambda: encoder.progress(2)[0])
 
     told = [encoder.progress(1), encoder.progress(2)]
 
-    assert told == [(tasks[:2], None), (tasks[1:], None)]
+    assert told == [(True, None), (True, None)]
     assert log == ["a", "b"]
     assert encoder.rows(tasks[0]) is encoder.rows(tasks[1])
     assert encoder.rows(tasks[2]) == rows("b")
@@ -121,17 +114,17 @@ def test_a_task_that_fails_fails_those_who_want_it(encoder, news, raised, kind):
     """
     log: list[str] = []
     bad = FakeTask("x", log, error=raised)
-    enter(
-        encoder, (1, [FakeTask("a", log), bad]), (2, [bad]), (3, [FakeTask("b", log)])
+    encoder.enter(
+        [(1, [FakeTask("a", log), bad]), (2, [bad]), (3, [FakeTask("b", log)])]
     )
-    news.wait_until(lambda: len(encoder.progress(3)[0]) == 1)
+    news.wait_until(lambda: encoder.progress(3)[0])
     news.wait_until(lambda: encoder.progress(1)[1] and encoder.progress(2)[1])
 
     errors: list[PyllamaError | None] = [encoder.progress(i)[1] for i in (1, 2)]
     for request_id in (1, 2, 3):
         encoder.leave(request_id)
-    enter(encoder, (4, [FakeTask("x", log)]))
-    news.wait_until(lambda: len(encoder.progress(4)[0]) == 1)
+    encoder.enter([(4, [FakeTask("x", log)])])
+    news.wait_until(lambda: encoder.progress(4)[0])
 
     assert [type(error) for error in errors] == [kind, kind]
     assert errors[0] is not errors[1]
@@ -147,13 +140,13 @@ def test_an_encode_that_nobody_wants_is_cancelled(encoder, news):
     The next one begins, and nothing is held any more.
     """
     held = FakeTask("a", is_held=True)
-    enter(encoder, (1, [held]), (2, [held]))
+    encoder.enter([(1, [held]), (2, [held])])
     assert held.begun.wait(HANG_S)
 
     encoder.leave(1)
     encoder.leave(2)
-    enter(encoder, (3, [FakeTask("b")]))
-    news.wait_until(lambda: len(encoder.progress(3)[0]) == 1)
+    encoder.enter([(3, [FakeTask("b")])])
+    news.wait_until(lambda: encoder.progress(3)[0])
 
     assert encoder.leave(3) >= 0
     assert encoder.leave(3) is None
@@ -169,7 +162,7 @@ def test_requests_enter_together_or_not_at_all(encoder):
     letters = [FakeTask(name, is_held=True) for name in "abcdefghijk"]
 
     with pytest.raises(QueueFull):
-        enter(encoder, (1, letters[:6]), (2, letters[6:]))
+        encoder.enter([(1, letters[:6]), (2, letters[6:])])
 
     assert encoder.stats.media_bytes == 0
 
@@ -180,7 +173,7 @@ def test_closing_ends_the_encode_that_runs():
     """
     encoder = Encoder(Encodes(10 * N_BYTES, 0))
     held, other = FakeTask("a", is_held=True), FakeTask("b")
-    enter(encoder, (1, [held]), (2, [other]))
+    encoder.enter([(1, [held]), (2, [other])])
     assert held.begun.wait(HANG_S)
 
     encoder.close()

@@ -48,7 +48,7 @@ SOUNDS = {
 @pytest.mark.parametrize("name", ["llava", "idefics3", "gemma3", "qwen2vl"])
 def test_the_layout_of_an_image_is_that_of_its_rows(name):
     """
-    Cells, positions and keys of each image are the same before and after it is decoded.
+    Cells and positions of each image are the same before and after it is decoded.
     """
     with loaded(name) as projector:
         reader = MediaReader(projector, name.encode())
@@ -56,13 +56,13 @@ def test_the_layout_of_an_image_is_that_of_its_rows(name):
             layout = reader.layout(image)
 
             with reader.read(image) as cut:
-                assert layout == reader.layout_of(image, cut)
+                assert layout.runs == cut.runs
 
 
 @pytest.mark.parametrize("name", ["ultravox", "qwen2a"])
 def test_the_layout_of_a_sound_is_that_of_its_rows(name):
     """
-    Cells, positions and keys of each sound are the same before and after it is decoded.
+    Cells and positions of each sound are the same before and after it is decoded.
     """
     with loaded(name) as projector:
         reader = MediaReader(projector, name.encode())
@@ -70,7 +70,7 @@ def test_the_layout_of_a_sound_is_that_of_its_rows(name):
             layout = reader.layout(sound)
 
             with reader.read(sound) as cut:
-                assert layout == reader.layout_of(sound, cut)
+                assert layout.runs == cut.runs
 
 
 def test_keys_are_equal_where_rows_are():
@@ -84,7 +84,7 @@ def test_keys_are_equal_where_rows_are():
         keys, rows = [], []
         for image in images:
             with reader.read(image) as cut:
-                layout = reader.layout_of(image, cut)
+                layout = reader.layout(image)
                 found = rows_of(projector, cut)
                 keys += [layout.keys[index] for index in found]
                 rows += [content.tobytes() for content in found.values()]

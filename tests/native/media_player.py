@@ -87,7 +87,7 @@ class MediaPlayer:
         tokens = text_tokens(vocab, BEFORE, add_special=True)
         spans, payloads = [], []
         with self.reader.read(part) as cut:
-            for index, run, key in self._runs(part, cut):
+            for index, run, key in self._runs(part):
                 if not isinstance(run, RowRun):
                     tokens += run.tokens
                     continue
@@ -107,8 +107,8 @@ class MediaPlayer:
             ENCODED[known] = rows
         return ENCODED[known]
 
-    def _runs(self, part: Media, cut: Cut) -> Iterator[tuple[int, Run, bytes]]:
-        layout = self.reader.layout_of(part, cut)
+    def _runs(self, part: Media) -> Iterator[tuple[int, Run, bytes]]:
+        layout = self.reader.layout(part)
         for index, (run, key) in enumerate(zip(layout.runs, layout.keys, strict=True)):
             yield index, run, key or b""
 
@@ -125,7 +125,6 @@ class MediaPlayer:
         )
         self.tokens[number], self.logits[number] = [], []
         self.driver.add([request], 0.0)
-        self.driver.media_ready(number, len(prompt.spans))
         return number
 
     def play(self, prompt: Prompt, max_tokens: int = 4, **fields: Any) -> int:

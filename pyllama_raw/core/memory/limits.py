@@ -8,6 +8,7 @@ from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import NO_LIMIT, Sequence
+from pyllama_raw.errors import BadMedia, PromptTooLong
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,25 @@ class ContextLimits:
     def n_whole_rows(self) -> int:
         """The most rows that can see each other."""
         return min(self.n_ubatch or self.n_batch, self.n_batch)
+
+    def check(self, request: Request) -> None:
+        """
+        Check that the context can compute *request*.
+
+        Raises:
+            PromptTooLong: it leaves no room for an output token.
+            BadMedia: rows that see each other are more than one micro-batch.
+        """
+        if request.n_prompt >= self.n_ctx_slot:
+            raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
+        for index, span in enumerate(request.spans):
+            n_rows, n_most = span.stop - span.start, self.n_whole_rows
+            if not span.is_causal and n_rows > n_most:
+                raise BadMedia(
+                    f"its {n_rows} rows see each other, so they are computed at once, "
+                    f"and n_ubatch lets {n_most} be: raise it",
+                    index,
+                )
 
     def n_kept(self, sequence: Sequence) -> int:
         """Tokens of *sequence* that others may take over, once they are computed."""

@@ -139,17 +139,6 @@ class Starts:
         found += [offer.hit.n_tokens for offer in offers]
         return max(found, default=0)
 
-    def n_found(self, sequence: Sequence) -> int:
-        """Tokens of a waiting *sequence* that it would start with, if it did now."""
-        wanted, sources, offers = self._search(sequence)
-        now = [source._replace(n_later=source.n_now) for source in sources]
-        match fill(wanted, now, offers):
-            case Restore(hit=hit):
-                return hit.n_tokens
-            case CopyOf(n_tokens=n_tokens):
-                return n_tokens
-        return 0
-
     def _hold(self, placement: Placement) -> None:
         if isinstance(placement, Restore):
             self._tiers.hold(placement)

@@ -132,8 +132,7 @@ class Packer:
                 if len(running.tokens) - running.n_computed == 1:
                     streams.append(running)
                 elif running.n_computed < running.sequence.n_chunked:
-                    if running.is_ready:
-                        prompts.append(running)
+                    prompts.append(running)
                 else:
                     streams.append(running)
                     replays = True

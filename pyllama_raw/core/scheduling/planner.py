@@ -70,18 +70,6 @@ class Planner(Protocol):
 
     # -- what a scheduler without a memory leaves as it is ------------------------
 
-    def media_ready(self, request_id: int, n_spans: int) -> bool:  # noqa: ARG002
-        """The rows of the first *n_spans* spans of a request are there; False: it has ended."""
-        return False
-
-    def spare(self, request_id: int) -> int:  # noqa: ARG002
-        """How many first spans of a request need no rows, because the cache has them."""
-        return 0
-
-    def take_wanted(self) -> list[tuple[int, int]]:
-        """Who needs rows that were spared, and from which span on."""
-        return []
-
     def last_plans(self) -> Iterator[StepPlan]:
         """Plans that keep idle slots in files, when no request is left."""
         return iter(())

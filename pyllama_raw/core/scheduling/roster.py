@@ -43,10 +43,6 @@ class Roster:
         self.alive: dict[int, Sequence] = {}
         self.lots = Counter[Lot]()  # of these
         self.n_with_spans = 0  # of these
-        self.unready: dict[int, Sequence] = {}  # of these, who waits for rows of spans
-        self.parked: dict[int, Sequence] = {}  # of these, who has given up its slot
-        self.spared: dict[int, Sequence] = {}  # who needs no rows of its first spans
-        self.wanted: list[tuple[int, int]] = []  # who does now, and from which span on
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
         self.in_flight = False  # a step runs that was planned and not applied
@@ -87,9 +83,7 @@ class Roster:
         self.waiting.push(sequence)
         self.alive[request.request_id] = sequence
         self.lots[request.lot] += 1
-        if request.spans:
-            self.n_with_spans += 1
-            self.unready[request.request_id] = sequence
+        self.n_with_spans += bool(request.spans)
 
     def _forget(self, entered: list[Sequence]) -> None:
         """Take back what enter() did; a deadline of nobody alive is skipped."""
@@ -102,10 +96,7 @@ class Roster:
     def _remove(self, sequence: Sequence) -> None:
         request_id, lot = sequence.request.request_id, sequence.request.lot
         del self.alive[request_id]
-        if sequence.request.spans:
-            self.n_with_spans -= 1
-            for some in (self.unready, self.parked, self.spared):
-                some.pop(request_id, None)
+        self.n_with_spans -= bool(sequence.request.spans)
         self.lots[lot] -= 1
         if not self.lots[lot]:
             del self.lots[lot]
@@ -132,10 +123,6 @@ class Roster:
 
     def preempt(self, running: Running, now: float) -> None:
         """Take the slot of a running sequence; it waits at its old rank."""
-        self._unseat(running, now)
-        self.waiting.push(running.sequence)
-
-    def _unseat(self, running: Running, now: float) -> None:
         self.counters.preempted += 1
         running.sequence.n_preempted += 1
         self.memory.swaps.save(running)
@@ -143,49 +130,7 @@ class Roster:
         self.memory.leave(running, in_flight=self.in_flight)
         if self.policy is not None:
             self.policy.tell("on_preempted", running.sequence, now)
-
-    def spare(self, sequence: Sequence) -> int:
-        """How many first spans there are in the cache; nothing of them is to be computed."""
-        n_found, spans = self.memory.starts.n_found(sequence), sequence.request.spans
-        sequence.n_cached_spans = sum(span.stop <= n_found for span in spans)
-        if sequence.n_cached_spans:
-            self.spared[sequence.request.request_id] = sequence
-        return sequence.n_cached_spans
-
-    def want_lost(self) -> None:
-        """Rows of spans that the cache has lost since are needed after all."""
-        for request_id, sequence in tuple(self.spared.items()):
-            running = self.slots.running.get(request_id)
-            if running is None or running.is_fed:
-                continue
-            spans, n_computed = sequence.request.spans, running.n_computed
-            n_held = sum(span.stop <= n_computed for span in spans)
-            if n_held < sequence.n_cached_spans:
-                sequence.n_cached_spans, sequence.n_ready_spans = n_held, 0
-                self.wanted.append((request_id, n_held))
-                self.unready[request_id] = sequence
-                if not n_held:
-                    del self.spared[request_id]
-
-    def media_ready(self, sequence: Sequence, n_spans: int) -> None:
-        """The rows of the first *n_spans* are there."""
-        assert sequence.n_ready_spans <= n_spans <= len(sequence.request.spans)
-        sequence.n_ready_spans = n_spans
-        request_id = sequence.request.request_id
-        if n_spans == len(sequence.request.spans):
-            self.unready.pop(request_id, None)
-        if self.parked.pop(request_id, None) is not None:
-            self.waiting.push(sequence)
-
-    def park(self, now: float) -> None:
-        """Who can go on only when rows are there gives its slot to those who wait for one."""
-        if not self.waiting:
-            return
-        for request_id, sequence in self.unready.items():
-            running = self.slots.running.get(request_id)
-            if running is not None and not (running.is_fed or running.is_ready):
-                self._unseat(running, now)
-                self.parked[request_id] = sequence
+        self.waiting.push(running.sequence)
 
     def end(
         self, request_id: int, end: FinishReason | PyllamaError, now: float
@@ -203,7 +148,7 @@ class Roster:
         running = self.slots.running.get(sequence.request.request_id)
         if running is not None:
             self.memory.leave(running, in_flight=self.in_flight)
-        elif sequence.request.request_id not in self.parked:
+        else:
             self.waiting.remove(sequence)
         self._remove(sequence)
         self.memory.swaps.drop(sequence.request.request_id)
@@ -276,7 +221,6 @@ class Roster:
         self.memory.check_integrity()
         self.waiting.check_integrity()
         here = [r.sequence for r in self.slots.running.values()] + list(self.waiting)
-        here += self.parked.values()
         assert len(here) == len(self.alive)
         assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
         stats = self.stats()

@@ -47,7 +47,7 @@ from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Occupancy, SchedulerStats
 from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
 from pyllama_raw.core.victims import Victim
-from pyllama_raw.errors import BadMedia, PromptTooLong, PyllamaError
+from pyllama_raw.errors import PyllamaError
 
 NO_COST = SnapshotCost()
 ADMISSION_WINDOW = 64  # waiting requests looked at in one step
@@ -144,16 +144,7 @@ class Scheduler:
     def add_all(self, requests: Items[Request], now: float) -> None:
         """Like add(), for several at once: either all are queued or none."""
         for request in requests:
-            if request.n_prompt >= self.limits.n_ctx_slot:
-                raise PromptTooLong(request.n_prompt, self.limits.n_ctx_slot)
-            for index, span in enumerate(request.spans):
-                n_rows, n_most = span.stop - span.start, self.limits.n_whole_rows
-                if not span.is_causal and n_rows > n_most:
-                    raise BadMedia(
-                        f"its {n_rows} rows see each other, so they are computed at once, "
-                        f"and n_ubatch lets {n_most} be: raise it",
-                        index,
-                    )
+            self.limits.check(request)
         self._roster.enter(requests, now)
 
     def cancel(
@@ -165,38 +156,8 @@ class Scheduler:
         """End a request at once; False if it has ended already."""
         return self._roster.end(request_id, reason, now)
 
-    def media_ready(self, request_id: int, n_spans: int) -> bool:
-        """
-        The rows of the first *n_spans* spans of a request are there; they never go again.
-
-        Until then it computes what stands before them, and holds up nobody. What the cache
-        has of a span is taken over also if its rows are not there.
-
-        Returns:
-            False if it has ended already.
-        """
-        sequence = self._roster.alive.get(request_id)
-        if sequence is not None:
-            self._roster.media_ready(sequence, n_spans)
-        return sequence is not None
-
-    def spare(self, request_id: int) -> int:
-        """
-        How many first spans of a request, which was just added, the cache has.
-
-        Their rows need not be there, and are not computed, also if media_ready() counts
-        them. take_wanted() tells if the cache loses them before the request has them.
-        """
-        sequence = self._roster.alive.get(request_id)
-        return 0 if sequence is None else self._roster.spare(sequence)
-
-    def take_wanted(self) -> list[tuple[int, int]]:
-        """Who needs rows that were spared, and from which span on; media_ready() tells anew."""
-        wanted, self._roster.wanted = self._roster.wanted, []
-        return wanted
-
     def fail(self, request_id: int, error: PyllamaError, now: float) -> bool:
-        """End a request by *error*, as when its rows never come; False if it has ended."""
+        """End a request by *error*; False if it has ended already."""
         return self._roster.end(request_id, error, now)
 
     def take_events(self) -> list[Event]:
@@ -266,14 +227,12 @@ class Scheduler:
             self._make_way(now)
         self._admit(now)
         self._memory.catch_up()
-        if self._roster.spared:
-            self._roster.want_lost()
         plan = self._packer.pack(now)
         self._started = now
         steady = plan.steady and not self._memory.restores.is_loading
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
-        waits = self._memory.restores.is_fetching or self._roster.unready
+        waits = self._memory.restores.is_fetching
         if self.has_work and not (plan or self._roster.events or waits):
             self._roster.stall(now)  # no later plan would be another one
         return plan
@@ -299,8 +258,6 @@ class Scheduler:
             lower = [each for each in lower if slots.is_here(each)]
 
     def _admit(self, now: float) -> None:
-        if self._roster.unready:
-            self._roster.park(now)
         if not self._roster.could_start:
             return
         alone = not self._slots.running
