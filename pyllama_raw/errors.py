@@ -142,7 +142,7 @@ class PromptTooLong(RequestError):
 
 
 class TextTooLong(RequestError):
-    """A text that is to become a vector has more tokens than go; *name* says which."""
+    """A text that is to become a vector has more tokens than are allowed; *name* says which."""
 
     code = "text_too_long"
     http_status = 413
@@ -357,7 +357,7 @@ class EncodeFailed(NativeError):
 
 
 class EmbeddingFailed(NativeError):
-    """What a model made of a text is not all finite numbers; *index* says which text."""
+    """A model made numbers of a text that are not all finite; *index* says which text."""
 
     code = "embedding_failed"
 

@@ -97,7 +97,7 @@ def is_known(name: str) -> bool:
 
 
 def allowed_names() -> str:
-    """What `policy=` may say."""
+    """Values that `policy=` may have, in words."""
     return f"one of {', '.join(policy_names())}, or module:Class"
 
 

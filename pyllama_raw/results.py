@@ -1,4 +1,4 @@
-"""What engines give back."""
+"""Results of engines."""
 
 from pyllama_raw.api.blocking import BlockingEvents, BlockingGeneration
 from pyllama_raw.api.events import (

@@ -135,7 +135,7 @@ def new_tokenizer(
 
 
 def matcher_options(lib: Any, tokenizer: Any) -> Any:
-    """How matchers are made: those of the library, but for what one mask may take."""
+    """The options of matchers: those of the library, but for what one mask may take."""
     init = declared().new("LlgConstraintInit *")
     lib.llg_constraint_init_set_defaults(init, tokenizer)
     init.log_stderr_level = 0
@@ -150,7 +150,7 @@ def new_matcher(lib: Any, tokenizer: Any, kind: str, text: str) -> Any:
 
 
 def addresses(lib: Any) -> dict[str, int]:
-    """Of the functions that C++ calls, by the names of plr_llguidance."""
+    """Addresses of the functions that C++ calls, by the names of plr_llguidance."""
     names = {
         "clone": lib.llg_clone_matcher,
         "free": lib.llg_free_matcher,

@@ -1,5 +1,5 @@
 """
-How long threads of libgomp wait awake for each other, before they sleep.
+The time that threads of libgomp wait awake for each other, before they sleep.
 
 libgomp reads its variables once, when it is loaded; so they are set while it is.
 """

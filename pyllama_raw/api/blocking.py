@@ -133,7 +133,7 @@ class Engine(_Blocking[AsyncEngine], Facts):
         return BlockingGeneration(self._loop, generation)
 
     def events(self, max_events: int = 1024) -> BlockingEvents:
-        """What becomes of the engine and of requests; use it as `with`, then `for`."""
+        """Events of the engine and of its requests; use it as `with`, then `for`."""
         return BlockingEvents(self._loop, self._awaited.events(max_events))
 
     complete = _waiting(AsyncEngine.complete)
@@ -154,7 +154,7 @@ class Engine(_Blocking[AsyncEngine], Facts):
 
 
 class BlockingEvents(_Blocking["Events"]):
-    """What `Engine.events` returns: Events whose reader waits."""
+    """The value of `Engine.events`: Events with a reader that waits."""
 
     def __init__(self, loop: _Loop, events: Events) -> None:
         self._loop = loop
@@ -181,7 +181,7 @@ class BlockingEvents(_Blocking["Events"]):
 
 
 class BlockingGeneration(_Blocking[Generation]):
-    """What `Engine.generate` returns: a Generation whose reader waits."""
+    """The value of `Engine.generate`: a Generation with a reader that waits."""
 
     def __init__(self, loop: _Loop, generation: Generation) -> None:
         self._loop = loop
@@ -247,7 +247,7 @@ class _Loop:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T:
-        """What *function* returns or raises; WrongUse in the thread of an engine."""
+        """Return or raise as *function* does; WrongUse in the thread of an engine."""
         check_may_wait()
         if not (self.is_running and self.is_ours):
             raise ClosedError("the engine is closed")

@@ -16,7 +16,7 @@ from pyllama_raw.errors import PyllamaError
 
 
 class Choice:
-    """What has been read of one request."""
+    """The part of one output that has been read."""
 
     def __init__(
         self, index: int, request: Request, seed: int, pieces: Sequence[bytes]
@@ -62,7 +62,7 @@ class Choice:
         return not was_fresh
 
     def take_delta(self) -> Delta:
-        """What was not shown before."""
+        """The part that was not shown before."""
         self._is_fresh = False
         text = "".join(self._texts[self._n_shown_texts :])
         tokens = tuple(self._tokens[self._n_shown_tokens :])

@@ -66,7 +66,7 @@ Told = Callable[[int], object]  # gets how many texts have a vector
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What vectors are to be like."""
+    """The wanted form of vectors."""
 
     width: int  # of what the model makes
     dimensions: int | None
@@ -98,7 +98,7 @@ class Embedder:
         return Shape(width, dimensions, checked_flag("normalize", normalize))
 
     def pooling(self, wanted: object) -> Pooling:
-        """That of the model for None. Raises InvalidRequest, Unsupported."""
+        """The pooling *wanted*; None: the model's own. Raises InvalidRequest, Unsupported."""
         of_model = self.parts.capabilities.model.pooling
         if wanted is None:
             wanted = of_model
@@ -131,7 +131,7 @@ class Embedder:
         self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]
     ) -> list[array[int]]:
         """
-        Of each of *texts*, in a worker, a few at a time: closing waits for none.
+        Tokens of each of *texts*, made in a worker, a few at a time: closing waits for none.
 
         Args:
             name: of the argument that has them.
@@ -155,7 +155,7 @@ class Embedder:
         progress: Told | None,
         options: dict[str, object],
     ) -> list[bytes]:
-        """What the model makes of each of *texts*."""
+        """The values that the model makes of each of *texts*."""
         check_progress(progress)
         self.thread.check_for_waiting()
         request = self._request(texts, name, pooling, options)

@@ -153,7 +153,7 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
 
     def events(self, max_events: int = 1024) -> Events:
         """
-        What becomes of the engine and of requests, as it happens; see Events.
+        Events of the engine and of its requests, as they happen; see Events.
 
         Args:
             max_events: that wait for their reader; then the oldest are lost, and it is told.

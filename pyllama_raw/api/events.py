@@ -1,5 +1,5 @@
 """
-What becomes of an engine and its requests, as a stream.
+A stream of the events of an engine and its requests.
 
 The engine waits for no reader: a stream holds so many events, and a reader that is slower is
 told how many of the oldest it has lost.
@@ -29,7 +29,7 @@ from pyllama_raw.errors import WrongUse
 
 
 class RequestState(StrEnum):
-    """Where a request is."""
+    """The stage that a request has reached."""
 
     WAITING = "waiting"
     """It has no slot yet."""
@@ -50,9 +50,9 @@ class RequestEvent:
     state: RequestState
     """The state it is in now."""
     at_s: float
-    """When that came, on the engine clock."""
+    """The time at which that came, on the engine clock."""
     client: str | None = None
-    """Who sent it; told when it comes."""
+    """The sender of the request; told when it comes."""
     why: str | None = None
     """Once it has ended: the finish reason, or the code of the error."""
 
@@ -64,7 +64,7 @@ class EngineEvent:
     state: EngineState
     """The state it is in now."""
     at_s: float
-    """When that came, on the engine clock."""
+    """The time at which that came, on the engine clock."""
 
 
 @dataclass(frozen=True, slots=True)

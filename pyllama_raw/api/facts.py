@@ -1,4 +1,4 @@
-"""What an engine tells of itself without a wait: the same for AsyncEngine and Engine."""
+"""Facts that an engine tells of itself without a wait, for AsyncEngine and Engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Facts:
     _thread: EngineThread
 
     def __repr__(self) -> str:
-        """The model, who runs and who waits, as of the latest step."""
+        """The model, the requests that run and those that wait, as of the latest step."""
         name = shown(self.model_name or "model without a name")
         state, stats = "open" if self._thread.alive else "closed", self._thread.stats
         return (
@@ -48,12 +48,12 @@ class Facts:
 
     @property
     def error(self) -> BaseException | None:
-        """What has ended the engine by itself; None: nothing did."""
+        """The error that has ended the engine by itself; None: nothing did."""
         return self._thread.error
 
     @property
     def model_name(self) -> str | None:
-        """What the model file calls its model."""
+        """The name that the model file gives its model."""
         return self._parts.metadata.get("general.name")
 
     @cached_property
@@ -63,7 +63,7 @@ class Facts:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the model can be used for; for the rest, why not."""
+        """The uses of the model; for the rest, why it has none."""
         from pyllama_raw.prompts.rendering.tools import are_printed
 
         tried = partial(are_printed, self._parts.chat_template)

@@ -44,7 +44,7 @@ class Prepared:
 
 
 class Generation(Owner):
-    """What `AsyncEngine.generate` returns; it starts when entered or first read."""
+    """The value of `AsyncEngine.generate`; it starts when entered or first read."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Generation(Owner):
 
     @property
     def errors(self) -> dict[int, PyllamaError]:
-        """What outputs have failed with so far, by index."""
+        """The errors of outputs that have failed so far, by index."""
         self._take_events()
         return {c.index: c.error for c in self._choices if c.error is not None}
 
@@ -162,7 +162,7 @@ class Generation(Owner):
             self._thread.cancel(request_id)
 
     def __repr__(self) -> str:
-        """Where it stands, and what was read of it."""
+        """The state of the generation, and the part of it that was read."""
         if not self._choices:
             return f"<Generation: {'left' if self._left else 'not begun'}>"
         n_tokens = sum(choice.n_tokens for choice in self._choices)
@@ -225,7 +225,7 @@ class Generation(Owner):
         self._stream = stream
 
     async def _next(self) -> Delta | None:
-        """What has come of one output; None: all have ended."""
+        """The next delta of one output; None: all have ended."""
         if not self._claimed:
             await self._start()
         while self._fresh or self._by_id:

@@ -10,7 +10,7 @@ from pyllama_raw.engine.thread import EngineThread
 
 
 class HealthState(StrEnum):
-    """What to do with an engine: use it, wait, or replace it."""
+    """Advice on an engine: use it, wait, or replace it."""
 
     STARTING = "starting"
     """It takes no requests yet."""
@@ -31,15 +31,15 @@ class Health:
     state: HealthState
     """Whether it makes progress."""
     last_step_at: float | None
-    """When the last step was done, on the engine clock; None: there was none."""
+    """The end of the last step, on the engine clock; None: there was none."""
     now: float
     """The moment of this answer, on the engine clock."""
     oldest_wait_s: float
-    """How long the request has waited that waits longest for a slot; 0: none waits."""
+    """Seconds that the oldest waiting request has waited for a slot; 0: none waits."""
 
     cpu_share: float | None
     """
-    What part of their time decodes had a CPU, over the latest second of them. Alone it is near 1;
+    The share of their time that decodes had a CPU, over their latest second. Alone it is near 1;
     much less says that other programs take the CPUs. None: not known yet, or a GPU computes.
     """
 

@@ -15,7 +15,7 @@ Report = Callable[[float], bool]
 
 
 class Closing(Protocol):
-    """What is closed when its block ends."""
+    """An object that is closed when its block ends."""
 
     async def aclose(self) -> None:
         """Free what was opened."""
@@ -26,7 +26,7 @@ C = TypeVar("C", bound=Closing)
 
 
 class Opening(Generic[C]):
-    """What is to be opened, by `async with`, which closes it, or by `await`."""
+    """An object to be opened, by `async with`, which closes it, or by `await`."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, C]]) -> None:
         self._make = make
@@ -50,7 +50,7 @@ async def load(
     give_up: Callable[[T], object],
 ) -> T:
     """
-    What *make* makes in a worker thread; cancellation stops the loading itself.
+    Return what *make* makes in a worker thread; cancellation stops the loading itself.
 
     Args:
         make: gets a function for the loaded fraction, which says whether to go on.

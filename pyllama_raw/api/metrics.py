@@ -102,7 +102,7 @@ class Histogram:
 
 
 class EngineMetrics(Collector, Watcher):
-    """What there is to know of one engine; collected when somebody asks."""
+    """The metrics of one engine; collected when somebody asks."""
 
     def __init__(self, engine: Facts) -> None:
         """

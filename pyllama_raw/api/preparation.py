@@ -151,7 +151,7 @@ class Preparation:
             return await self._workers.run("text", detokenize)
 
     async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
-        """What is made of *params* once, for all outputs, before the engine sees it."""
+        """The stop strings and rules of *params*, made once for all outputs of a request."""
         if _takes_long(params):
             return await self._workers.run("rules", partial(self._make, params))
         return _stop_strings(params), None
@@ -161,7 +161,7 @@ class Preparation:
         return _stop_strings(params), rules
 
     def _namespace(self, salt: str | None) -> Namespace:
-        """Who shares the cache with a request; with scope "salt" nobody without one."""
+        """The sharers of the cache with a request; with scope "salt" a salt is needed."""
         if salt is None and self._parts.cache_scope == "salt":
             return Private()
         return salt

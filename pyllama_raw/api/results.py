@@ -1,4 +1,4 @@
-"""What a caller gets back. All of it is frozen."""
+"""Values that a caller gets back. All of them are frozen."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pyllama_raw.errors import shown
 @dataclass(frozen=True, slots=True)
 class Delta:
     """
-    What was generated since the last one.
+    The text and tokens that were generated since the last delta.
 
     text may be empty while a character or a stop string is incomplete, and token_ids
     may be empty when held back text comes at the end.
     """
 
     text: str
-    """What is new; empty while a character or a stop string is incomplete."""
+    """The new text; empty while a character or a stop string is incomplete."""
     token_ids: tuple[int, ...]
     """The new tokens; none when text that was held back comes at the end."""
     index: int = 0
-    """Which of the n outputs it belongs to."""
+    """The index of the output that it belongs to, of n."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry a token, if asked for."""
 
@@ -49,9 +49,9 @@ class Usage:
     cached_tokens: int
     """Prompt tokens that were not computed."""
     cache_tier: CacheTier | None = None
-    """Where the cached tokens came from; None if there are none."""
+    """The place that the cached tokens came from; None if there are none."""
     media_tokens: int = 0
-    """Those prompt tokens that are rows of images and sounds."""
+    """Prompt tokens that are rows of images and sounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,17 @@ class Result:
     seed: int
     """The seed that was given or drawn, plus the index."""
     index: int = 0
-    """Which of the n outputs this is."""
+    """The index of this output, of n."""
     logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
     """One entry an output token, if asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
     """
-    Of prompt tokens 1, 2, ..., if asked for; only the output with index 0 has them.
+    Entries of prompt tokens 1, 2, ..., if asked for; only the output with index 0 has them.
     """
     sampler: SamplerUse | None = None
-    """Where the tokens were chosen; None if there are none."""
+    """The place where the tokens were chosen; None if there are none."""
     finish_detail: FinishDetail | None = None
-    """Which stop or limit ended the output; None for any other reason."""
+    """The stop or limit that ended the output; None for any other reason."""
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -130,12 +130,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How likely a model finds a text."""
+    """The likelihood of a text for a model."""
 
     token_ids: tuple[int, ...]
     """The text as tokens."""
     logprobs: tuple[TokenLogprobs, ...]
-    """Of token_ids[1:], each after all tokens before it."""
+    """Entries of token_ids[1:], each after all tokens before it."""
 
     def __repr__(self) -> str:
         return f"<Score of {len(self.token_ids)} tokens: {self.total:.2f} in all>"

@@ -85,7 +85,7 @@ def score(
     config: EngineConfig | None = None,
 ) -> Score:
     """
-    How likely the model finds each token of one prompt; see AsyncEngine.score.
+    Tell how likely the model finds each token of one prompt; see AsyncEngine.score.
 
     Args:
         n_top: most likely tokens listed at each place, 0 to 20.

@@ -173,7 +173,7 @@ class TextVerbs(Facts):
         self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
     ) -> Score:
         """
-        How likely the model finds each token of *prompt* after those before it.
+        Tell how likely the model finds each token of *prompt* after those before it.
 
         Nothing is taken from the cache: every token is computed. One step computes at
         most ContextConfig.n_outputs_max of them.

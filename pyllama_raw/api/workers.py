@@ -79,9 +79,9 @@ class Workers:
 
     async def run(self, kind: Kind, function: Callable[[], T]) -> T:
         """
-        What *function* returns.
+        Run *function* in a worker; return what it returns.
 
-        Who is cancelled leaves at once. What has begun then goes on alone.
+        A caller that is cancelled leaves at once. A function that has begun goes on alone.
 
         Raises:
             ClosedError: the threads have ended, or are about to.
@@ -122,7 +122,7 @@ class Workers:
 
 
 async def answer_of(answer: Future[T]) -> T:
-    """What another thread answers, without a thread that waits; cancels what it can."""
+    """Return the answer of another thread, and block none; cancel what can be cancelled."""
     try:
         await arrival_of(answer)
         return answer.result()

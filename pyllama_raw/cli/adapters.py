@@ -20,7 +20,7 @@ _scale = reader(Annotated[Finite, Field(ge=-MAX_SCALE, le=MAX_SCALE)])
 
 
 class AdapterFlag(NamedTuple):
-    """What one flag names."""
+    """The adapter that one flag names."""
 
     name: str
     path: str

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def root_parser() -> Parser:
-    """What reads all arguments; a command adds its flags when it is asked for."""
+    """The parser of all arguments; a command adds its flags when it is asked for."""
     parser = Parser(
         prog="pyllama-raw",
         description="Run GGUF models.",

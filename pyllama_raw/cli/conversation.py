@@ -1,4 +1,4 @@
-"""What was said in a chat, and the commands that change it."""
+"""The messages of a chat, and the commands that change them."""
 
 from __future__ import annotations
 

@@ -82,6 +82,6 @@ def model_spec(options: Namespace) -> str | Path | None:
 
 
 def given(options: Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Those of *names* that were given."""
+    """Options among *names* that were given, with their values."""
     values = vars(options)
     return {name: values[name] for name in names if values.get(name) is not None}

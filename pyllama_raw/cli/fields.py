@@ -79,7 +79,7 @@ def add_fields(
 
 
 def _how(model: type[BaseModel], name: str) -> dict[str, Any]:
-    """How argparse reads the field *name*, by its type."""
+    """Arguments with which argparse reads the field *name*, by its type."""
     field = model.model_fields[name]
     if name.endswith("_bytes"):
         return {"type": byte_size, "metavar": "SIZE"}

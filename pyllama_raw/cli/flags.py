@@ -1,5 +1,5 @@
 """
-How flags are read, and what a person is told of a wrong value.
+Readers of flags, and the words that a person is told of a wrong value.
 
 What a flag allows is told in the words that the options have for it (frozen.py).
 """
@@ -42,7 +42,7 @@ def add(
 
 
 def reader(kind: Any) -> Reader:
-    """What reads a flag as a value of *kind*, a type with pydantic's limits."""
+    """A reader of a flag as a value of *kind*, a type with pydantic's limits."""
     adapter = cache(lambda: TypeAdapter[Any](kind))  # takes a while: made if it is used
 
     def read(text: str) -> Any:

@@ -169,9 +169,13 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
     if bool(options.prompts) == bool(options.input):
         raise ConfigError("give prompts or --input FILE, one of them")
     if options.system is not None and not options.chat:
-        raise ConfigError("--system goes with --chat; a line of --input has messages")
+        raise ConfigError(
+            "--system is allowed with --chat only; a line of --input has messages"
+        )
     if options.input and (options.images or options.sounds):
-        raise ConfigError("--image and --audio go with prompts; a line has messages")
+        raise ConfigError(
+            "--image and --audio are allowed with prompts only; a line has messages"
+        )
     if options.input:
         return from_file(options.input, defaults=defaults, deadline_s=deadline_s)
     return from_prompts(

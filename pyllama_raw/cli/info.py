@@ -108,7 +108,7 @@ def _version() -> str:
 
 
 def _file(capabilities: Capabilities) -> dict[str, Any]:
-    """What the header says, and what follows from that."""
+    """Facts that the header states, and those that follow from it."""
     return {
         **asdict(capabilities.model),
         "operations": ", ".join(capabilities.operations) or None,
@@ -132,7 +132,7 @@ def _projector(path: str | Path, model: Model) -> dict[str, Any]:
 
 
 def _sampling(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What the file declares, as it says it, and why it cannot be used if it cannot."""
+    """Sampling as the file declares it, and the reason if it cannot be used."""
     facts = {f"sampling_{key}": text for key, text in declared(metadata).items()}
     try:
         with_declared(SamplingParams(from_model=True), metadata)

@@ -15,7 +15,7 @@ from pyllama_raw.errors import ConfigError
 
 
 class Parser(ArgumentParser):
-    """Tells a mistake in one line; the usage is for who asks."""
+    """Tells a mistake in one line; the usage is for people that ask."""
 
     def __init__(
         self, *, fill: Callable[[Parser], None] | None = None, **options: Any
@@ -49,7 +49,7 @@ class Parser(ArgumentParser):
 
 
 def told(error: ConfigError, flags: dict[str, str]) -> str:
-    """What a person is told: flags in the place of the fields that they stand for."""
+    """The words for a person: flags in the place of the fields that they stand for."""
 
     def with_flags(text: str) -> str:
         return re.sub(r"[a-z]\w*", lambda word: flags.get(word[0], word[0]), text)

@@ -1,4 +1,4 @@
-"""Where a profile does not fit the model or the machine that it is used with."""
+"""Differences of a profile from the model or the machine that it is used with."""
 
 from __future__ import annotations
 

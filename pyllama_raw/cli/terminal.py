@@ -19,7 +19,7 @@ _EMPTY_ROW = "\r\x1b[K"
 
 
 class Terminal:
-    """Where the output of a run goes."""
+    """The streams that the output of a run is written to."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err

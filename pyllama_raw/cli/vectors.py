@@ -30,7 +30,7 @@ def embed(options: Namespace) -> int:
     """Run the command; return its exit status."""
     texts = _texts(options)
     if options.tokens and (options.npy or options.pooling):
-        raise ConfigError("--tokens goes without --npy and --pooling")
+        raise ConfigError("--tokens is not allowed with --npy or --pooling")
     if options.npy is not None:
         check_writable(options.npy)
 
@@ -100,7 +100,7 @@ def _texts(options: Namespace) -> list[str]:
 
 
 def _text(number: int, line: bytes) -> str:
-    """Of one line: a JSON string, or an object with "text"."""
+    """The text of one line: a JSON string, or an object with "text"."""
     given = line.decode("utf-8", "replace").strip()
     allowed = 'a JSON string, or an object with "text"'
     try:

@@ -1,4 +1,4 @@
-"""How the outputs of many requests are shown: as live text, or as JSON lines."""
+"""Views of the outputs of many requests: as live text, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one input ended: with a result or an error."""
+    """The end of one input: a result or an error."""
 
     index: int
     result: Result | None = None

@@ -71,7 +71,7 @@ def _events(
 
 
 def _order(event: Event) -> tuple[int, bool, int, int]:
-    """Of one moment an end is last; what lies in another follows."""
+    """Order of events: of one moment an end is last; an inner slice follows its outer one."""
     return event["ts"], event["name"] == "end", -event["pid"], -event["dur"]
 
 
@@ -143,7 +143,7 @@ def _join(slices: Iterable[Event]) -> None:
 
 
 def _counters(step: StepRecord, clock: Callable[[float], int]) -> Iterator[Event]:
-    """What there was after *step*."""
+    """Counts of requests, cells and bytes after *step*."""
     values: dict[str, dict[str, int]] = {
         "requests": {"running": step.n_running, "waiting": step.n_waiting},
         "cells": {"used": step.n_cells_used},
@@ -155,7 +155,7 @@ def _counters(step: StepRecord, clock: Callable[[float], int]) -> Iterator[Event
 
 
 def _names(slices: Iterable[Event]) -> Iterator[Event]:
-    """What processes and tracks are called, the steps above the slots."""
+    """Names of processes and tracks, the steps above the slots."""
     named = {
         (SLOTS, STEPS_TRACK): "steps",
         (REQUESTS, ARRIVALS): "arrivals",

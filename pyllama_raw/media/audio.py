@@ -74,7 +74,7 @@ class Audio:
         return self.n_frames / self.rate
 
     def n_samples(self, rate: int) -> int:
-        """How many samples() gives."""
+        """The number of samples that samples() gives."""
         return sounds.n_samples(self.n_frames, self.rate, rate)
 
     def samples(self, rate: int, stop: Stop = never) -> NDArray[np.float32]:

@@ -1,5 +1,5 @@
 """
-What a decoder needs of a PNG or a JPEG: its pixels, and how to show them.
+Parts of a PNG or a JPEG that a decoder needs: its pixels, and how to show them.
 
 Everything else is left out before a decoder sees the file. Texts, profiles and previews
 are of no use for pixels, and unpack to more than the image.
@@ -15,7 +15,7 @@ from pyllama_raw.errors import BadMedia
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 MAX_PARTS = 2**13
-MAX_SCANS = 40  # of a JPEG, each of which goes over all pixels
+MAX_SCANS = 40  # of a JPEG; each scan passes over all pixels
 _PIXELS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 _SCAN, _PADDING, _EXIF, _ADOBE, _COMMENT = 0xFFDA, 0xFFFF, 0xFFE1, 0xFFEE, 0xFFFE
 _NOTES = {*range(_EXIF, 0xFFF0), _COMMENT} - {_ADOBE}  # Adobe's names the colours
@@ -76,7 +76,7 @@ def orientation(exif: bytes) -> int:
 
 
 def _chunks(content: bytes) -> Iterator[Part]:
-    """Those of a PNG, up to its end: length, name, data, checksum."""
+    """Chunks of a PNG, up to its end: length, name, data, checksum."""
     yield Part(PNG)
     at, name = len(PNG), b""
     while name != b"IEND":
@@ -92,7 +92,7 @@ def _chunks(content: bytes) -> Iterator[Part]:
 
 
 def _segments(content: bytes) -> Iterator[Part]:
-    """Those of a JPEG, marker, length and data; then the first scan and the rest."""
+    """Segments of a JPEG, marker, length and data; then the first scan and the rest."""
     if content.count(b"\xff\xda") > MAX_SCANS:
         raise BadMedia(f"a JPEG of more than {MAX_SCANS} scans: save it anew")
     yield Part(content[:2])

@@ -1,5 +1,5 @@
 """
-Where the images and sounds of a prompt stand in its text.
+Places of the images and sounds of a prompt in its text.
 
 A chat template knows texts only. So each image or sound of a message becomes a marker that
 nobody can guess, the template prints the markers where it prints the messages, and there the
@@ -156,7 +156,7 @@ _KINDS: dict[str, Callable[[Any, MediaLimits], Media]] = {
 
 
 def _n_media(message: object) -> int:
-    """How many parts of *message* are images and sounds."""
+    """The number of parts of *message* that are images and sounds."""
     content = message.get("content") if isinstance(message, Mapping) else None
     return sum(map(_is_media, content)) if isinstance(content, list | tuple) else 0
 

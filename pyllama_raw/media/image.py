@@ -19,7 +19,7 @@ PIXELS = "pixels"  # the format of what is decoded
 
 
 class PilImage(Protocol):
-    """What is used of an image of Pillow."""
+    """The part of an image of Pillow that is used."""
 
     @property
     def size(self) -> tuple[int, int]: ...

@@ -1,4 +1,4 @@
-"""How much of images and sounds a prompt may have."""
+"""Limits of the images and sounds of a prompt."""
 
 from __future__ import annotations
 

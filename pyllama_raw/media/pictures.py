@@ -25,7 +25,7 @@ MAX_READS = 2**16
 
 
 class Header(NamedTuple):
-    """What is known of an image before it is decoded."""
+    """Facts that are known of an image before it is decoded."""
 
     format: str  # png, jpeg, gif, bmp, webp
     width: int  # as it is shown
@@ -95,7 +95,7 @@ def _pillow() -> Any:
 
 
 def _turns() -> tuple[Any, ...]:
-    """What undoes the orientations 2 to 8."""
+    """Transpositions that undo the orientations 2 to 8."""
     ways = _pillow().Transpose
     return (
         ways.FLIP_LEFT_RIGHT, ways.ROTATE_180, ways.FLIP_TOP_BOTTOM, ways.TRANSPOSE,

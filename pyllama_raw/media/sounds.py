@@ -39,7 +39,7 @@ _MP3_FRAME = 1152  # samples by which the length of a whole MP3 may be told wron
 
 
 class Header(NamedTuple):
-    """What is known of a sound before it is decoded."""
+    """Facts that are known of a sound before it is decoded."""
 
     format: str  # wav, flac, mp3, ogg
     n_frames: int  # samples of each channel
@@ -83,7 +83,7 @@ def read_samples(
 
 
 def n_samples(n_frames: int, rate: int, new_rate: int) -> int:
-    """How many samples resampled() gives."""
+    """The number of samples that resampled() gives."""
     return max(ceil(n_frames * new_rate / rate), MIN_SAMPLES)
 
 

@@ -1,5 +1,5 @@
 """
-What is in the file of an adapter, checked before libllama opens it.
+The content of the file of an adapter, checked before libllama opens it.
 
 A LoRA is pairs of thin matrices A and B, named after the product that they change; libllama
 compares half of their shapes, and others end the process at the next decode. A control vector
@@ -30,18 +30,17 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """What a file holds, which fits the model."""
+    """The content of a file that fits the model."""
 
     digest: str  # of all of it
     n_bytes: int  # of its tensors
-    directions: (
-        array[float] | None
-    )  # of a control vector: of layers 1, 2, ...; of a LoRA None
+    # of a control vector: of layers 1, 2, ...; of a LoRA None
+    directions: array[float] | None
 
 
 def read_adapter(path: str, model: Header) -> AdapterFile:
     """
-    What is in the file at *path*, which is for the model with the header *model*.
+    Read the adapter at *path*, which is for the model with the header *model*.
 
     Raises:
         AdapterLoadFailed: there is no such file, it is damaged, or of another model.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 class StepOutcome(NamedTuple):
     """
-    What one call gave. With a code other than 0 nothing was sampled.
+    The outcome of one call. With a code other than 0 nothing was sampled.
 
     codes[i] is 0, or check.EXCEPTION for a row whose sampler failed; its token is -1.
     """
@@ -131,7 +131,7 @@ class Context(SlotMemory):
         self._plr_step = lib.plr_step
 
     def _read_back(self, params: Any) -> None:
-        """What libllama made of the options: padded, capped, rounded."""
+        """Read the options as libllama has them: padded, capped, rounded."""
         ptr = self.ptr
         self.n_ctx = int(lib.llama_n_ctx(ptr))  # KV cells of all slots
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(ptr))  # most tokens of one slot

@@ -1,8 +1,8 @@
 """
-What a projector makes of an image or a sound, before it is encoded, as plain numbers.
+The form that a projector gives an image or a sound before encoding, as plain numbers.
 
 It is a list of runs: tokens that the projector writes around and between, and rows that an
-encode fills. A row takes a cell, as a token does. Positions go their own way: with M-RoPE
+encode fills. A row takes a cell, as a token does. Positions have rules of their own: with M-RoPE
 the rows of an image have a place in it, and the text behind goes on as if the image were as
 long as its longer side.
 """

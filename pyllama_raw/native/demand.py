@@ -1,5 +1,5 @@
 """
-How much memory a context will need at least, checked before libllama asks for it.
+The least memory that a context will need, checked before libllama asks for it.
 
 Linux grants more than there is and kills the process when it is used; so a size that
 cannot fit is refused here. The estimate is a lower bound: it never refuses what fits.
@@ -53,9 +53,8 @@ def context_bytes(model: Model, params: Any) -> int:
         needed += n_ctx * model.n_layer * _row_bytes(model, params)
     n_ctx_seq = n_ctx if params.kv_unified else n_ctx // int(params.n_seq_max)
     n_ubatch: int = min(params.n_ubatch, params.n_batch, params.n_ctx)
-    return (
-        needed + n_ctx_seq * n_ubatch * 2
-    )  # the attention mask, at least 2 bytes each
+    # the attention mask, at least 2 bytes each
+    return needed + n_ctx_seq * n_ubatch * 2
 
 
 def available_bytes() -> int | None:

@@ -98,7 +98,7 @@ def check_tensors(header: Header) -> None:
 
 
 class _Type(NamedTuple):
-    """What libllama says of a ggml_type."""
+    """Facts that libllama tells of a ggml_type."""
 
     name: str
     n_block: int  # values in a block; 0: there is no such type

@@ -1,5 +1,5 @@
 """
-What can be known of a model file before libllama opens it: cheap and well worded.
+Facts of a model file that are known before libllama opens it: cheap and well worded.
 
 The header of a GGUF file is numbers in little-endian order: counts, then metadata (key,
 type, value), then the tensor table (name, dimensions, type, offset), then, aligned, the
@@ -55,7 +55,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the data of a model file."""
+    """The part of a model file before its data."""
 
     values: Mapping[str, Scalar]  # metadata without arrays
     lengths: Mapping[str, int]  # of the arrays
@@ -175,7 +175,7 @@ class _Reader:
         return value
 
     def _skip_array(self) -> int:
-        """How many values it has."""
+        """Skip an array; return its number of values."""
         kind = self._number(_U32)
         count = self._number(_U64)
         if kind == _STRING:

@@ -1,5 +1,5 @@
 """
-What libllama takes for granted of the metadata and the tensors of some architectures.
+Rules that libllama assumes of the metadata and the tensors of some architectures.
 
 A rule names the architectures that it is about, because a file may state keys that its
 architecture never reads.

@@ -34,7 +34,7 @@ class Grammar(Handle):
         trigger_tokens: Sequence[int] = (),
     ) -> Self:
         """
-        What *matcher* says, at its start.
+        Make the grammar of *matcher*, at its start.
 
         Args:
             tokenizer: of the matcher.
@@ -82,13 +82,13 @@ class Grammar(Handle):
 
 
 def _address(handle: Handle) -> Any:
-    """Of an object of llguidance, which another ffi has declared."""
+    """The address of an object of llguidance, which another ffi has declared."""
     number = int(llguidance.declared().cast("uintptr_t", handle.ptr))
     return ffi.cast("void *", number)
 
 
 def _pieces(vocab: Vocab) -> Handle:
-    """What its tokens write; read when the first grammar is made."""
+    """Pieces of the tokens of *vocab*; read when the first grammar is made."""
     with vocab.lock:
         if vocab.grammar_pieces is None:
             found = lib.plr_pieces_new(vocab.ptr)

@@ -53,7 +53,7 @@ class MaskTokenizer(Handle):
 
 
 class Matcher(Handle):
-    """Where an output is in its constraint; one thread at a time."""
+    """The place of an output in its constraint; one thread at a time."""
 
     def __init__(
         self, pointer: Any, tokenizer: MaskTokenizer, mask: array[int]

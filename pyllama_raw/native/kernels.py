@@ -47,7 +47,7 @@ class Kernels(Handle):
         cls, params: Any, *, fast: bool, follows: bool, deterministic: bool
     ) -> Kernels | None:
         """
-        Those of the context that is made from llama_context_params *params*, if it can be.
+        Kernels of the context that llama_context_params *params* makes, if they can be attached.
 
         Args:
             fast: those that are faster than libllama.
@@ -85,6 +85,6 @@ class Kernels(Handle):
 
     @property
     def taken(self) -> dict[Kernel, int]:
-        """How many operations each took so far, in all graphs; those that took some."""
+        """Numbers of operations that kernels took so far, in all graphs, by kernel; none is 0."""
         counts = (lib.plr_kernels_taken(self.ptr, i) for i in range(len(table())))
         return {row: n for row, n in zip(table(), counts, strict=True) if n}

@@ -97,7 +97,7 @@ def llama_version() -> str:
 
 
 def last_error() -> str:
-    """What the shim caught last on this thread."""
+    """The error that the shim caught last on this thread."""
     return text(lib.plr_last_error())
 
 

@@ -22,7 +22,7 @@ class RowScores(NamedTuple):
 
 class RowLogprobs:
     """
-    What a row sampler writes when it samples; valid until it does so again.
+    The record that a row sampler writes when it samples; valid until it does so again.
 
     Args:
         n_top: most likely tokens to tell.
@@ -40,7 +40,7 @@ class RowLogprobs:
 
     @property
     def value(self) -> float:
-        """Of the token that was sampled."""
+        """The logprob of the token that was sampled."""
         return float(self.ptr.value)
 
     @property

@@ -21,7 +21,7 @@ _POS_MAX = 2**31 - 1
 
 class SlotMemory(Handle):
     """
-    What a context can do with the memory of its slots; a slot is a llama_seq_id.
+    Actions of a context on the memory of its slots; a slot is a llama_seq_id.
 
     A range is [p0, p1); -1 stands for the start and for the end.
 
@@ -31,9 +31,8 @@ class SlotMemory(Handle):
 
     n_seq_max: int
     kv_unified: bool
-    kernels: (
-        Kernels | None
-    )  # None: libllama computes everything; else told of all changes
+    # None: libllama computes everything; else told of all changes
+    kernels: Kernels | None
 
     @property
     def _memory(self) -> Any:

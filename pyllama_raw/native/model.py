@@ -118,7 +118,7 @@ class Model(Handle):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each of these scores is of; empty texts where the file does not say."""
+        """The names of the classes that scores are of; empty texts where the file has none."""
         found = (lib.llama_model_cls_label(self.ptr, i) for i in range(self.n_cls_out))
         return tuple(text(label) if label else "" for label in found)
 
@@ -157,7 +157,7 @@ class Model(Handle):
 
     @property
     def ftype(self) -> str:
-        """How most tensors are quantised, as llama.cpp names it."""
+        """The quantisation of most tensors, as llama.cpp names it."""
         return text(lib.llama_ftype_name(lib.llama_model_ftype(self.ptr)))
 
     @property

@@ -99,7 +99,7 @@ class Projector(Handle):
 
     def cut(self, bitmap: Bitmap) -> Cut:
         """
-        What encode() will make of *bitmap*, with the size of its parts and their positions.
+        The runs that encode() will make of *bitmap*, with their sizes and positions.
 
         A bitmap without content has the same runs as one of the same size.
 

@@ -84,7 +84,7 @@ class RowBatch:
 
     @contextmanager
     def _attention(self, context: Context, *, is_causal: bool) -> Iterator[None]:
-        """What rows see, during one decode; a call with more rows would abort."""
+        """Set what rows see, during one decode; a call with more rows would abort."""
         limit = context.n_batch if is_causal else context.n_ubatch
         if not 0 < self.n_tokens <= limit:
             name = "n_batch" if is_causal else "n_ubatch"

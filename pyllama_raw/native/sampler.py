@@ -1,5 +1,5 @@
 """
-How output rows become tokens.
+Sampling: output rows become tokens.
 
 A row is sampled by a chain, or, without one, by taking the largest logit. Around it: what
 must not be sampled, what its logits get added, and a grammar.
@@ -111,7 +111,7 @@ class TokenTable:
 
 class RowSampler:
     """
-    What the rows of one request are sampled with.
+    The sampler of the rows of one request.
 
     Closes its chain and grammar. Used after close(), its rows fail and no other.
 

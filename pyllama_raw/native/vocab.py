@@ -109,7 +109,7 @@ class Vocab:
     @cached_property
     def special_texts(self) -> dict[str, bool]:
         """
-        What tokenize() finds in a text before all else, and whether it is control.
+        Texts that tokenize() finds before all else, and whether each is control.
 
         Control tokens are found only if *parse_special*.
         """

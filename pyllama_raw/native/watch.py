@@ -1,4 +1,4 @@
-"""Who computes the products and attentions of a context (_ffi/kernels/watch.h)."""
+"""Notes of the kernels that compute products and attentions (_ffi/kernels/watch.h)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Watch(Handle):
         """
         Watch the context made from llama_context_params *params*.
 
-        What else wants to see its nodes is attached before.
+        Other watchers of its nodes are attached before.
         """
         lib.plr_watch_attach(params, self.ptr)
 
     @property
     def kernels(self) -> dict[str, tuple[str, ...]]:
-        """Whose kernels computed what: "attention", and types of weights by name."""
+        """Kernels that computed, by work: "attention", and types of weights by name."""
         found = {"attention": _names(lib.plr_watch_attentions(self.ptr))}
         for kind in range(lib.GGML_TYPE_COUNT):
             name = text(lib.ggml_type_name(kind))

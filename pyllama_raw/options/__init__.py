@@ -1,1 +1,1 @@
-"""What users may set: checked once, then frozen."""
+"""Options that users may set: checked once, then frozen."""

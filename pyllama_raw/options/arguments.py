@@ -33,7 +33,7 @@ SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anythin
 
 @contextmanager
 def reading(name: str, value: object, allowed: str) -> Iterator[None]:
-    """Whatever *value* raises while it is looked at, the caller is told what is allowed."""
+    """Turn what *value* raises while it is looked at into words of what is allowed."""
     try:
         yield
     except PyllamaError:
@@ -198,7 +198,7 @@ def checked_prompts(prompts: Iterable[T]) -> Iterable[T]:
 
 @contextmanager
 def reading_prompt(prompt: object) -> Iterator[None]:
-    """What the objects of a prompt raise while they are read makes it a wrong prompt."""
+    """Errors of the objects of a prompt while they are read make it a wrong prompt."""
     with reading("prompt", prompt, "text, token ids or chat messages"):
         yield
 

@@ -30,20 +30,20 @@ MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alo
 
 
 class ModelConfig(Frozen):
-    """How the model file is loaded (llama.h: llama_model_params)."""
+    """Options of loading the model file (llama.h: llama_model_params)."""
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
     """Layers that devices compute; -1 is all that fit."""
     devices: Listed[str] | None = None
     """Devices to use, named as `info` lists them. None: all."""
     split_mode: SplitMode = "layer"
-    """How several devices share the model."""
+    """The way that several devices share the model."""
     main_gpu: Annotated[int, Field(ge=0)] = 0
     """The device that has the whole model if split_mode is none."""
     tensor_split: Listed[Annotated[Finite, Field(ge=0)]] | None = None
     """The share of each device in the model. None: by free memory."""
     load_mode: LoadMode = "auto"
-    """How the model file is read into memory."""
+    """The way that the model file is read into memory."""
     lazy_mode: LazyMode = "auto"
     """Whether weights may be read from the file when they are first used."""
     kv_overrides: Mapped[str, bool | int | Finite | str] = Field(default_factory=dict)
@@ -90,7 +90,7 @@ class ContextConfig(Frozen):
     fast_kernels: bool = True
     """Whether kernels of our own compute Q4_1, Q8_0 and attention where they can."""
     rope_scaling: RopeScaling = "model"
-    """How positions beyond the training length are scaled; model is its own way."""
+    """Scaling of positions beyond the training length; model is its own way."""
     rope_freq_base: Annotated[Finite, Field(ge=0)] = 0.0
     """Base frequency of RoPE; 0 is that of the model."""
     rope_freq_scale: Annotated[Finite, Field(ge=0)] = 0.0
@@ -123,7 +123,7 @@ class ContextConfig(Frozen):
 
 
 class SchedulerConfig(Frozen):
-    """Who runs, when, and how much of it in one step."""
+    """Rules of the scheduler: the requests that run, when, and their share of a step."""
 
     n_slots: Annotated[int, Field(ge=1, le=256)] = 8
     """Requests that run at the same time."""
@@ -141,28 +141,27 @@ class SchedulerConfig(Frozen):
     """Requests that may pass the first one while it does not fit, or by a policy."""
     preempt: Literal["memory", "priority"] = "memory"
     """
-    When a running request loses its slot and goes on later: if memory is short, or also if a
-    more urgent one waits, which needs the policy fcfs.
+    Reasons to take the slot of a running request, which continues later: short memory, or also
+    a more urgent request that waits, which needs the policy fcfs.
     """
     victim: Literal["latest", "largest", "smallest"] = "latest"
     """
-    Who loses its slot: the last by priority and arrival, who holds most tokens, or fewest. A
-    policy with a victim_key decides itself.
+    The request that loses its slot: the last by priority and arrival, or the one that holds
+    most tokens, or fewest. A policy with a victim_key decides itself.
     """
     context_full: Literal["stop", "shift"] = "stop"
     """
-    What happens when a slot is full: the output stops, or its oldest tokens are shifted
-    out.
+    The end of a full slot: the output stops, or its oldest tokens are shifted out.
     """
     n_keep: Annotated[int, Field(ge=0)] = 4
     """Tokens at the beginning of a prompt that a shift never drops."""
     policy: str = "fcfs"
     """
-    Who goes first: fcfs, priority, sjf, lpm, edf, vtc, hrrn, a registered name, or
+    The order of requests: fcfs, priority, sjf, lpm, edf, vtc, hrrn, a registered name, or
     module:Class.
     """
     budget_mode: Literal["balanced", "latency_first", "throughput_first"] = "balanced"
-    """How streams and prompts share a step; balanced serves all streams, then prompts."""
+    """The shares of streams and prompts in a step; balanced serves all streams, then prompts."""
 
     @model_validator(mode="after")
     def _check_preempt(self) -> Self:
@@ -193,7 +192,7 @@ class CacheConfig(Frozen):
     """
 
     mode: Literal["off", "live", "snapshots"] = "snapshots"
-    """What is reused: nothing, what slots hold, or snapshots in host memory, too."""
+    """Reuse of earlier work: none, that in slots, or snapshots in host memory, too."""
     snapshot_interval_tokens: Annotated[int, Field(ge=0)] = 256
     """
     Tokens between snapshots where memory cannot be cut; 0 makes none at regular places.
@@ -203,12 +202,12 @@ class CacheConfig(Frozen):
     max_entries: Annotated[int, Field(ge=0)] = 65536
     """Snapshots kept at most."""
     directory: AnyPath | None = None
-    """Where files keep what slots held, for later processes. None: no files."""
+    """The directory of files that keep slots for later processes. None: no files."""
     max_disk_bytes: Annotated[int, Field(ge=0)] = 10 * 2**30
     """Bytes of all files in the directory, those of other processes included."""
     scope: Literal["shared", "salt"] = "shared"
     """
-    Who shares prefixes: all without a cache_salt, or only requests with an equal one.
+    The requests that share prefixes: all without a cache_salt, or only those with an equal one.
     """
     parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None
     """Slots beyond n_slots that only keep prefixes. None: as the mode needs."""
@@ -225,7 +224,7 @@ class CacheConfig(Frozen):
 
 
 class LogConfig(Frozen):
-    """What is written down of steps and requests, without any text; by default nothing."""
+    """Logs of steps and requests, without any text; by default none."""
 
     max_steps: Annotated[int, Field(ge=0)] = 0
     """Steps kept in memory, the latest ones, for `step_log()`."""
@@ -243,7 +242,7 @@ class LogConfig(Frozen):
 
 
 class EmbeddingConfig(Frozen):
-    """What a step may hold that makes vectors of texts."""
+    """Limits of a step that makes vectors of texts."""
 
     max_step_tokens: Count = 2048
     """
@@ -294,23 +293,23 @@ class EngineConfig(Frozen):
     """Everything an engine is made from."""
 
     model: ModelConfig = ModelConfig()
-    """How the model file is loaded."""
+    """Options of loading the model file."""
     context: ContextConfig = ContextConfig()
     """The memory and the graph."""
     scheduler: SchedulerConfig = SchedulerConfig()
-    """Who runs, and how much of it in one step."""
+    """Rules of the scheduler: the requests that run, and their share of a step."""
     cache: CacheConfig = CacheConfig()
-    """What is kept of earlier requests, and who may use it."""
+    """The cache of earlier requests, and the requests that may use it."""
     embedding: EmbeddingConfig = EmbeddingConfig()
-    """What a step may hold that makes vectors of texts."""
+    """Limits of a step that makes vectors of texts."""
     log: LogConfig = LogConfig()
-    """What is written down of steps and requests."""
+    """Logs of steps and requests."""
     media: MediaConfig = MediaConfig()
     """The projector for images and sounds, and how much of them prompts may have."""
     sampler_placement: Literal["auto", "backend", "host"] = "auto"
     """
-    Where tokens are chosen: backend is in the graph where that can be; auto is backend where
-    a device other than the CPU computes the logits, and host elsewhere.
+    The place where tokens are chosen: backend is in the graph where that can be; auto is backend
+    where a device other than the CPU computes the logits, and host elsewhere.
     """
     max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""

@@ -1,5 +1,5 @@
 """
-How many CPUs there are for computing: physical cores, within what this process may use.
+The number of CPUs for computing: physical cores, within what this process may use.
 
 Two threads on one core share its vector units, so the second one adds little. A cgroup
 stops all threads of a process for the rest of a period once they have used up its quota,

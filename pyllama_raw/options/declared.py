@@ -50,7 +50,7 @@ FIELDS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 def declared(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What *metadata* declares, by the end of its keys; not checked."""
+    """Values that *metadata* declares, by the end of its keys; not checked."""
     return {key: metadata[PREFIX + key] for key in FIELDS if PREFIX + key in metadata}
 
 

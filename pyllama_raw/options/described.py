@@ -1,5 +1,5 @@
 """
-What each option is for: the docstring below it in the source.
+Descriptions of options: the docstrings below them in the source.
 
 Help and JSON schemas show these docstrings, so an option is described once. They are read when
 somebody asks, because pydantic's `use_attribute_docstrings` would parse the sources at every

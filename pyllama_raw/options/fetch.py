@@ -57,7 +57,7 @@ class Artifact:
 
 
 def cache_dir() -> Path:
-    """Where built libraries and fetched models are kept, outside any checkout."""
+    """The directory of built libraries and fetched models, outside any checkout."""
     if named := os.environ.get("PYLLAMA_RAW_CACHE"):
         return Path(named).expanduser().resolve()
     if base := os.environ.get("XDG_CACHE_HOME"):

@@ -128,13 +128,13 @@ class Frozen(Described):
 
 
 def wrong(name: str, value: object, allowed: str) -> PydanticCustomError:
-    """What a validator of several fields raises; the words of *allowed* follow "give"."""
+    """The error that a validator of several fields raises; *allowed* follows "give"."""
     context = {"name": name, "value": value, "allowed": allowed}
     return PydanticCustomError("wrong_option", "{name}: give {allowed}", context)
 
 
 def mistake_of(kind: type[BaseModel], item: ErrorDetails) -> Mistake:
-    """What pydantic found wrong with options of *kind*."""
+    """The mistake that pydantic found in options of *kind*."""
     path, value, words = [*item["loc"]], item["input"], allowed(item)
     if item["type"] == "extra_forbidden":
         words = f"a known option{suggestion(str(path[-1]), places(kind))}"
@@ -151,7 +151,7 @@ def place(path: Iterable[object]) -> str:
 
 
 def allowed(item: ErrorDetails) -> str:
-    """What fits in the place of a mistake, in words of pydantic; they follow "give"."""
+    """Values that fit in the place of a mistake, in words of pydantic, after "give"."""
     if item["type"] == "wrong_option":
         return str(item["ctx"]["allowed"])
     told = re.fullmatch(_SENTENCE, item["msg"], re.DOTALL)

@@ -1,5 +1,5 @@
 """
-How busy other processes keep this machine.
+The load of this machine by other processes.
 
 The standard library suffices, because `tune` needs no extra.
 """
@@ -23,7 +23,7 @@ def busy_s() -> float | None:
     """CPU time of the whole machine that was not idle; None if it does not tell."""
     if not STAT.exists():
         return None
-    # user nice system idle iowait irq softirq steal, then guests, who are in user too
+    # user nice system idle iowait irq softirq steal, then guests, which are in user, too
     user, nice, system, _, _, *rest = map(int, STAT.read_text().split()[1:9])
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
@@ -47,7 +47,7 @@ def n_cpus() -> int:
 
 
 class Others:
-    """How many CPUs other processes kept busy, over all blocks that were watched."""
+    """The number of CPUs that other processes kept busy, over all watched blocks."""
 
     def __init__(
         self,

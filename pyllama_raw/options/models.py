@@ -1,5 +1,5 @@
 """
-Which file a model name means, fetched when it is not on this machine.
+The file that a model name means, fetched when it is not on this machine.
 
 A name is a path, `hf:OWNER/REPO/FILE`, or nothing: then it is the default model, small
 enough to download while one waits and checked by hash.
@@ -164,7 +164,7 @@ def _from_hugging_face(spec: str) -> Path:
 
 
 def _projector_from_hugging_face(model: str) -> Path:
-    """That of the repository in which *model* is."""
+    """The projector of the repository in which *model* is."""
     owner, repo, _ = model.removeprefix("hf:").split("/", 2)
     with _asking(model) as hub:
         names = map(str, hub.list_repo_files(f"{owner}/{repo}"))

@@ -1,5 +1,5 @@
 """
-What `tune` found for one model on one machine, as a file.
+The findings of `tune` for one model on one machine, as a file.
 
 Only options that differ from the defaults are in it, so that defaults may improve and a
 reader sees what was decided.
@@ -58,18 +58,18 @@ class Settings(Frozen):
 
 
 class Measured(Frozen):
-    """What one setting gave on the machine it was measured on."""
+    """Figures of one setting on the machine that it was measured on."""
 
     prefill_tok_per_s: float
     """Prompt tokens a second."""
     decode_tok_per_s: float
     """Output tokens a second of all streams together."""
     perplexity: float | None = None
-    """Of the bundled text. None: not asked."""
+    """The perplexity of the bundled text. None: not asked."""
 
 
 class Machine(Frozen):
-    """What makes speeds comparable."""
+    """Facts of a machine that make speeds comparable."""
 
     cpu: str
     """Its name."""

@@ -1,5 +1,5 @@
 """
-What a request may say beside its prompt and its sampling parameters.
+Options of a request beside its prompt and its sampling parameters.
 
 Checked values are plain: an int, float, str or tuple, or a mapping that nobody can change. So
 no code of a caller's class runs in the engine thread.
@@ -39,7 +39,7 @@ def _plain_int(value: Any) -> Any:
 
 
 def _listed(value: object) -> object:
-    """What is in it is looked at where it is copied, which may take long."""
+    """Items of the list are checked where they are copied, because that may take long."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return value
     raise ValueError("a list of mappings, or None")
@@ -107,7 +107,7 @@ else:
 
 
 class ChatOptions(TypedDict, total=False):
-    """How the template makes a prompt of chat messages; nothing for other prompts."""
+    """Options of the template for chat messages; without effect on other prompts."""
 
     tools: Tools | None
     """Functions that the model may call, as JSON schemas."""
@@ -118,7 +118,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 class TextOptions(TypedDict, total=False):
-    """How a request is served."""
+    """Options of serving a request."""
 
     priority: Priority
     """Requests with a lower number run first; 0 by default."""
@@ -127,7 +127,7 @@ class TextOptions(TypedDict, total=False):
 
 
 class RequestOptions(TextOptions, ChatOptions, total=False):
-    """How a request is served; but for adapters and those of chats nothing here changes its output."""
+    """Options of serving a request; only adapters and those of chats change its output."""
 
     adapters: Scales | None
     """Loaded adapters by name, each with the scale of its effect; 0 is as if left out."""
@@ -136,6 +136,6 @@ class RequestOptions(TextOptions, ChatOptions, total=False):
     cache_points: Points
     """Positions of the prompt that are worth a snapshot."""
     client: Name | None
-    """Who sends the request, for policies that are fair by client."""
+    """The sender of the request, for policies that are fair by client."""
     policy_data: PolicyData | None
-    """What else a scheduling policy may know of the request."""
+    """Further facts of the request for a scheduling policy."""

@@ -1,5 +1,5 @@
 """
-How output tokens are chosen, as users write it.
+The choice of output tokens, as users write it.
 
 Rules:
 1. A value that would change nothing (0, 1 or None, as the comment says) adds no stage.
@@ -67,7 +67,7 @@ Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 
 
 class SamplingParams(Frozen):
-    """How output tokens of one request are chosen, and when to stop."""
+    """The choice of output tokens of one request, and the reasons to stop."""
 
     from_model: bool = False
     """Take from the model file what is not set here."""
@@ -76,11 +76,11 @@ class SamplingParams(Frozen):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Output tokens before which only a stop string ends the output."""
     temperature: Annotated[Finite, Field(ge=0, le=100)] = 0.8
-    """How random the draw is; 0 always takes the most likely token."""
+    """Randomness of the draw; 0 always takes the most likely token."""
     dynatemp_range: Annotated[Finite, Field(ge=0, le=100)] = 0.0
-    """How far the temperature moves with the entropy; 0 is off."""
+    """Range in which the temperature moves with the entropy; 0 is off."""
     dynatemp_exponent: Annotated[Finite, Field(ge=0, le=10)] = 1.0
-    """How the entropy maps to the dynamic temperature."""
+    """Exponent of the map from the entropy to the dynamic temperature."""
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 40
     """Only the k most likely tokens stay; 0 is off."""
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 0.95
@@ -96,7 +96,7 @@ class SamplingParams(Frozen):
     Only tokens within so many standard deviations of the best logit stay; 0 is off.
     """
     xtc_probability: Fraction = 0.0
-    """How often the most likely tokens are taken out (XTC); 0 is off."""
+    """Probability that the most likely tokens are taken out (XTC); 0 is off."""
     xtc_threshold: Fraction = 0.1
     """Probability from which XTC takes tokens out; above 0.5 is off."""
     min_keep: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -112,7 +112,7 @@ class SamplingParams(Frozen):
     dry_multiplier: Annotated[Finite, Field(ge=0, le=100)] = 0.0
     """Strength of the penalty on repeated runs of tokens (DRY); 0 is off."""
     dry_base: Annotated[Finite, Field(ge=1, le=100)] = 1.75
-    """How fast the penalty of DRY grows with the length of the run."""
+    """Growth of the penalty of DRY with the length of the run."""
     dry_allowed_length: History = 2
     """Tokens of a run that DRY lets repeat without a penalty."""
     dry_last_n: History | None = None
@@ -127,11 +127,11 @@ class SamplingParams(Frozen):
     mirostat_tau: Annotated[Finite, Field(gt=0, le=50)] = 5.0
     """The surprise that mirostat aims at."""
     mirostat_eta: Annotated[Finite, Field(gt=0, le=1)] = 0.1
-    """How fast mirostat learns."""
+    """Speed at which mirostat learns."""
     adaptive_target: Fraction | None = None
     """Probability near which tokens are drawn. None: off."""
     adaptive_decay: Annotated[Finite, Field(ge=0, le=0.99)] = 0.9
-    """How slowly adaptive_target forgets earlier tokens."""
+    """Slowness with which adaptive_target forgets earlier tokens."""
     stages: Listed[Stage] = STAGES
     """The stages that run, in this order; a stage that is not named is off."""
     logit_bias: Mapped[Token, Annotated[Finite, Field(ge=-1e6, le=1e6)]] = Field(
@@ -154,7 +154,7 @@ class SamplingParams(Frozen):
     logprobs: NTop | None = None
     """Likely tokens that are listed with each output token. None: nothing is listed."""
     logprobs_of: Literal["model", "sampler"] = "model"
-    """Which probabilities logprobs shows: the model's, or those after all stages."""
+    """Probabilities that logprobs shows: the model's, or those after all stages."""
     prompt_logprobs: NTop | None = None
     """Likely tokens that are listed with each prompt token. None: nothing is listed."""
     ignore_eos: bool = False
@@ -247,7 +247,7 @@ class SamplingParams(Frozen):
 
     @property
     def constraint(self) -> Constraint | None:
-        """Which constraint is given."""
+        """The constraint that is given."""
         for name in CONSTRAINTS:
             if getattr(self, name) is not None:
                 return name

@@ -1,5 +1,5 @@
 """
-What llguidance reads otherwise than JSON Schema says is written in another way first.
+Schemas are rewritten where llguidance reads them otherwise than JSON Schema says.
 
 - It reads all numbers as doubles, and those of more than 15 digits not always as the nearest
   one. A bound that it would not keep is a narrower one, and such a value is refused.

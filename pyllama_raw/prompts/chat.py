@@ -36,7 +36,7 @@ class Rendered(NamedTuple):
 
 
 class ChatSettings(NamedTuple):
-    """What a caller says of a chat beside its messages; None: nothing."""
+    """Settings of a chat beside its messages; None: not given."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     template_kwargs: Mapping[str, Any] | None = None
@@ -44,13 +44,13 @@ class ChatSettings(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Self:
-        """Those among the *options* of a request."""
+        """Settings of a chat among the *options* of a request."""
         given = options or {}
         return cls(**{name: given[name] for name in cls._fields if name in given})
 
     @property
     def workers(self) -> Literal["chat", "template"]:
-        """Who renders; a template of the caller keeps no other chats waiting."""
+        """The workers that render; a template of the caller keeps no other chats waiting."""
         return "chat" if self.chat_template is None else "template"
 
 

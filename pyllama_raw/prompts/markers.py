@@ -1,5 +1,5 @@
 """
-Where a prompt may hold control tokens.
+Places of a prompt that may hold control tokens.
 
 The tokenizer finds the spelling of a special token wherever it stands in a text. In a
 chat only the template may write one: where a message has a hand in it, the text is cut
@@ -59,7 +59,7 @@ class Markers:
             origins: of each character: m a message, t the template, d in doubt.
 
         Raises:
-            InvalidRequest: it is in doubt who wrote a marker.
+            InvalidRequest: the writer of a marker is in doubt.
         """
         found = list(self._occurrences(text))
         forged = self._forged(found, text, origins)
@@ -71,7 +71,7 @@ class Markers:
                 yield text[start:stop], start not in alone
 
     def _forged(self, found: list[Span], text: str, origins: str) -> list[Span]:
-        """Of *found*, where a message wrote a part of a marker; by their ends."""
+        """Spans of *found* in which a message wrote a part of a marker; by their ends."""
         certain = self._certain.union(
             text[start:stop] for start, stop in found if _is_own(origins[start:stop])
         )
@@ -99,7 +99,7 @@ class Markers:
                     yield start, stop
 
     def _places(self, text: str) -> Iterator[int]:
-        """Where spellings begin; no other thread runs while a pattern is searched."""
+        """Starts of spellings; no other thread runs while a pattern is searched."""
         longest = max(self._lengths, default=0)
         for begin in range(0, len(text), PIECE):
             window = text[begin : begin + PIECE + longest]

@@ -22,7 +22,7 @@ class MediaPrompt:
 
     Args:
         desk: None: only text can be added.
-        namespace: who shares the rows of its media.
+        namespace: the requests that share the rows of its media.
     """
 
     def __init__(

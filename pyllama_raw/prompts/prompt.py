@@ -109,7 +109,7 @@ class PromptEncoder:
         Tokens of *prompt*, never empty, that leave room for an output token; and its media.
 
         Args:
-            namespace: who shares the rows of its media.
+            namespace: the requests that share the rows of its media.
 
         Raises:
             InvalidRequest: not text, not token ids of this model, or not messages.
@@ -137,7 +137,7 @@ class PromptEncoder:
         encode: Callable[[str], array[int]],
     ) -> list[array[int]]:
         """
-        What *encode* makes of each of *texts*, which are data.
+        The tokens that *encode* makes of each of *texts*, which are data.
 
         Args:
             first: the index of texts[0] in the argument *name*.

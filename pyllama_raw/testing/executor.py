@@ -37,7 +37,7 @@ def letters(tokens: Sequence[int]) -> int:
 
 
 def fake_logprobs(n_before: int, token: int, n_top: int) -> TokenLogprobs:
-    """What the fake model says of *token* after *n_before* others."""
+    """Log probabilities that the fake model gives *token* after *n_before* others."""
     logprob = -n_before / 8
     top = tuple((token + i, logprob - i) for i in range(n_top))
     return TokenLogprobs(token, logprob, top)

@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
 
 class FakeFile(NamedTuple):
-    """What a write leaves."""
+    """The file that a write leaves."""
 
     number: int
     rows: Payload
@@ -117,7 +117,7 @@ class FakeMemory:
         return self.slots[slot][-1].pos if self.slots[slot] else -1
 
     def _first(self, slot: int, n_pos: int) -> list[Cell]:
-        """Those of the first *n_pos* positions."""
+        """Cells of the first *n_pos* positions."""
         return [cell for cell in self.slots[slot] if cell.pos < n_pos]
 
     def clear(self) -> None:
@@ -236,7 +236,7 @@ class FakeMemory:
                 self._saved[save.save_id] = Saved(payload, n_bytes)
 
     def _payload(self, save: Save) -> Payload | None:
-        """What is to be saved; None: it fails."""
+        """The rows that are to be saved; None: the save fails."""
         source, is_on_disk = save.source, save.tier is CacheTier.DISK
         if isinstance(source, Snapshot):
             assert isinstance(source.payload, tuple)

@@ -220,7 +220,7 @@ def test_summary_is_written(cli: Cli, tmp_path: Path):
     [
         (["generate"], "give prompts or --input"),
         (["generate", "a", "--input", "-"], "give prompts or --input"),
-        (["generate", "a", "--system", "b"], "--system goes with --chat"),
+        (["generate", "a", "--system", "b"], "--system is allowed with --chat only"),
         (
             ["generate", "a", "--n-batch", "3"],
             "--n-ubatch 512: give at most --n-batch (3)",

@@ -45,7 +45,7 @@ class Call:
 
     @property
     def options(self) -> RequestOptions:
-        """What else is asked for; only our engine takes it."""
+        """Further options of the call; only our engine takes them."""
         asked = {name: getattr(self, name) for name in ASKED}
         given = {name: value for name, value in asked.items() if value not in (None, 0)}
         return cast(RequestOptions, given)
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(slots=True)
 class Record:
-    """When the output of one call came."""
+    """Times at which the output of one call came, and its tokens."""
 
     call: Call
     prompt: Prompt  # as it was sent

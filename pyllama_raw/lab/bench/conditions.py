@@ -1,5 +1,5 @@
 """
-What a result was measured with and on, and results of several runs beside each other.
+Conditions of a measured result, and results of several runs beside each other.
 
 Rounds of equal conditions are rounds of one thing. Results of other conditions are other
 targets: a table, a plot and a ratio never mix them.

@@ -24,7 +24,7 @@ API_KEY = "OPENAI_API_KEY"
 
 
 class HttpTarget(ABC):
-    """What both protocols have in common."""
+    """The common part of both protocols."""
 
     path: str
 
@@ -33,7 +33,7 @@ class HttpTarget(ABC):
 
     @abstractmethod
     def body(self, record: Record) -> dict[str, Any]:
-        """What is posted."""
+        """The JSON object that is posted."""
 
     @abstractmethod
     def take(self, record: Record, event: dict[str, Any], at: float) -> None:
@@ -144,7 +144,7 @@ class LlamaServerTarget(HttpTarget):
 
 
 async def first_model(client: HttpClient) -> str:
-    """What the server calls its first model; "default" if it does not list any."""
+    """The first model that the server lists; "default" if it does not list any."""
     lines: list[bytes] = []
     try:
         await client.get("/v1/models", lines.append)
@@ -171,7 +171,7 @@ async def http_target(url: str, protocol: str) -> AsyncIterator[HttpTarget]:
 async def target_of(
     client: HttpClient, protocol: str, forbidden: Iterable[int] = ()
 ) -> HttpTarget:
-    """What speaks *protocol* by *client*. Args: see http_target() and OpenAITarget."""
+    """The target that speaks *protocol* by *client*. Args: see http_target() and OpenAITarget."""
     if protocol == "openai":
         return OpenAITarget(client, await first_model(client), forbidden)
     return LlamaServerTarget(client)

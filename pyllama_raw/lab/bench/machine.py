@@ -25,7 +25,7 @@ LOOK_S = 0.1  # between two looks at the memory of a process
 
 @dataclass(slots=True)
 class Use:
-    """What a process and its children used while they were watched."""
+    """Memory and time that a process and its children used while they were watched."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -87,7 +87,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def machine() -> dict[str, object]:
-    """Where and on what the figures were taken."""
+    """The machine and the software that figures are taken on."""
     return {
         "cpu": cpu_name(),
         "n_cpus": os.cpu_count(),
@@ -111,7 +111,7 @@ def _library() -> dict[str, object]:
 
 
 def _commit() -> str | None:
-    """Of the checkout this package lies in; None if it is installed."""
+    """The commit of the checkout that this package lies in; None if it is installed."""
     command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True)

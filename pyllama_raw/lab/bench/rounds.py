@@ -2,7 +2,7 @@
 Several targets, interleaved round by round.
 
 Rules:
-1. In each round all targets do the same work, one after the other; who is first rotates.
+1. In each round all targets do the same work, one after the other; the first one rotates.
 2. The text of each round and point is new; only what a workload repeats can be cached.
 3. A target is open only while it is measured: what idles beside it slows it. Each opening
    begins with calls that do not count, and that logs of the engine mark.
@@ -70,7 +70,7 @@ class Point(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The plan of a measurement."""
 
     openers: Mapping[str, Opener]  # by the name of the target
     points: Sequence[Point]

@@ -54,12 +54,12 @@ def groups(results: Iterable[Result]) -> dict[tuple[str, str], list[Result]]:
 
 
 def round_of(result: Result) -> tuple[object, int]:
-    """Of which run, and which round of it: those of two runs have nothing in common."""
+    """The run and its round: rounds of two runs have nothing in common."""
     return result.get("date"), result["round"]
 
 
 def point_of(result: Result) -> str:
-    """How the calls were sent, in words."""
+    """The way that calls were sent, in words."""
     clients = result["max_concurrency"]
     if clients is not None:
         return f"{clients} client{'s' * (clients != 1)}"

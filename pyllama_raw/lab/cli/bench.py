@@ -96,7 +96,7 @@ async def _collect(
 
 
 def _about(options: Namespace, model: Path) -> Result:
-    """What a result says of its conditions."""
+    """Conditions that are written into a result."""
     hidden = ("run", "parser", "out", "model", "wide")
     shown = {k: v for k, v in vars(options).items() if k not in hidden}
     facts = machine()

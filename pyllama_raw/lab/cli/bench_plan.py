@@ -49,7 +49,7 @@ def points_of(options: Namespace) -> list[Point]:
 
 
 def calls_of(options: Namespace, writer: Writer) -> MakeCalls:
-    """What makes the calls of a seed."""
+    """The maker of the calls of a seed."""
     sizes = given(options, SHAPE)
     if options.workload == "trace":
         if options.trace is None or set(sizes) - {"requests"}:

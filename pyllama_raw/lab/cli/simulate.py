@@ -130,7 +130,7 @@ def _machine(options: Namespace) -> Machine:
 
 
 def _workload(options: Namespace) -> Requests:
-    """What policies know of outputs is the truth unless flags say something else."""
+    """The requests; policies know the true outputs unless flags say something else."""
     source, sigma, max_tokens = _source(options), options.guess, options.max_tokens
     if sigma is None and max_tokens is None:
         return source

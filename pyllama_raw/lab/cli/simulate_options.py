@@ -36,7 +36,7 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--output", _lengths, "L", text, default="exponential:50")
     add(group, "--groups", count, "N", "shared prefixes", default=1)
     add(group, "--prefix-tokens", whole, "N", "of each prefix", default=0)
-    add(group, "--clients", count, "N", "who send requests", default=1)
+    add(group, "--clients", count, "N", "senders of requests", default=1)
     text = "how many times as many requests come from the first client"
     add(group, "--heavy", positive, "X", text, default=1.0)
     add(group, "--deadline", _lengths, "L", "seconds, likewise drawn for each request")
@@ -53,7 +53,7 @@ def add_simulate(parser: ArgumentParser) -> None:
     add(group, "--cached-tokens", whole, "N", "of snapshots in host memory", default=0)
     add(group, "--cost", Path, "FILE", "cost model, as --fit writes it")
     add(group, "--replicas", count, "N", "machines, behind a router", default=1)
-    text = "who gets a request"
+    text = "rule by which a machine gets a request"
     group.add_argument(
         "--router", choices=tuple(ROUTERS), default="round_robin", help=text
     )

@@ -74,7 +74,7 @@ def _lines(found: Tuning, out: Path, *, kept: Path | None) -> Iterator[str]:
 
 
 def _kernels(profile: Profile) -> str:
-    """Whose compute with the profile: the search may have turned some of them off."""
+    """Kernels that compute with the profile: the search may have turned some off."""
     assert profile.path is not None
     config = profile.engine_config()
     with Model.load(profile.path, **config.model.model_dump()) as model:

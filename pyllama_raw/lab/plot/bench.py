@@ -42,7 +42,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure | None]:
 
 
 def _over(x_key: str, x_label: str, labels: dict[str, str]) -> Draw:
-    """What draws each key of *labels* over *x_key*, side by side."""
+    """A function that draws each key of *labels* over *x_key*, side by side."""
 
     def draw(results: Sequence[Result]) -> Figure | None:
         sent = [run for run in results if isinstance(run[x_key], int | float)]

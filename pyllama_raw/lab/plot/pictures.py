@@ -38,7 +38,7 @@ class Pictures(dict[str, Figure]):
 
 def pictures(*paths: Path) -> Pictures:
     """
-    What can be drawn of request logs and results of `bench`.
+    Draw all that can be drawn of request logs and results of `bench`.
 
     The name of a request log, as `fcfs.jsonl`, is that of its line.
 

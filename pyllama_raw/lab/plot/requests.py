@@ -1,4 +1,4 @@
-"""How long requests took, and who was served; from request logs."""
+"""Times of requests, and the clients that were served; from request logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.lab.plot.style import canvas, cdf, cdfs, legend, look
 
 Logs = Mapping[str, Sequence[RequestRecord]]  # by name
-MAX_CLIENTS = 6  # those who sent most
+MAX_CLIENTS = 6  # the clients that sent most
 SERVED = {"stop", "length"}
 
 
@@ -32,7 +32,7 @@ def latency_cdf(logs: Logs) -> Figure | None:
 
 
 def fairness(logs: Logs) -> Figure | None:
-    """What each client was served over time, and how long its requests took."""
+    """Tokens that each client was served over time, and times of its requests."""
     clients = _clients(logs)
     if len(clients) < 2:
         return None
@@ -65,7 +65,7 @@ def _service(record: RequestRecord) -> float:
 
 
 def _clients(logs: Logs) -> list[str | None]:
-    """Those who sent most, by name."""
+    """The clients that sent most, by name."""
     counts: dict[str | None, int] = {}
     for log in logs.values():
         for record in log:

@@ -1,4 +1,4 @@
-"""How pictures look: colours that everybody can tell apart, and lines that differ besides."""
+"""The look of pictures: colours that everybody can tell apart, and lines that differ besides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs: a sum of what it does, with coefficients fitted to a step log."""
+"""The cost of a step: a sum of what it does, with coefficients fitted to a step log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CostModel(Checked):
     loaded_token: NotNegative = 2e-6
 
     def seconds(self, size: Size) -> float:
-        """What a step of *size* takes."""
+        """Seconds that a step of *size* takes."""
         return (
             self.step
             + self.prefill_token * size[0]
@@ -114,7 +114,7 @@ def fit(records: Sequence[StepRecord]) -> Fit:
 
 
 def _restore_s(records: Sequence[StepRecord]) -> float | None:
-    """Of a token; None if none was restored."""
+    """Seconds to restore a token; None if none was restored."""
     each = [r.restore_s / r.n_loaded for r in records if r.restore_s and r.n_loaded]
     return median(each) if each else None
 

@@ -33,7 +33,7 @@ class VirtualClock:
 
 
 class Answer(NamedTuple):
-    """What a simulated request will say: `Request.sampling` of it."""
+    """The output that a simulated request will have: `Request.sampling` of it."""
 
     n_output: int
     first_token: int  # of output; prefixes of outputs are shared where these are equal

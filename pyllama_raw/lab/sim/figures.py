@@ -1,4 +1,4 @@
-"""What came of a simulation, and several of them as a table."""
+"""Figures of a simulation, and those of several as a table."""
 
 from __future__ import annotations
 

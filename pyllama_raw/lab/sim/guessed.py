@@ -31,7 +31,7 @@ class Requests(Protocol):
         """In all."""
 
     def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
-        """When each comes, and it, of at most *n_most* tokens; by rising time."""
+        """Requests of at most *n_most* tokens, each with the time it comes at; in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Guessed(Checked):
     source: Requests
     sigma: Spread | None = None
     """
-    Of the logarithm of guess / output, which is normal around 0; 0 guesses right. None: no
-    guess.
+    Deviation of the logarithm of guess / output, which is normal around 0; 0 guesses right.
+    None: no guess.
     """
     max_tokens: Count | None = None
-    """What each request allows; longer outputs end there. None: half a slot."""
+    """Output tokens that each request allows; longer outputs end there. None: half a slot."""
     seed: int = 0
-    """Of the guesses."""
+    """The seed of the guesses."""
 
     @property
     def n_requests(self) -> int:

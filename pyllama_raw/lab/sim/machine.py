@@ -27,7 +27,7 @@ TOKEN_BYTES = 1024  # of a snapshot: with so many it is easy to say what a cache
 
 @dataclass(frozen=True, slots=True)
 class Machine(Checked):
-    """What requests run on."""
+    """The machine that requests run on."""
 
     policy: str = "fcfs"
     budget_mode: BudgetMode = "balanced"

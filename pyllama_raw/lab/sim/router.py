@@ -1,5 +1,5 @@
 """
-Which of several engines gets a request, as a router decides that does not look into them.
+Routers: rules that choose one of several engines for a request, and see inside none.
 
 It knows what it has sent and what has ended. A prefix is known by blocks of its tokens, and
 is taken to be where it was last sent.
@@ -20,7 +20,7 @@ TIERS = (0.7, 1.0)  # of KV pressure: within the first prefixes count most
 
 
 class Replica(Protocol):
-    """What a router knows of an engine."""
+    """Facts that a router knows of an engine."""
 
     n_open: int
     """Requests sent to it that have not ended."""
@@ -49,7 +49,7 @@ class RoundRobin:
 
 
 class LeastLoad:
-    """Whoever has the fewest open tokens."""
+    """Chooses the engine that has the fewest open tokens."""
 
     def choose(self, request: Request, replicas: Sequence[Replica]) -> int:  # noqa: ARG002
         return min(
@@ -91,7 +91,7 @@ class PrefixAffinity:
 
 
 def _hashes(request: Request) -> Iterable[int]:
-    """Of the prefixes that end with a block."""
+    """Hashes of the prefixes that end with a block."""
     data = request.tokens.tobytes()
     n_bytes, key = BLOCK * request.tokens.itemsize, 0
     for start in range(0, len(data) - n_bytes + 1, n_bytes):

@@ -87,7 +87,7 @@ def simulate(
 
     Args:
         n_replicas: machines, each like *machine*.
-        router: who of them gets a request.
+        router: names the rule by which one of them gets a request.
         log: watches the first machine only, as a `StepLog` does.
         watchers: are told of the requests of all machines.
         on_end: called with each request that has ended, and how.

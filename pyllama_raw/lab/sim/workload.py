@@ -1,4 +1,4 @@
-"""Requests that come to a simulation: when, how long, with which prefix, from whom."""
+"""Requests that come to a simulation: their times, lengths, prefixes and clients."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Workload(Checked):
 
     def requests(self, n_most: int) -> Iterator[tuple[float, Request]]:
         """
-        When each comes, and it; made one after the other.
+        Requests with the time that each comes at; made one after the other.
 
         Args:
             n_most: tokens of a prompt and its output together; longer ones are cut.
@@ -127,7 +127,7 @@ def coming(
     deadline_s: float | None = None,
     **asked: Any,
 ) -> tuple[float, Request]:
-    """When a request comes, and it; it allows *max_tokens*, or what it will get if that is more."""
+    """A request and its time; it allows *max_tokens*, or its whole output if that is more."""
     return at_s, Request(
         request_id,
         tokens,

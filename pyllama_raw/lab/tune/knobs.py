@@ -1,5 +1,5 @@
 """
-What is tried: one knob a line, its default first.
+Knobs that are tried: one a line, its default first.
 
 A choice is the fields it sets, by part of EngineConfig, so a knob may set several. A new
 option is a new line here; search and measurement know of none.
@@ -57,7 +57,7 @@ def _knob(name: str, part: str, *choices: dict[str, Any]) -> Knob:
 
 
 def settings_of(table: Sequence[Knob], point: Point) -> Settings | None:
-    """What *point* sets; None if its choices do not go together."""
+    """Settings of *point*; None if its choices do not fit each other."""
     settings = Settings()
     try:
         for knob, index in zip(table, point, strict=True):
@@ -71,6 +71,6 @@ def settings_of(table: Sequence[Knob], point: Point) -> Settings | None:
 
 
 def grid(table: Sequence[Knob]) -> list[Point]:
-    """Every point whose choices go together."""
+    """Every point with choices that fit each other."""
     points = product(*(range(len(knob.choices)) for knob in table))
     return [point for point in points if settings_of(table, point) is not None]

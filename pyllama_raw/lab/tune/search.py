@@ -24,7 +24,7 @@ def descend(sizes: Sequence[int], cost: Cost) -> Point:
 
     Args:
         sizes: choices of each knob; 0 is the default.
-        cost: lower is better, infinite for what does not go; never more when asked again.
+        cost: lower is better, infinite for what does not run; never more when asked again.
     """
     known: dict[Point, float] = {}
 

@@ -18,7 +18,7 @@ class Space:
     Measures points; of several times the fastest counts.
 
     Args:
-        speed: does the work; an error means that the settings do not go.
+        speed: does the work; an error means that the settings do not run.
     """
 
     def __init__(self, table: Sequence[Knob], work: Work, speed: Speed) -> None:
@@ -46,7 +46,7 @@ class Space:
         return best
 
     def cost(self, point: Point) -> float:
-        """Seconds of the work; infinite if *point* does not go."""
+        """Seconds of the work; infinite if *point* does not run."""
         settings = settings_of(self.table, point)
         if settings is None:
             return math.inf

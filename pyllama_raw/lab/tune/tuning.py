@@ -26,7 +26,7 @@ Progress = Callable[[str], object]  # told what was done, one call a measurement
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was found."""
+    """The findings of a search."""
 
     profile: Profile
     requantised: dict[FileType, Measured]  # by type: the file in it, same settings

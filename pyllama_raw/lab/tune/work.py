@@ -27,7 +27,7 @@ WINDOW = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much is done to measure one setting."""
+    """The amount of work that measures one setting."""
 
     n_slots: int = 8  # requests at a time
     n_prompt: int = 128  # tokens of each prompt
@@ -36,7 +36,7 @@ class Work:
     max_step_s: float = 0.3  # a fixed token budget must not stall streams for longer
 
     def seconds(self, measured: Measured) -> float:
-        """What the work takes at these speeds."""
+        """Seconds that the work takes at these speeds."""
         prefill_s = self.n_slots * self.n_prompt / measured.prefill_tok_per_s
         return prefill_s + self.n_slots * self.n_output / measured.decode_tok_per_s
 
@@ -94,7 +94,7 @@ async def _seconds(
 
 
 def perplexity(model: Path, settings: Settings) -> float:
-    """Of the bundled text: what settings and file cost in quality, roughly."""
+    """Perplexity of the bundled text: the rough cost of settings and file in quality."""
     with Model.load(model, vocab_only=True) as loaded:
         tokens = loaded.vocab.tokenize(TEXT, add_special=False, parse_special=False)
     windows = [tokens[i : i + WINDOW] for i in range(0, len(tokens) - 1, WINDOW)]

@@ -36,7 +36,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What a rule says."""
+    """A reference to a rule."""
 
     name: str
     depth: int = 0

@@ -182,7 +182,7 @@ def _to_json(
 
 
 def _listed(value: object) -> list[Any]:
-    """What a filter such as `map` gives, for JSON."""
+    """The items that a filter such as `map` gives, for JSON."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,4 +1,4 @@
-"""How values are printed, by `{{ value }}`, `%` and `format()`."""
+"""The printing of values, by `{{ value }}`, `%` and `format()`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELD = re.compile(
 
 def printed(value: object) -> Text:
     """
-    What `{{ value }}` prints.
+    The text that `{{ value }}` prints.
 
     A template prints its own markers as text; what a list or number looks like is none.
     """

@@ -9,7 +9,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # the first that is 
 
 
 class CallForm(NamedTuple):
-    """How a template wants the calls of tools."""
+    """The form in which a template wants the calls of tools."""
 
     as_text: bool  # arguments are JSON in a text, not a mapping
     content: str | None  # of a message that has calls and no text

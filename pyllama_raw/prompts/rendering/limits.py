@@ -1,4 +1,4 @@
-"""What a chat template may take for one chat."""
+"""Limits of a chat template for one chat."""
 
 MAX_CPU_S = 1.0  # others wait for as long: most chats take milliseconds
 MAX_MEMORY_BYTES = 2**29

@@ -97,7 +97,7 @@ class TemplateProcesses:
         return bool(self._ask([None])["takes_tools"])
 
     def _ask(self, chat: list[Any]) -> dict[str, Any]:
-        """What a process answers, as worker.py says."""
+        """The answer of a process, as worker.py says."""
         with self._free:
             process = self._take()
             try:

@@ -1,5 +1,5 @@
 """
-Who may speak in a chat.
+Roles that may speak in a chat.
 
 Templates drop messages of roles that they do not know, or give them to a model that was
 never trained for them. Both would be silent, so only known roles pass.

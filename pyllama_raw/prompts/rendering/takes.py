@@ -1,5 +1,5 @@
 """
-What a template takes, found by rendering: words that nobody uses stand in the prompt or not.
+Inputs that a template takes, found by rendering: unusual words are in the prompt or not.
 
 Its source does not tell, because a template may name what it does not print.
 """
@@ -106,7 +106,7 @@ class Takes:
         return [message, USER]
 
     def _printed(self, messages: list[Any], *tools: Any) -> str | None:
-        """What a prompt has that the template did not write; None: it refuses."""
+        """Letters of a prompt that the template did not write; None: it refuses."""
         try:
             text, origins = self._render(messages, list(tools))
         except Exception:  # noqa: BLE001 - templates are programs of strangers

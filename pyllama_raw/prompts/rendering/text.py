@@ -148,12 +148,12 @@ def concat(parts: Iterable[Any]) -> Text:
 
 
 def from_template(text: str) -> Text:
-    """What the template's author wrote."""
+    """Text that the template's author wrote."""
     return Text(text, TEMPLATE * len(text))
 
 
 def from_message(text: str) -> Text:
-    """What came with a message, or is not text of the template for sure."""
+    """Text that came with a message, or is not for sure the template's own."""
     return Text(text, MESSAGE * len(text))
 
 
