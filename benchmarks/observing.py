@@ -47,6 +47,7 @@ from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.delivery import Delivery
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
+from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.policy import Key, RequestView, SchedulerView, SchedulingPolicy
 from pyllama_raw.testing import FakeExecutor, FakeVocab
@@ -107,7 +108,6 @@ class Fake:
             token_budget=N_SLOTS * 16,
             policy=policy,
         )
-        delivery = Delivery(lambda _: None, lambda _: None)
         self.driver = Driver(
             scheduler,
             FakeExecutor(limits(N_SLOTS)),
@@ -115,16 +115,17 @@ class Fake:
             lambda events, _: delivery.deliver(events),
             watchers=logs.watchers,
         )
+        delivery = Delivery(self.driver.opened, lambda _: None, lambda _: None)
         if kind in ("metrics", "all"):
             EngineMetrics(
                 cast("Facts", SimpleNamespace(watch=self.driver.watchers.add))
             )
         for number in range(2 * N_SLOTS):
-            requests = (request(number, N_TOKENS),)
             stream = Stream()
-            delivery.open(requests, stream)
+            opened = OpenRequest(request(number, N_TOKENS), time.monotonic(), stream)
             readers.start_soon(self._read, stream)
-            self.driver.add(requests, time.monotonic())
+            self.driver.opened.add([opened])
+            self.driver.take_on([opened])
 
     async def _read(self, stream: Stream) -> None:
         event: object = None

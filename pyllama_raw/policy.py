@@ -25,11 +25,11 @@ from typing import TypeVar
 from pyllama_raw.core.policies.policy import (
     API_VERSION,
     Key,
-    RequestView,
     SchedulerView,
     SchedulingPolicy,
 )
 from pyllama_raw.core.policies.shipped import SHIPPED
+from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import ConfigError, shown
 
 __all__ = [

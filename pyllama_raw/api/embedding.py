@@ -65,7 +65,7 @@ Told = Callable[[int], object]  # gets how many texts have a vector
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class VectorShape:
     """The wanted form of vectors."""
 
     width: int  # of what the model makes
@@ -89,13 +89,13 @@ class Embedder:
         self._encoder = encoder
         self._request_ids = count(1)
 
-    def shape(self, dimensions: object, *, normalize: object) -> Shape:
+    def shape(self, dimensions: object, *, normalize: object) -> VectorShape:
         """Raises InvalidRequest, Unsupported."""
         self.parts.capabilities.check(Operation.EMBED)
         width = self.parts.capabilities.model.n_embd
         if dimensions is not None:
             dimensions = checked_number("dimensions", dimensions, 1, width)
-        return Shape(width, dimensions, checked_flag("normalize", normalize))
+        return VectorShape(width, dimensions, checked_flag("normalize", normalize))
 
     def pooling(self, wanted: object) -> Pooling:
         """The pooling *wanted*; None: the model's own. Raises InvalidRequest, Unsupported."""
@@ -112,7 +112,7 @@ class Embedder:
         self,
         texts: Iterable[str],
         pooling: Pooling,
-        shape: Shape,
+        shape: VectorShape,
         progress: Told | None,
         *,
         joined: bool = False,
@@ -187,7 +187,6 @@ class Embedder:
             next(self._request_ids),
             joined,
             max_tokens=1,
-            sampling=pooling,
             priority=checked.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
             lot=Lot(pooling.value),
@@ -317,14 +316,14 @@ class _Reading:
             self._progress(n_done)
 
 
-def _shaped(values: list[bytes], shape: Shape, *, joined: bool) -> list[Vectors]:
+def _shaped(values: list[bytes], shape: VectorShape, *, joined: bool) -> list[Vectors]:
     """Thread: a worker."""
     if joined:
         values = [b"".join(values)]
     return [_rows(value, shape) for value in values]
 
 
-def _rows(values: bytes, shape: Shape) -> Vectors:
+def _rows(values: bytes, shape: VectorShape) -> Vectors:
     """A row for each vector in *values*."""
     import numpy as np
 

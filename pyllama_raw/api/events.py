@@ -97,7 +97,7 @@ class _Feed(Stream, Watcher):
     def changed(self, change: SlotChange, request_id: int, now: float) -> None:
         self._put(RequestEvent(request_id, RequestState(change), now))
 
-    def ended(self, end: Finished) -> None:
+    def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
         at_s = end.timings.finished
         state = RequestState.ENDED
         self._put(RequestEvent(end.request_id, state, at_s, why=why(end)))

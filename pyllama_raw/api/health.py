@@ -51,8 +51,8 @@ class Health:
 
 def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
     """Thread: any."""
-    last_step_at, oldest = thread.last_step_at, thread.waits.oldest
-    waits_since = thread.waits.oldest_wait
+    last_step_at, oldest = thread.last_step_at, thread.opened.oldest
+    waits_since = thread.opened.oldest_wait
     now = thread.clock()  # after the moments that it is compared with
     busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
     oldest_wait_s = 0.0 if waits_since is None else now - waits_since

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.health import HealthState
 from pyllama_raw.api.results import EngineStats
-from pyllama_raw.core.request import Finished, FinishReason
+from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.engine.request_log import why
 from pyllama_raw.engine.watcher import Watcher
 
@@ -123,7 +123,7 @@ class EngineMetrics(Collector, Watcher):
         registry.register(self)
         return generate_latest(registry).decode()
 
-    def ended(self, end: Finished) -> None:
+    def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
         """Take in a request. Thread: the engine's."""
         times = end.timings
         start, admitted, first = times.submitted, times.admitted, times.first_token

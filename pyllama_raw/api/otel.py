@@ -11,10 +11,8 @@ of the request.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from opentelemetry import trace
-from opentelemetry.context import Context, get_current
 
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.results import timings_of
@@ -39,23 +37,14 @@ class EngineSpans(Watcher):
         self._tracer = trace.get_tracer("pyllama_raw", tracer_provider=provider)
         self._clock = engine.clock
         self._model = engine.model_name
-        self._open: dict[int, tuple[Request, Context]] = {}
         engine.watch(self)
 
-    def came(self, requests: Sequence[Request], submitted: float) -> None:  # noqa: ARG002
-        """Remember what is asked for, and in which span."""
-        context = get_current()
-        self._open.update((each.request_id, (each, context)) for each in requests)
-
-    def ended(self, end: Finished) -> None:
-        """Make a span; of requests that came before anybody watched there is none."""
-        request, context = self._open.pop(end.request_id, (None, None))
-        if request is None:
-            return
+    def ended(self, request: Request, end: Finished) -> None:
+        """Make a span, below the one that was current for the caller."""
         to_epoch_ns = time.time_ns() - round(1e9 * self._clock())
         span = self._tracer.start_span(
             "llm_request",
-            context,
+            None,
             trace.SpanKind.INTERNAL,
             {**self._asked(request), **_given(end), **_latencies(end)},
             start_time=to_epoch_ns + round(1e9 * end.timings.submitted),

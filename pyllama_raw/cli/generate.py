@@ -39,7 +39,7 @@ STATUS_S = 0.25  # between two looks at the engine
 
 
 @dataclass
-class Run:
+class GenerateRun:
     """One call of the command."""
 
     opening: AbstractAsyncContextManager[AsyncEngine]
@@ -156,7 +156,9 @@ def generate(options: Namespace) -> int:
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     try:
         with output(options.summary) as summary:
-            run = Run(opening, inputs, view, terminal, summary, options.adapters)
+            run = GenerateRun(
+                opening, inputs, view, terminal, summary, options.adapters
+            )
             return anyio.run(run.main)
     except BaseExceptionGroup as group:
         raise first(group) from None

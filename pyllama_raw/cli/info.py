@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.engine_options import engine_config, model_spec
-from pyllama_raw.engine.build import Layout, context_fields, layout_of, limits_of
+from pyllama_raw.engine.build import (
+    SequenceLayout,
+    context_fields,
+    layout_of,
+    limits_of,
+)
 from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.kernels_used import kernels_used
@@ -141,7 +146,9 @@ def _sampling(metadata: Mapping[str, str]) -> dict[str, str]:
     return facts
 
 
-def _limits(context: Context, config: EngineConfig, layout: Layout) -> dict[str, Any]:
+def _limits(
+    context: Context, config: EngineConfig, layout: SequenceLayout
+) -> dict[str, Any]:
     limits = asdict(limits_of(context, config, layout))
     cost = measure(context)
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyllama_raw.cli.engine_options import profile_of
 from pyllama_raw.options.host import MAX_OTHERS, cpu_name, n_cpus
-from pyllama_raw.options.profile import Machine, Profile
+from pyllama_raw.options.profile import MachineFacts, Profile
 
 
 def is_busy(profile: Profile) -> bool:
@@ -22,12 +22,12 @@ def note_of(options: Namespace) -> str | None:
         return None
     profile = profile_of(options)
     found = "; ".join(
-        _misfits(profile, options.model, Machine(cpu=cpu_name(), n_cpus=n_cpus()))
+        _misfits(profile, options.model, MachineFacts(cpu=cpu_name(), n_cpus=n_cpus()))
     )
     return f"note: profile {options.profile}: {found}" if found else None
 
 
-def _misfits(profile: Profile, model: str | None, here: Machine) -> Iterator[str]:
+def _misfits(profile: Profile, model: str | None, here: MachineFacts) -> Iterator[str]:
     tuned = profile.path
     file = Path(model) if model is not None else tuned
     if tuned is not None and file is not None and _differs(file, profile):

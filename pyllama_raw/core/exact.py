@@ -18,7 +18,7 @@ Of one that is `deterministic`, whose outputs must not depend on what ran before
 
 from __future__ import annotations
 
-from pyllama_raw.core.lots import Group, Groups
+from pyllama_raw.core.lots import Groups, LotGroup
 from pyllama_raw.core.request import Lot
 from pyllama_raw.core.sequence import Sequence
 
@@ -75,10 +75,10 @@ def divided(groups: Groups) -> Groups:
     for (name, _, is_whole, adapters), (streams, prompts) in groups.items():
         if streams:
             lot = Lot(f"{name}: streams", adapters=adapters)
-            found[lot] = Group(streams, [])
+            found[lot] = LotGroup(streams, [])
         if prompts:
             lot = Lot(f"{name}: one prompt", True, is_whole, adapters)
-            found[lot] = Group([], prompts)
+            found[lot] = LotGroup([], prompts)
     return found
 
 

@@ -27,23 +27,23 @@ SWITCH_S = 0.01  # what one costs, until it is known
 T = TypeVar("T")
 
 
-class Group(NamedTuple):
+class LotGroup(NamedTuple):
     """Sequences of a lot that can be computed, by slot."""
 
     streams: list[Running]  # that go on by one token
     prompts: list[Running]
 
 
-Groups = dict[Lot, Group]
+Groups = dict[Lot, LotGroup]
 
 
 def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
     """Groups that may share a decode; rows of spans never share one with tokens."""
     groups: Groups = {}
     for running in streams:
-        groups.setdefault(running.request.lot, Group([], [])).streams.append(running)
+        groups.setdefault(running.request.lot, LotGroup([], [])).streams.append(running)
     for running in prompts:
-        groups.setdefault(_lot_of(running), Group([], [])).prompts.append(running)
+        groups.setdefault(_lot_of(running), LotGroup([], [])).prompts.append(running)
     return groups
 
 

@@ -16,9 +16,12 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.core.spans import position, whole
+from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
+
+QueueItem = tuple[tuple[float, ...], tuple[int, int], "Sequence"]  # key, rank
 
 
 class Sequence:
@@ -38,8 +41,10 @@ class Sequence:
         "cache_tier",
         "detail",
         "is_shifted",
+        "item",
         "n_cached",
         "n_chunked",
+        "n_held",
         "n_output",
         "n_overtaken",
         "n_preempted",
@@ -50,6 +55,7 @@ class Sequence:
         "submitted",
         "token_times",
         "tokens",
+        "view",
     )
 
     def __init__(
@@ -61,6 +67,7 @@ class Sequence:
         self.n_chunked = n_chunked
         self.n_output = 0
         self.n_overtaken = 0
+        self.n_held = 0  # steps in a row that a policy gave its prompt no token
         self.n_preempted = 0
         self.n_cached = 0
         self.cache_tier: CacheTier | None = None
@@ -71,6 +78,8 @@ class Sequence:
         self.submitted = now
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
+        self.item: QueueItem | None = None  # in the queue of a policy
+        self.view: RequestView | None = None  # for a policy, once it was told of it
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""

@@ -14,7 +14,7 @@ from typing import Protocol
 from pyllama_raw.core.step import Work
 
 
-class AbortFlag(Protocol):
+class PolledFlag(Protocol):
     """What a running llama_decode polls."""
 
     def set(self) -> None:
@@ -27,7 +27,7 @@ class AbortFlag(Protocol):
 class AbortGate:
     """Decides from any thread whether the step that runs now has to stop."""
 
-    def __init__(self, flag: AbortFlag) -> None:
+    def __init__(self, flag: PolledFlag) -> None:
         self._flag = flag
         self._is_set = False
         self._lock = Lock()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol
@@ -66,8 +66,10 @@ class AdapterInfo:
     """Requests that use it and have not ended."""
 
 
-@dataclass(slots=True)
-class _Entry:
+@dataclass(slots=True, eq=False)
+class KnownAdapter:
+    """An adapter that is loaded, until it is freed."""
+
     name: str
     path: str
     n_bytes: int
@@ -96,9 +98,8 @@ class Adapters:
         self._max_bytes = max_bytes
         self._lock = RLock()
         self._numbers, self._moments = count(1), count(1)
-        self._named: dict[str, _Entry] = {}
-        self._all: dict[int, _Entry] = {}  # by number, until they are freed
-        self._pinned: dict[int, list[_Entry]] = {}  # by request_id
+        self._named: dict[str, KnownAdapter] = {}
+        self._all: dict[int, KnownAdapter] = {}  # by number, until they are freed
         self._n_bytes = 0  # of all, and of what is being loaded
 
     def all(self) -> tuple[AdapterInfo, ...]:
@@ -162,33 +163,40 @@ class Adapters:
                     chosen.append(Chosen(name, e.number, scale, e.digest))
         return chosen
 
-    def enter(self, requests: Iterable[Request]) -> None:
-        """Pin what *requests* use. Raises AdapterNotFound, and pins nothing then."""
-        with self._lock:
-            for request in requests:
-                entries = [self._all.get(number) for number, _ in request.lot.adapters]
-                found = [entry for entry in entries if entry and entry.is_named]
-                if len(found) < len(entries):
-                    for other in requests:
-                        self.leave(other.request_id)
-                    raise AdapterNotFound(request.lot.name)
-                if found:
-                    self._pinned[request.request_id] = found
-                for entry in found:
-                    entry.n_users += 1
-                    entry.used = next(self._moments)
+    def pin(self, requests: Iterable[Request]) -> list[tuple[KnownAdapter, ...]]:
+        """
+        Keep what each of *requests* uses, until unpin().
 
-    def leave(self, request_id: int) -> None:
-        """A request has ended; ids without adapters are ignored."""
-        if request_id not in self._pinned:
+        Raises:
+            AdapterNotFound: one is not there any more, and nothing is pinned.
+        """
+        with self._lock:
+            pinned = [self._entries(request) for request in requests]
+            for entry in chain(*pinned):
+                entry.n_users += 1
+                entry.used = next(self._moments)
+        return pinned
+
+    def _entries(self, request: Request) -> tuple[KnownAdapter, ...]:
+        found = [self._all.get(number) for number, _ in request.lot.adapters]
+        named = tuple(entry for entry in found if entry and entry.is_named)
+        if len(named) < len(found):
+            raise AdapterNotFound(request.lot.name)
+        return named
+
+    def unpin(self, pinned: Iterable[KnownAdapter]) -> None:
+        """A request that used *pinned* has ended."""
+        if not pinned:
             return
         with self._lock:
-            for entry in self._pinned.pop(request_id):
+            for entry in pinned:
                 entry.n_users -= 1
                 if not (entry.is_named or entry.n_users):
                     self._free(entry)
 
-    def _loaded(self, host: AdapterHost, name: str, path: str, n_bytes: int) -> _Entry:
+    def _loaded(
+        self, host: AdapterHost, name: str, path: str, n_bytes: int
+    ) -> KnownAdapter:
         adapter: LoadedAdapter = host.load_adapter(path)
         number = next(self._numbers)
         try:
@@ -197,7 +205,7 @@ class Adapters:
             adapter.close()
             raise
         moment = next(self._moments)
-        return _Entry(name, path, n_bytes, number, adapter.digest, used=moment)
+        return KnownAdapter(name, path, n_bytes, number, adapter.digest, used=moment)
 
     def _reserve(self, n_bytes: int) -> None:
         """Count *n_bytes*, and wait until what gives way for them is freed."""
@@ -217,12 +225,12 @@ class Adapters:
         for each in freed:
             each.result()
 
-    def _retire(self, entry: _Entry) -> list[Future[None]]:
+    def _retire(self, entry: KnownAdapter) -> list[Future[None]]:
         entry.is_named = False
         del self._named[entry.name]
         return [] if entry.n_users else [self._free(entry)]
 
-    def _free(self, entry: _Entry) -> Future[None]:
+    def _free(self, entry: KnownAdapter) -> Future[None]:
         assert self._host is not None
         del self._all[entry.number]
         self._n_bytes -= entry.n_bytes

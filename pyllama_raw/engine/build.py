@@ -157,7 +157,7 @@ def _open_media(
 def _make_scheduler(
     context: Context,
     config: EngineConfig,
-    layout: Layout,
+    layout: SequenceLayout,
     store: DiskStore | None,
     keys: SpanKeys,
 ) -> Scheduler:
@@ -197,7 +197,7 @@ def context_fields(
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SequenceLayout:
     """How the sequences of a context are used: slots first, then parked, then scratch."""
 
     kind: SnapshotKind
@@ -214,7 +214,7 @@ class Layout:
         return self.n_slots + self.n_parked
 
 
-def layout_of(model: Model, config: EngineConfig) -> Layout:
+def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
     """
     Parked slots hold what idle ones would forget.
 
@@ -242,7 +242,7 @@ def layout_of(model: Model, config: EngineConfig) -> Layout:
             f"n_slots={n_slots} leaves no sequence for snapshots to be taken with: "
             f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
         )
-    return Layout(kind, n_slots, min(n_parked, n_left), n_scratch)
+    return SequenceLayout(kind, n_slots, min(n_parked, n_left), n_scratch)
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
@@ -306,7 +306,9 @@ def make_disk_tier(
     return Tier(CacheTier.DISK, cache, bound, store.scan(keys))
 
 
-def limits_of(context: Context, config: EngineConfig, layout: Layout) -> ContextLimits:
+def limits_of(
+    context: Context, config: EngineConfig, layout: SequenceLayout
+) -> ContextLimits:
     model = context.model
     stretched = config.context.rope_scaling not in ("model", "none")
     n_ctx_slot = context.n_ctx_seq

@@ -7,13 +7,14 @@ may be any that does not go back: it is read before a step is planned and after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from logging import getLogger
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.planner import Planner, SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
+from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.engine.watchers import Watchers
@@ -29,6 +30,7 @@ class Driver:
     Args:
         tell: called with new events, before a step with those that do not wait for it;
             and whether one of them is the last of its request.
+        opened: has all requests that have not ended; None: one of its own.
         watchers: are told what becomes of requests and steps; one that raises is let go of.
     """
 
@@ -39,11 +41,13 @@ class Driver:
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],
         *,
+        opened: OpenRequests | None = None,
         watchers: Iterable[Watcher] = (),
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
+        self.opened = OpenRequests() if opened is None else opened
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
         self._tell = tell
@@ -51,11 +55,22 @@ class Driver:
         scheduler.watch(self._changed)
 
     def add(self, requests: Iterable[Request], submitted: float) -> None:
-        """Take on *requests*. If that raises anything, withdraw() all of them."""
-        requests = tuple(requests)
-        self.open(requests)
-        self.scheduler.add_all(requests, submitted)
-        self.watchers.came(requests, submitted)
+        """As take_on(), for requests that have no records yet."""
+        opened = [OpenRequest(request, submitted) for request in requests]
+        self.opened.add(opened)
+        self.take_on(opened)
+
+    def take_on(self, opened: Sequence[OpenRequest]) -> None:
+        """
+        Take on requests of one caller, submitted together.
+
+        If that raises anything, withdraw() all of them.
+        """
+        requests, first = [each.request for each in opened], opened[0]
+        for request in requests:
+            self.executor.open(request)
+        self.scheduler.add_all(requests, first.submitted)
+        first.context.run(self.watchers.came, requests, first.submitted)
 
     def open(self, requests: Iterable[Request]) -> None:
         """Build the samplers of *requests*, which come to the scheduler later."""
@@ -66,6 +81,7 @@ class Driver:
         """Free what add() or open() made; True: that is done by the last event, which comes."""
         if self.cancel(request_id):
             return True
+        self.opened.pop(request_id, None)
         try:
             self.executor.close(request_id)
         except BaseException:  # noqa: BLE001 - it is told in the log
@@ -135,5 +151,9 @@ class Driver:
             used = self.executor.close(end.request_id)
             if used is not None:
                 events[index] = replace(end, sampler=used)
-            self.watchers.ended(end)
+            opened = self.opened.get(end.request_id)
+            if opened is not None:  # else a program has used the scheduler itself
+                opened.context.run(self.watchers.ended, opened.request, end)
         self._tell(events, bool(ended))
+        for index in ended:  # tell() takes those out whose readers know of the end
+            self.opened.pop(events[index].request_id, None)

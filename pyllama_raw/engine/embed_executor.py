@@ -27,7 +27,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Vector,
 )
-from pyllama_raw.engine.abort import AbortFlag, AbortGate
+from pyllama_raw.engine.abort import AbortGate, PolledFlag
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.errors import DecodeAborted, EmbeddingFailed, NativeError
 from pyllama_raw.native.batch import Batch
@@ -47,14 +47,13 @@ class EmbedExecutor:
         pooling: Pooling,
         make_context: Callable[[Pooling], Context],
         *,
-        flag: AbortFlag,
+        flag: PolledFlag,
     ) -> None:
         self._gate = AbortGate(flag)
         self._make_context = make_context
         self._pooling = pooling  # of the context
         self._context: Context | None = make_context(pooling)
         self._batch = Batch(self._context.max_tokens)
-        self._wanted: dict[int, Pooling] = {}  # by request_id
         self._decode_s = 0.0
 
     @property
@@ -67,13 +66,11 @@ class EmbedExecutor:
         return self._context_for(self._pooling)
 
     def open(self, request: Request) -> None:
-        """`sampling` is how the texts of *request* are pooled."""
-        assert isinstance(request.sampling, Pooling)
-        self._wanted[request.request_id] = request.sampling
+        """The name of the lot of *request* is how its texts are pooled."""
+        assert request.lot.name in set(Pooling)
 
-    def close(self, request_id: int) -> SamplerUse | None:
+    def close(self, request_id: int) -> SamplerUse | None:  # noqa: ARG002
         """Nothing was sampled."""
-        self._wanted.pop(request_id, None)
         return None
 
     def stop(self, request_id: int | None = None) -> None:
@@ -93,7 +90,7 @@ class EmbedExecutor:
             return StepResult()
         self._gate.enter(works)
         try:
-            return self._run(works)
+            return self._run(works, Pooling(plan.lot.name))
         except DecodeAborted:
             self._clear()
             return StepResult(DecodeStatus.ABORTED)
@@ -103,8 +100,8 @@ class EmbedExecutor:
         finally:
             self._gate.leave()
 
-    def _run(self, works: list[Encode]) -> StepResult:
-        context = self._context_for(self._wanted[works[0].request_id])
+    def _run(self, works: list[Encode], pooling: Pooling) -> StepResult:
+        context = self._context_for(pooling)
         self._fill(context, works)
         began = time.monotonic()
         context.decode(self._batch)

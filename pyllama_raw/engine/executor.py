@@ -34,14 +34,14 @@ from pyllama_raw.core.step import (
     StepResult,
     Work,
 )
-from pyllama_raw.engine.abort import AbortFlag, AbortGate
+from pyllama_raw.engine.abort import AbortGate, PolledFlag
 from pyllama_raw.engine.adapter_sets import AdapterSets
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.operations import CopyTimes, SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
@@ -81,7 +81,7 @@ class NativeExecutor:
         make_context: Callable[[Sequence[SamplerChain]], Context],
         eog_tokens: Iterable[int],
         *,
-        flag: AbortFlag,
+        flag: PolledFlag,
         lanes: Lanes,
         kind: SnapshotKind,
         scratch: int,
@@ -102,7 +102,7 @@ class NativeExecutor:
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
         self._can_drop = kind is not SnapshotKind.EXACT
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
-        self._open = OpenRequests()
+        self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
 
@@ -153,7 +153,7 @@ class NativeExecutor:
             started,
             named=named,
         )
-        opened = OpenRequest(
+        opened = BuiltSampler(
             params,
             sampler,
             started if isinstance(started, MaskState) else None,

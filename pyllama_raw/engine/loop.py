@@ -7,7 +7,7 @@ the thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from logging import getLogger
 
@@ -15,20 +15,21 @@ from pyllama_raw.core.request import Event, FinishReason
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
+from pyllama_raw.engine.door import Door
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.mailbox import (
-    Call,
     Cancel,
     Close,
     Command,
     Encoded,
+    Errand,
     Mailbox,
     Submit,
 )
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.room import WaitingRoom
 from pyllama_raw.engine.telling import Teller
-from pyllama_raw.engine.waits import Waits
 from pyllama_raw.engine.watcher import EngineChange, Watcher
 from pyllama_raw.errors import EngineFault, PyllamaError
 
@@ -44,11 +45,11 @@ class EngineLoop:
         self,
         parts: EngineParts,
         mailbox: Mailbox,
-        waits: Waits,
+        door: Door,
         clock: Callable[[], float],
     ) -> None:
         self._mailbox = mailbox
-        self._waits = waits
+        self._door = door
         self._room = WaitingRoom()
         self._files, self._media = parts.files, parts.media
         self.driver = Driver(
@@ -56,9 +57,11 @@ class EngineLoop:
             parts.executor,
             clock,
             self._deliver,
-            watchers=(waits, *parts.logs.watchers),
+            opened=door.opened,
+            watchers=(door, *parts.logs.watchers),
         )
-        self.delivery = Delivery(self.leave, self._lose)
+        self._opened = door.opened
+        self.delivery = Delivery(door.opened, self.leave, self._lose)
         self.stats = parts.scheduler.stats()  # exact when a request has ended
         self._told = 0.0  # when stats was taken
         self._teller = Teller()
@@ -101,7 +104,7 @@ class EngineLoop:
                     self._submit(command)
                 case Cancel(request_id):
                     self._cancel(request_id)
-                case Call():
+                case Errand():
                     try:  # first: whoever has the answer may ask what was before it
                         self.driver.tell_rest()
                     finally:
@@ -117,39 +120,39 @@ class EngineLoop:
             _log.exception("%s failed; the engine goes on", type(command).__name__)
 
     def _submit(self, command: Submit) -> None:
-        requests, submitted = command.requests, command.submitted
+        opened = command.opened
         try:
-            self.delivery.open(requests, command.stream)
-            if requests[0].payloads:
-                command.context.run(self._await_rows, command)
-                for request in requests:
-                    self._note_encoded(request.request_id)
+            if opened[0].request.payloads:
+                self._await_rows(opened)
+                for each in opened:
+                    self._note_encoded(each.request.request_id)
             else:
-                command.context.run(self.driver.add, requests, submitted)
+                self.driver.take_on(opened)
         except BaseException as error:  # noqa: BLE001 - the reader is told
-            self._refuse(command, error)
+            self._refuse(opened, error)
 
-    def _refuse(self, command: Submit, error: BaseException) -> None:
-        """Take on none of the requests of *command*."""
+    def _refuse(self, opened: Sequence[OpenRequest], error: BaseException) -> None:
+        """Take on none of *opened*, which have one stream."""
+        stream = opened[0].stream
+        self.delivery.disown(stream)
         try:
-            for request in command.requests:
-                self._withdraw(request.request_id)
+            for each in opened:
+                self._withdraw(each)
         finally:
-            refuse(command.stream, _told(error, "the request could not be taken"))
+            refuse(stream, _told(error, "the request could not be taken"))
 
-    def _withdraw(self, request_id: int) -> None:
+    def _withdraw(self, opened: OpenRequest) -> None:
         """Free what was made for a request that was not taken."""
-        self._room.take(request_id)
-        self.delivery.disown([request_id])
-        if not self.driver.withdraw(request_id):
-            self.delivery.forget(request_id)
-            self.leave(request_id)
+        self._room.take(opened.request.request_id)
+        if not self.driver.withdraw(opened.request.request_id):
+            self.leave(opened)
 
-    def _await_rows(self, command: Submit) -> None:
+    def _await_rows(self, opened: Sequence[OpenRequest]) -> None:
         """Have requests wait until their images and sounds are encoded."""
-        self.driver.open(command.requests)
-        self.driver.watchers.came(command.requests, command.submitted)
-        self._room.put(command)
+        requests, first = [each.request for each in opened], opened[0]
+        self.driver.open(requests)
+        first.context.run(self.driver.watchers.came, requests, first.submitted)
+        self._room.put(opened)
 
     def _note_encoded(self, request_id: int) -> None:
         """Have a request whose rows are there, or never will be, leave the waiting room."""
@@ -162,15 +165,16 @@ class EngineLoop:
 
     def _leave_room(self, request_id: int) -> None:
         """Have a request enter the scheduler, if it is in the waiting room."""
-        found = self._room.take(request_id)
-        if found is None:
+        opened = self._room.take(request_id)
+        if opened is None:
             return
-        request, command = found
         add_all = self.driver.scheduler.add_all
         try:
-            command.context.run(add_all, (request,), command.submitted)
+            opened.context.run(add_all, (opened.request,), opened.submitted)
         except BaseException as error:  # noqa: BLE001 - the reader is told
-            self._refuse(command, error)
+            stream = opened.stream
+            forks = [each for each in self._opened.all() if each.stream is stream]
+            self._refuse(forks, error)
 
     def _end(
         self, request_id: int, reason: FinishReason = FinishReason.CANCELLED
@@ -183,9 +187,10 @@ class EngineLoop:
         try:
             self._end(request_id)
         except BaseException as error:
-            stream = self.delivery.stream_of(request_id)
-            if stream is not None:
-                self.delivery.disown(self.delivery.ids_of(stream))
+            opened = self._opened.get(request_id)
+            if opened is not None:
+                stream = opened.stream
+                self.delivery.disown(stream)
                 refuse(stream, _told(error, "the request could not be cancelled"))
             raise
 
@@ -211,21 +216,21 @@ class EngineLoop:
         """What has become of the engine."""
         self.driver.watchers.engine(change, self.driver.clock())
 
-    def leave(self, request_id: int) -> None:
+    def leave(self, opened: OpenRequest) -> None:
         """Nothing counts a request any more. Thread: any."""
-        self._mailbox.leave(request_id)
-        self._waits.leave(request_id)
+        self._door.leave(opened)
         if self._media is not None:
-            self._media.encoder.leave(request_id)
+            self._media.encoder.leave(opened.request.request_id)
 
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""
-        self._mailbox.post(Call(partial(self._abandon, loop)))
+        self._mailbox.post(Errand(partial(self._abandon, loop)))
 
     def _abandon(self, loop: object) -> None:
         """Nobody can read the streams of a closed event loop."""
-        for request_id in self.delivery.ids_on(loop):
-            self._end(request_id)
+        for opened in self._opened.all():
+            if opened.stream.loop is loop:
+                self._end(opened.request.request_id)
 
     def _idle_s(self) -> float | None:
         both = self.driver.scheduler.next_deadline, self._room.next_deadline
@@ -233,7 +238,7 @@ class EngineLoop:
         return None if deadline is None else max(deadline - self.driver.clock(), 1e-3)
 
     def _end_all(self) -> None:
-        for request_id in self.delivery.request_ids:
+        for request_id in list(self._opened):
             self._end(request_id, FinishReason.CLOSED)
         self.stats = self.driver.scheduler.stats()
         self.driver.tell_rest()
@@ -245,7 +250,7 @@ class EngineLoop:
                 self._files.drain()
 
 
-def _answer(call: Call) -> None:
+def _answer(call: Errand) -> None:
     answer = call.answer
     if not answer.set_running_or_notify_cancel():
         return

@@ -6,29 +6,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
-from threading import Lock
 from typing import Any
 
-from pyllama_raw.core.request import Request
-from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.step import Fetched, Written
-from pyllama_raw.engine.adapters import Adapters
-from pyllama_raw.engine.stream import Stream
-from pyllama_raw.errors import AdapterNotFound
+from pyllama_raw.engine.requests import OpenRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Queue requests, all or none; their events go to *stream*."""
+    """Queue requests of one stream, all or none."""
 
-    requests: tuple[Request, ...]
-    stream: Stream
-    submitted: float  # on the engine clock
-    context: Context = field(default_factory=copy_context)  # of whoever asks
+    opened: tuple[OpenRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +30,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Errand:
     """Run a function between two steps."""
 
     function: Callable[[], Any]
@@ -60,7 +51,7 @@ class Close:
     drains: bool
 
 
-Command = Submit | Cancel | Call | Encoded | Written | Fetched | Close
+Command = Submit | Cancel | Errand | Encoded | Written | Fetched | Close
 
 
 def fail(answer: Future[Any], error: BaseException) -> None:
@@ -77,56 +68,22 @@ class Mailbox:
     """
     Many writers, one reader.
 
-    Requests count against *admission* from enter() to leave(), so those that lie here are
-    bounded like those that wait. `SimpleQueue.put` may interrupt itself, so finalisers can
-    post, whatever they interrupted.
+    `SimpleQueue.put` may interrupt itself, so finalisers can post, whatever they interrupted.
 
     Args:
         n_enough: a burst of that many commands is not waited for any longer.
-        admission: not touched by anybody else.
         clock: says when a burst has been waited for long enough.
-        adapters: pinned by requests just as long.
     """
 
-    def __init__(
-        self,
-        n_enough: int,
-        admission: Admission,
-        clock: Callable[[], float],
-        adapters: Adapters,
-    ) -> None:
-        self._adapters = adapters
+    def __init__(self, n_enough: int, clock: Callable[[], float]) -> None:
         self._n_enough = n_enough
-        self._admission = admission
         self._clock = clock
-        self._entering = Lock()
         self._queue: SimpleQueue[Command] = SimpleQueue()
         self._taken: deque[Command] = deque()
         self._coming = set[object]()  # one operation on a set cannot be interrupted
 
     def post(self, command: Command) -> None:
         self._queue.put(command)
-
-    def enter(self, requests: tuple[Request, ...]) -> None:
-        """
-        Count *requests*, or none of them.
-
-        Raises QueueFull, InvalidRequest, AdapterNotFound.
-        """
-        with self._entering:
-            self._admission.enter(requests)
-            try:
-                self._adapters.enter(requests)
-            except AdapterNotFound:
-                for request in requests:
-                    self._admission.leave(request.request_id)
-                raise
-
-    def leave(self, request_id: int) -> None:
-        """A request has ended, or was refused; unknown ids are ignored."""
-        with self._entering:
-            self._admission.leave(request_id)
-            self._adapters.leave(request_id)
 
     @contextmanager
     def coming(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from pyllama_raw.media.limits import Media
 from pyllama_raw.media.upload import DecodeStopped, Stop, never
 from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.cut import Cut, RowRun, Run
-from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.projector import Projector
 
 
@@ -82,7 +82,7 @@ class MediaReader:
             return self._projector.cut(bitmap)
 
     def encode(
-        self, part: Media, layout: MediaLayout, control: Encode
+        self, part: Media, layout: MediaLayout, control: EncodeCall
     ) -> array[float] | None:
         """
         All rows of *part*, in order; None if it was cancelled.

@@ -26,7 +26,7 @@ from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.content import MediaMessages, list_pieces
 from pyllama_raw.media.limits import Media, MediaLimits
 from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.projector import Projector
 from pyllama_raw.options.config import EngineConfig, MediaConfig
 
@@ -40,11 +40,11 @@ class MediaTask:
     wanted: Wanted
     reader: MediaReader
 
-    def control(self) -> Encode:
-        return Encode()
+    def control(self) -> EncodeCall:
+        return EncodeCall()
 
     def encode(self, control: Cancellable) -> Rows | None:
-        assert isinstance(control, Encode)
+        assert isinstance(control, EncodeCall)
         try:
             return self.reader.encode(self.part, self.layout, control)
         except BadMedia as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -95,22 +95,14 @@ class RequestLog(Watcher):
             put: gets each record, too.
         """
         self._records: deque[RequestRecord] = deque(maxlen=max_requests)
-        self._open: dict[int, Request] = {}
         self._put = put
         self._block_ids = BlockIds()
 
     def __iter__(self) -> Iterator[RequestRecord]:
         return iter(tuple(self._records))
 
-    def came(self, requests: Sequence[Request], submitted: float) -> None:  # noqa: ARG002
-        """Remember what is asked for."""
-        self._open.update((request.request_id, request) for request in requests)
-
-    def ended(self, end: Finished) -> None:
-        """Make a record, if the request is known."""
-        request = self._open.pop(end.request_id, None)
-        if request is None:
-            return
+    def ended(self, request: Request, end: Finished) -> None:
+        """Make a record."""
         record = self._record(request, end)
         self._records.append(record)
         if self._put is not None:

@@ -7,34 +7,34 @@ the room for the scheduler in any case: also if it is to end there at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.deadlines import Deadlines
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.engine.mailbox import Submit
+from pyllama_raw.engine.requests import OpenRequest
 
 
 class WaitingRoom:
     """Requests of one engine that wait for rows. The engine thread owns it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Request, Submit]] = {}  # by request_id
+        self._waiting: dict[int, OpenRequest] = {}  # by request_id
         self._deadlines = Deadlines()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, command: Submit) -> None:
-        """Keep the requests of *command*."""
-        for request in command.requests:
-            self._waiting[request.request_id] = request, command
+    def put(self, opened: Iterable[OpenRequest]) -> None:
+        """Keep *opened*."""
+        for each in opened:
+            request = each.request
+            self._waiting[request.request_id] = each
             if request.deadline is not None:
                 self._deadlines.add(request.deadline, request.request_id)
 
-    def take(self, request_id: int) -> tuple[Request, Submit] | None:
-        """Take a request out, with the command that brought it; None: it is not here."""
+    def take(self, request_id: int) -> OpenRequest | None:
+        """Take a request out; None: it is not here."""
         return self._waiting.pop(request_id, None)
 
     @property
@@ -50,7 +50,7 @@ class WaitingRoom:
         """*stats* of the scheduler, with the requests that wait here."""
         if not self._waiting:
             return stats
-        n_tokens = sum(request.n_prompt for request, _ in self._waiting.values())
+        n_tokens = sum(each.request.n_prompt for each in self._waiting.values())
         return replace(
             stats,
             submitted=stats.submitted + len(self),

@@ -18,7 +18,7 @@ from pyllama_raw.core.step import (
     Score,
     Work,
 )
-from pyllama_raw.engine.open_requests import OpenRequests
+from pyllama_raw.engine.built_samplers import BuiltSamplers
 from pyllama_raw.engine.scores import with_logprobs
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.batch import Batch
@@ -39,7 +39,7 @@ class _Tokens(dict[int, Sampled]):
 class Rows:
     """The one batch of an executor, and the samplers of its rows."""
 
-    def __init__(self, opened: OpenRequests, max_tokens: int, n_seq_max: int) -> None:
+    def __init__(self, opened: BuiltSamplers, max_tokens: int, n_seq_max: int) -> None:
         self.batch = Batch(max_tokens)
         self.samplers = RowSamplers(n_seq_max)
         self._open = opened

@@ -21,7 +21,7 @@ from pyllama_raw.core.step import (
     Scored,
     Work,
 )
-from pyllama_raw.engine.open_requests import OpenRequest, OpenRequests
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
@@ -43,7 +43,7 @@ def watch(params: SamplingParams, sampler: RowSampler) -> RowLogprobs | None:
 def with_logprobs(
     outputs: Iterable[Output],
     works: Items[Work],
-    opened: OpenRequests,
+    opened: BuiltSamplers,
     context: Context,
 ) -> tuple[Output, ...]:
     """*outputs* with the log-probabilities of *works*, which the batch held."""
@@ -64,7 +64,7 @@ def with_logprobs(
     return tuple(told)
 
 
-def _of_output(opened: OpenRequest, token: int) -> TokenLogprobs:
+def _of_output(opened: BuiltSampler, token: int) -> TokenLogprobs:
     row = opened.logprobs
     if row is None:
         return TokenLogprobs(token, 0.0, ((token, 0.0),))

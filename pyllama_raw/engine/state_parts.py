@@ -20,7 +20,7 @@ PART_TOKENS = 128
 _COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<QI")
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """The state of the positions [start, stop); empty if no row has these."""
 
     start: int
@@ -57,7 +57,7 @@ def make_head(sizes: Sequence[tuple[int, int]]) -> bytes:
     return _COUNT.pack(len(sizes)) + b"".join(_ENTRY.pack(*size) for size in sizes)
 
 
-def parts_of(data: State) -> list[Part]:
+def parts_of(data: State) -> list[StatePart]:
     """
     The parts of *data*, which anybody may have written.
 
@@ -70,10 +70,10 @@ def parts_of(data: State) -> list[Part]:
         sizes = list(_ENTRY.iter_unpack(data[_COUNT.size : at]))
     except struct.error as error:
         raise SnapshotFailed("parts_of", 0, str(error)) from error
-    parts: list[Part] = []
+    parts: list[StatePart] = []
     n_tokens = 0
     for n_bytes, n_more in sizes:
-        part = Part(n_tokens, n_tokens + n_more, data[at : at + n_bytes])
+        part = StatePart(n_tokens, n_tokens + n_more, data[at : at + n_bytes])
         parts.append(part)
         at, n_tokens = at + n_bytes, part.stop
     if at != len(data) or len(parts) != count:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_raw.core.request import Request
+from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.stats import Occupancy
 from pyllama_raw.core.step import (
     Copy,
@@ -105,14 +105,20 @@ class StepLog(Watcher):
         """
         self._records: deque[StepRecord] = deque(maxlen=max_steps)
         self._put = put
-        self._warming = set[int]()  # request_ids
+        self._warming: dict[int, bool] = {}  # by request_id: whether it has ended
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(tuple(self._records))
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:  # noqa: ARG002
         """Remember those that warm the engine up."""
-        self._warming.update(r.request_id for r in requests if warms_up(r.policy_data))
+        warming = [r.request_id for r in requests if warms_up(r.policy_data)]
+        self._warming.update(dict.fromkeys(warming, False))
+
+    def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
+        """It is told before the step that ended it is."""
+        if request.request_id in self._warming:
+            self._warming[request.request_id] = True
 
     def stepped(self, step: StepRecord) -> None:
         """Keep the record."""
@@ -120,6 +126,7 @@ class StepLog(Watcher):
             works = (*step.decodes, *step.chunks)
             is_warm_up = any(work[0] in self._warming for work in works)
             step = step._replace(warms_up=is_warm_up)
+            self._warming = {i: ends for i, ends in self._warming.items() if not ends}
         self._records.append(step)
         if self._put is not None:
             self._put(step)

@@ -78,3 +78,14 @@ class Stream:
             arrival.set()
         elif arrival is not None and not arrival.done():
             arrival.set_result(None)
+
+
+class _Nobody:
+    """The event loop of a stream that no task reads."""
+
+    def call_soon_threadsafe(self, *_: object) -> None:
+        """There is nobody to wake."""
+
+
+NOBODYS = Stream(_Nobody())
+NOBODYS.events = deque(maxlen=0)  # what comes is dropped

@@ -25,14 +25,15 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.delivery import refuse
+from pyllama_raw.engine.door import Door
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.engine.loop import EngineLoop
 from pyllama_raw.engine.mailbox import (
-    Call,
     Cancel,
     Close,
     Command,
     Encoded,
+    Errand,
     Mailbox,
     Submit,
     fail,
@@ -40,7 +41,6 @@ from pyllama_raw.engine.mailbox import (
 from pyllama_raw.engine.own_thread import OwnThread, check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.stream import Stream
-from pyllama_raw.engine.waits import Waits
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
@@ -73,9 +73,10 @@ class EngineThread:
         self.adapters = Adapters(parts.adapter_host, parts.max_adapter_bytes)
         self.adapters.post = self._post_call
         n_slots = parts.scheduler.limits.n_slots
-        self._mailbox = Mailbox(n_slots, parts.admission, clock, self.adapters)
-        self.waits = Waits()
-        self._loop = EngineLoop(parts, self._mailbox, self.waits, clock)
+        self._mailbox = Mailbox(n_slots, clock)
+        self._door = Door(parts.admission, self.adapters)
+        self.opened = self._door.opened  # requests that have not ended
+        self._loop = EngineLoop(parts, self._mailbox, self._door, clock)
         self.has_begun = False  # to take commands
         self.error: BaseException | None = None  # has ended it, or came at the end
         self.gone: Future[None] = Future()  # answered when everything is freed
@@ -132,7 +133,7 @@ class EngineThread:
         """
         self.check()
         try:
-            self._mailbox.enter(requests)
+            opened = self._door.enter(requests, stream, self.clock())
         except PyllamaError as error:
             _log.info("requests were refused: %s", error)
             raise
@@ -141,12 +142,10 @@ class EngineThread:
                 for request in requests:  # before anything is encoded
                     self._parts.scheduler.limits.check(request)
                 self._parts.media.enter(requests)
-            now = self.clock()
-            self.waits.post(requests, now)
-            self._post(Submit(requests, stream, now))
+            self._post(Submit(opened))
         except BaseException:
-            for request in requests:
-                self._loop.leave(request.request_id)
+            for each in opened:
+                self._loop.leave(each)
             raise
 
     def cancel(self, request_id: int) -> None:
@@ -173,7 +172,7 @@ class EngineThread:
         """Tell it nothing any more, soon; can be repeated."""
         if self._is_running:
             discard = partial(self._loop.driver.watchers.discard, watcher)
-            self._mailbox.post(Call(discard))
+            self._mailbox.post(Errand(discard))
 
     @property
     def last_step_at(self) -> float | None:
@@ -226,7 +225,7 @@ class EngineThread:
         self.check()
 
     def _post_call(self, function: Callable[[], T]) -> Future[T]:
-        call = Call(function)
+        call = Errand(function)
         self._post(call)
         return call.answer
 
@@ -243,12 +242,15 @@ class EngineThread:
         return error
 
     def _refuse_rest(self) -> None:
-        """Answer the commands that nobody will obey."""
+        """Answer what nobody will obey."""
+        self._refuse_streams()
         for command in self._mailbox.rest():
-            if isinstance(command, Submit):
-                refuse(command.stream, self._why_ended())
-            elif isinstance(command, Call) and not command.answer.done():
+            if isinstance(command, Errand) and not command.answer.done():
                 fail(command.answer, self._why_ended())
+
+    def _refuse_streams(self) -> None:
+        for stream in self._door.take_streams():
+            refuse(stream, self._why_ended())
 
     def _run(self) -> None:
         self.has_begun = True
@@ -257,7 +259,7 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self.error = error
         self._ended = True
-        self._loop.delivery.refuse_all(self._why_ended)
+        self._refuse_streams()
         self._loop.tell_watchers("closed" if self.error is None else "failed")
         self._refuse_rest()
         try:

@@ -59,8 +59,12 @@ class Watcher:
     def stepped(self, step: StepRecord) -> None:
         """A step has run, and its events are told."""
 
-    def ended(self, end: Finished) -> None:
-        """A request has ended, also one that came before anybody watched."""
+    def ended(self, request: Request, end: Finished) -> None:
+        """
+        A request has ended, also one that came before anybody watched.
+
+        Context variables are those of its caller.
+        """
 
     def engine(self, change: EngineChange, now: float) -> None:
         """What is told first, with the present state, and last of all at the end."""

@@ -50,8 +50,8 @@ class Watchers(Watcher):
     def stepped(self, step: StepRecord) -> None:
         self._each("stepped", step)
 
-    def ended(self, end: Finished) -> None:
-        self._each("ended", end)
+    def ended(self, request: Request, end: Finished) -> None:
+        self._each("ended", request, end)
 
     def engine(self, change: EngineChange, now: float) -> None:
         self._each("engine", change, now)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.errors import BadMedia, InvalidRequest, PyllamaError
 from pyllama_raw.media import sounds
-from pyllama_raw.media.sounds import Header, read_header, read_samples, resampled
+from pyllama_raw.media.sounds import SoundHeader, read_header, read_samples, resampled
 from pyllama_raw.media.source import Source, is_source, read_source
 from pyllama_raw.media.upload import Stop, never
 
@@ -80,7 +80,7 @@ class Audio:
     def samples(self, rate: int, stop: Stop = never) -> NDArray[np.float32]:
         """Samples at *rate*, from -1 to 1; raises as read_samples()."""
         if self.format != SAMPLES:
-            header = Header(self.format, self.n_frames, self.rate)
+            header = SoundHeader(self.format, self.n_frames, self.rate)
             return read_samples(self.content, header, rate, stop)
         import numpy as np
 

@@ -23,7 +23,7 @@ _ORIENTATION = 0x0112
 _EXIF_NAME = b"Exif\0\0"
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """A piece of a file; empty if no decoder needs it."""
 
     content: bytes = b""
@@ -75,9 +75,9 @@ def orientation(exif: bytes) -> int:
     return 1
 
 
-def _chunks(content: bytes) -> Iterator[Part]:
+def _chunks(content: bytes) -> Iterator[FilePart]:
     """Chunks of a PNG, up to its end: length, name, data, checksum."""
-    yield Part(PNG)
+    yield FilePart(PNG)
     at, name = len(PNG), b""
     while name != b"IEND":
         length, name = struct.unpack_from(">I4s", content, at)
@@ -85,30 +85,34 @@ def _chunks(content: bytes) -> Iterator[Part]:
         if end > len(content):
             raise struct.error
         if name == b"eXIf":
-            yield Part(content[at + 8 : end - 4], is_exif=True)
+            yield FilePart(content[at + 8 : end - 4], is_exif=True)
         else:
-            yield Part(content[at:end] if name in _PIXELS else b"")
+            yield FilePart(content[at:end] if name in _PIXELS else b"")
         at = end
 
 
-def _segments(content: bytes) -> Iterator[Part]:
+def _segments(content: bytes) -> Iterator[FilePart]:
     """Segments of a JPEG, marker, length and data; then the first scan and the rest."""
     if content.count(b"\xff\xda") > MAX_SCANS:
         raise BadMedia(f"a JPEG of more than {MAX_SCANS} scans: save it anew")
-    yield Part(content[:2])
+    yield FilePart(content[:2])
     at, marker = 2, 0
     while marker != _SCAN:
         marker, length = struct.unpack_from(">HH", content, at)
         if marker == _PADDING:  # any number of bytes before a marker
             at += 1
-            yield Part()
+            yield FilePart()
             continue
         if marker < 0xFF00:
             raise struct.error
         segment = content[at + 4 : at + 2 + length]
         if marker == _EXIF and segment.startswith(_EXIF_NAME):
-            yield Part(segment, is_exif=True)
+            yield FilePart(segment, is_exif=True)
         else:
-            yield Part() if marker in _NOTES else Part(content[at : at + 2 + length])
+            yield (
+                FilePart()
+                if marker in _NOTES
+                else FilePart(content[at : at + 2 + length])
+            )
         at += 2 + length
-    yield Part(content[at:])
+    yield FilePart(content[at:])

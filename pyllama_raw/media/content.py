@@ -24,7 +24,7 @@ from pyllama_raw.media.source import check_bytes, is_source, read_source
 _DATA_URL = re.compile(r"data:(?:image|audio)/[\w.+-]+;base64,")
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """A part of a rendered prompt: a text, or which of the media stands there."""
 
     text: str
@@ -58,7 +58,7 @@ class MediaMessages:
         self._name = token_hex(16)
         self.messages = [self._without_media(message) for message in messages]
 
-    def pieces(self, text: str, origins: str) -> list[Piece]:
+    def pieces(self, text: str, origins: str) -> list[PromptPiece]:
         """
         The rendered *text* in pieces, with the media where their markers are.
 
@@ -70,10 +70,10 @@ class MediaMessages:
             start, end = match.span()
             if set(origins[start:end]) == {"m"}:
                 seen.append(int(match[1]))
-                pieces.append(Piece(text[at:start], origins[at:start]))
-                pieces.append(Piece("", "", seen[-1]))
+                pieces.append(PromptPiece(text[at:start], origins[at:start]))
+                pieces.append(PromptPiece("", "", seen[-1]))
                 at = end
-        pieces.append(Piece(text[at:], origins[at:]))
+        pieces.append(PromptPiece(text[at:], origins[at:]))
         if sorted(seen) != list(range(len(self.media))):
             given = f"{len(self.media)} images and sounds, of which {len(seen)} appear"
             allowed = "a chat template that prints each part of a message once"

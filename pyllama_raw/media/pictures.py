@@ -24,7 +24,7 @@ KINDS = "PNG, JPEG, GIF, BMP or WebP"
 MAX_READS = 2**16
 
 
-class Header(NamedTuple):
+class PictureHeader(NamedTuple):
     """Facts that are known of an image before it is decoded."""
 
     format: str  # png, jpeg, gif, bmp, webp
@@ -32,7 +32,7 @@ class Header(NamedTuple):
     height: int
 
 
-def read_header(content: bytes) -> Header:
+def read_header(content: bytes) -> PictureHeader:
     """
     Raises:
         BadMedia: it is no image, or damaged at its beginning.
@@ -42,7 +42,7 @@ def read_header(content: bytes) -> Header:
         width, height = picture.size
         if turn >= 5:  # on its side
             width, height = height, width
-        return Header(str(picture.format).lower(), width, height)
+        return PictureHeader(str(picture.format).lower(), width, height)
 
 
 def read_pixels(content: bytes, stop: Stop = never) -> bytes:

@@ -38,7 +38,7 @@ _CODINGS = {
 _MP3_FRAME = 1152  # samples by which the length of a whole MP3 may be told wrong
 
 
-class Header(NamedTuple):
+class SoundHeader(NamedTuple):
     """Facts that are known of a sound before it is decoded."""
 
     format: str  # wav, flac, mp3, ogg
@@ -46,18 +46,18 @@ class Header(NamedTuple):
     rate: int  # of them, a second
 
 
-def read_header(content: bytes) -> Header:
+def read_header(content: bytes) -> SoundHeader:
     """
     Raises:
         BadMedia: it is no sound, or damaged; of a WAV also if its end is missing.
         Unsupported: soundfile is not installed.
     """
     with _opened(content) as file:
-        return Header(_FORMATS[file.format], file.frames, file.samplerate)
+        return SoundHeader(_FORMATS[file.format], file.frames, file.samplerate)
 
 
 def read_samples(
-    content: bytes, header: Header, rate: int, stop: Stop = never
+    content: bytes, header: SoundHeader, rate: int, stop: Stop = never
 ) -> Samples:
     """
     n_samples(header, rate) samples, from -1 to 1.

@@ -6,7 +6,7 @@ from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, lib
 
 
-class Encode(Handle):
+class EncodeCall(Handle):
     """
     One call of Projector.encode(), which a cancel ends at the next border of a layer.
 

@@ -15,7 +15,7 @@ from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.compute_thread import ComputeThread, compute_thread
 from pyllama_raw.native.cut import Cut, RowRun, Run, TokenRun
 from pyllama_raw.native.demand import available_bytes
-from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import devices, ffi, last_error, lib
 from pyllama_raw.native.model import Model
@@ -122,7 +122,7 @@ class Projector(Handle):
             raise Unsupported(what, f"this projector does not {verb}")
 
     def encode(
-        self, cut: Cut, index: int, control: Encode | None = None
+        self, cut: Cut, index: int, control: EncodeCall | None = None
     ) -> array[float] | None:
         """
         The rows of cut.runs[index], n_cells x n_embd; None if it was cancelled.
@@ -140,7 +140,7 @@ class Projector(Handle):
         rows = zeros(FLOAT32, run.n_cells * self.n_embd)
         address = pointer(rows, FLOAT32, writable=True)
         since = log.mark()
-        control = control or Encode()
+        control = control or EncodeCall()
         code = lib.plr_projector_encode(
             self.ptr, control.ptr, chunk, address, len(rows)
         )

@@ -68,7 +68,7 @@ class Measured(Frozen):
     """The perplexity of the bundled text. None: not asked."""
 
 
-class Machine(Frozen):
+class MachineFacts(Frozen):
     """Facts of a machine that make speeds comparable."""
 
     cpu: str
@@ -90,7 +90,7 @@ class Profile(Frozen):
     """Speed with the file that was given and the defaults."""
     after: Measured | None = None
     """Speed with this profile."""
-    machine: Machine | None = None
+    machine: MachineFacts | None = None
     """The machine that it was measured on."""
     model_bytes: int | None = None
     """Size of the model file."""

@@ -18,8 +18,8 @@ from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
 from pyllama_raw.prompts.messages import Message, plain_messages, plain_value
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
-    Refused,
     TemplateProcesses,
+    TemplateRefused,
     Unreadable,
 )
 from pyllama_raw.prompts.rendering.roles import check_roles
@@ -150,7 +150,7 @@ class ChatTemplate:
             _check_tools(tools, self._source)
             chat = {"tools": tools, "kwargs": kwargs, "asks": begun is None}
             rendered = Rendered(*self._processes.render(plain, chat))
-        except Refused as error:
+        except TemplateRefused as error:
             allowed = f"what the chat template takes ({error})"
             raise InvalidRequest("messages", _shown(plain), allowed) from error
         except Exceeded as error:

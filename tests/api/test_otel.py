@@ -82,8 +82,7 @@ async def test_a_span_says_what_became_of_the_request(exported, provider):
     """
     async with fake_engine() as engine:
         spans = EngineSpans(engine, provider)
-        spans.came([make_request(7, max_tokens=5)], 2.0)
-        spans.ended(END)
+        spans.ended(make_request(7, max_tokens=5), END)
 
     (span,) = exported.get_finished_spans()
     assert dict(span.attributes) == {
@@ -113,10 +112,9 @@ async def test_a_request_that_failed_is_a_span_that_failed(exported, provider):
     timings = replace(END.timings, admitted=None, first_token=None, itl=())
     async with fake_engine() as engine:
         spans = EngineSpans(engine, provider)
-        spans.came([make_request(7)], 2.0)
         error = SamplingFailed("f", None, "as told")
-        spans.ended(replace(END, reason=None, error=error, timings=timings))
-        spans.ended(replace(END, request_id=8))  # it came before anybody watched
+        end = replace(END, reason=None, error=error, timings=timings)
+        spans.ended(make_request(7), end)
 
     (span,) = exported.get_finished_spans()
     assert span.attributes["error.type"] == "sampling_failed"

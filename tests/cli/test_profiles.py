@@ -7,9 +7,9 @@ import pytest
 
 from pyllama_raw.cli import profiles
 from pyllama_raw.cli.profiles import note_of
-from pyllama_raw.options.profile import Machine, Profile
+from pyllama_raw.options.profile import MachineFacts, Profile
 
-HERE = Machine(cpu="this CPU", n_cpus=4)
+HERE = MachineFacts(cpu="this CPU", n_cpus=4)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def noted(folder: Path, model: str | None = None, **facts: object) -> str | None
         (None, {"model_bytes": 4}, "it was measured with another model, a.gguf"),
         (
             None,
-            {"machine": Machine(cpu="that CPU", n_cpus=2)},
+            {"machine": MachineFacts(cpu="that CPU", n_cpus=2)},
             "it was measured on another machine, that CPU with 2 CPUs",
         ),
         (None, {"others_cpus": 0.05}, None),

@@ -76,7 +76,7 @@ def test_documents_are_ranked_as_json_lines():
         (
             ("embed", "--model", "bert", "--tokens", "--npy", "x", "a"),
             2,
-            "--tokens goes",
+            "--tokens is not allowed with",
         ),
         (("embed", "--model", "t5", "a"), 1, "embed: 't5' has an encoder beside"),
         (("embed", "--model", "llama", "a"), 1, "the model states no pooling"),

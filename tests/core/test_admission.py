@@ -22,17 +22,14 @@ def test_what_free_slots_take_does_not_wait(max_waiting):
         admission.enter([make_request(99)])
 
     refusal = caught.value
-    assert (refusal.knob, refusal.value, refusal.limit) == (
-        "max_waiting",
-        max_waiting + 1,
-        max_waiting,
-    )
+    told = (refusal.knob, refusal.value, refusal.limit)
+    assert told == ("max_waiting", max_waiting + 1, max_waiting)
     assert admission.max_requests == 8 + max_waiting
 
 
 def test_only_prompts_that_wait_count_in_tokens():
     """
-    The prompts of requests with a slot are nothing to the limit of waiting tokens.
+    Prompts that found a slot free are nothing to the limit of waiting tokens.
     """
     admission = Admission(2, max_waiting_tokens=10)
     for request_id in (0, 1):
@@ -43,25 +40,24 @@ def test_only_prompts_that_wait_count_in_tokens():
         admission.enter([make_request(3, n_prompt=5)])
 
     refusal = caught.value
-    assert (refusal.knob, refusal.value, refusal.limit) == (
-        "max_waiting_tokens",
-        11,
-        10,
-    )
+    told = (refusal.knob, refusal.value, refusal.limit)
+    assert told == ("max_waiting_tokens", 11, 10)
 
 
-def test_a_request_that_ends_makes_room():
+def test_a_prompt_waits_until_its_own_request_has_a_slot():
     """
-    The best of those that wait gets the slot, and its tokens wait no more.
+    Whichever request the policy admits next: its tokens are those that count no more.
     """
     admission = Admission(1, max_waiting=2, max_waiting_tokens=10)
-    admission.enter([make_request(0)])
-    admission.enter([make_request(1, n_prompt=3)])
-    admission.enter([make_request(2, n_prompt=7, priority=-1)])
+    (first,) = admission.enter([make_request(0)])
+    (urgent,) = admission.enter([make_request(1, n_prompt=3, priority=-1)])
+    (other,) = admission.enter([make_request(2, n_prompt=7)])
 
-    admission.leave(0)
+    admission.leave(first)
+    left = admission.n_tokens
+    admission.seat(other)
 
-    assert admission.n_tokens == 3
+    assert (left, admission.n_tokens, urgent.n_tokens) == (10, 3, 3)
     admission.enter([make_request(3, n_prompt=7)])
 
 
@@ -75,10 +71,10 @@ def test_outputs_of_one_prompt_enter_together_or_not_at_all():
     with pytest.raises(QueueFull):
         admission.enter([make_request(i) for i in (1, 2, 3, 4)])
     admission.enter([make_request(i) for i in (1, 2, 3)])
-    admission.check_integrity()
 
     with pytest.raises(QueueFull):
         admission.enter([make_request(5)])
+    assert admission.n_open == 4
 
 
 @pytest.mark.parametrize(
@@ -102,33 +98,30 @@ def test_outputs_that_never_fit_are_no_matter_of_time(limits, n_most):
 
 
 class Simple:
-    """What Admission promises, by lists that are sorted anew each time."""
+    """What Admission promises, by a list of those that are open."""
 
     def __init__(self, n_slots, max_waiting, max_waiting_tokens):
         self.n_slots = n_slots
         self.max_waiting, self.max_waiting_tokens = max_waiting, max_waiting_tokens
-        self.seated, self.waiting = [], []
+        self.opened = []  # ticket, and the tokens that count
+
+    @property
+    def n_tokens(self):
+        return sum(n for _, n in self.opened)
+
+    def counted(self, group):
+        n_free = max(self.n_slots - len(self.opened), 0)
+        return [r.n_prompt * (i >= n_free) for i, r in enumerate(group)]
 
     def takes(self, group):
-        late = group[max(self.n_slots - len(self.seated), 0) :]
-        waiting = self.waiting + late
-        return not late or (
-            len(waiting) <= self.max_waiting
-            and sum(r.n_prompt for r in waiting) <= self.max_waiting_tokens
+        n_open = len(self.opened) + len(group)
+        if n_open <= self.n_slots:
+            return True
+        n_tokens = self.n_tokens + sum(self.counted(group))
+        return (
+            n_open - self.n_slots <= self.max_waiting
+            and n_tokens <= self.max_waiting_tokens
         )
-
-    def enter(self, group):
-        n_seats = self.n_slots - len(self.seated)
-        self.seated += group[:n_seats]
-        self.waiting += group[n_seats:]
-
-    def leave(self, request_id):
-        self.seated = [r for r in self.seated if r.request_id != request_id]
-        self.waiting = [r for r in self.waiting if r.request_id != request_id]
-        if self.waiting and len(self.seated) < self.n_slots:
-            best = min(self.waiting, key=lambda r: r.priority)  # the first of equals
-            self.waiting.remove(best)
-            self.seated.append(best)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -137,37 +130,38 @@ class Simple:
     max_waiting=st.integers(0, 3),
     max_tokens=st.integers(0, 12),
     history=st.lists(
-        st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(-1, 1))
-        | st.integers(0, 20),
+        st.tuples(st.just("enter"), st.integers(1, 3), st.integers(1, 6))
+        | st.tuples(st.sampled_from(["seat", "leave"]), st.integers(0, 20)),
         max_size=30,
     ),
 )
-def test_admission_is_what_sorted_lists_say(n_slots, max_waiting, max_tokens, history):
+def test_admission_is_what_a_list_says(n_slots, max_waiting, max_tokens, history):
     """
-    Groups that enter and requests that leave, in any order, known or not.
+    Requests enter in groups, get slots and leave, in any order, and more than once.
     """
     admission = Admission(n_slots, max_waiting, max_tokens)
-    simple = Simple(n_slots, max_waiting, max_tokens)
-    n_entered = 0
-    for item in history:
-        if isinstance(item, int):
-            admission.leave(item)
-            simple.leave(item)
-        else:
-            n, n_prompt, priority = item
-            ids = range(n_entered, n_entered + n)
-            group = [make_request(i, n_prompt, priority=priority) for i in ids]
-            taken = True
+    simple, tickets = Simple(n_slots, max_waiting, max_tokens), []
+    for what, n, *n_prompt in history:
+        if what == "enter":
+            group = [make_request(i, *n_prompt) for i in range(n)]
+            takes, counted = simple.takes(group), simple.counted(group)
             try:
-                admission.enter(group)
+                new = admission.enter(group)
             except (QueueFull, InvalidRequest):
-                taken = False
-            assert taken == simple.takes(group)
-            if taken:
-                simple.enter(group)
-                n_entered += n
-        admission.check_integrity()
-        assert admission.n_tokens == sum(r.n_prompt for r in simple.waiting)
+                new = []
+            assert bool(new) == takes
+            tickets += new
+            simple.opened += zip(new, counted, strict=False)
+        elif n < len(tickets):
+            ticket = tickets[n]
+            getattr(admission, what)(ticket)
+            kept = [(t, k) for t, k in simple.opened if t is not ticket]
+            was_open = len(kept) < len(simple.opened)
+            simple.opened = kept
+            if what == "seat" and was_open:
+                simple.opened.append((ticket, 0))
+        assert admission.n_open == len(simple.opened)
+        assert admission.n_tokens == simple.n_tokens
 
 
 @pytest.mark.parametrize(
@@ -199,19 +193,3 @@ def test_a_request_the_scheduler_cannot_bear_leaves_no_trace(broken):
     assert scheduler.stats() == before
     scheduler.check_integrity()
     assert not scheduler.cancel(1, 0.0)
-
-
-def test_a_request_may_leave_while_it_waits():
-    """
-    A waiting request that ends frees its place in the queue; an unknown one changes nothing.
-    """
-    admission = Admission(1, max_waiting=1)
-    admission.enter([make_request(0)])
-    admission.enter([make_request(1, n_prompt=3)])
-
-    admission.leave(1)
-    admission.leave(99)
-
-    assert admission.n_tokens == 0
-    admission.enter([make_request(2)])
-    admission.check_integrity()

@@ -8,17 +8,17 @@ from pyllama_raw.core.memory.placement import (
     CopyOf,
     Follow,
     Offer,
+    Question,
     Restore,
     Source,
     TakeOver,
-    Wanted,
     fill,
     place,
 )
 from pyllama_raw.core.request import CacheTier
 
 N_MOST = 100  # tokens that may be taken over
-CUT = Wanted(N_MOST, can_cut=True, min_wait=16, min_gain=64)
+CUT = Question(N_MOST, can_cut=True, min_wait=16, min_gain=64)
 WHOLE = CUT._replace(can_cut=False)
 
 

@@ -136,8 +136,7 @@ def test_readers_hear_of_the_end_before_files_are_written(loop):
 
     thread._loop.driver.scheduler.last_plans = last_plans
     thread._loop.driver.executor.execute = lambda plan: StepResult()
-    thread._mailbox.enter((make_request(0),))
-    thread._loop.delivery.open([make_request(0)], stream)
+    thread._door.enter((make_request(0),), stream, 0.0)
     thread._loop.driver.scheduler.add(make_request(0), 0.0)
 
     thread.close()

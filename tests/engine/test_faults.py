@@ -7,7 +7,7 @@ import pytest
 from pyllama_raw.core.request import Finished, FinishReason
 from pyllama_raw.core.step import Written
 from pyllama_raw.engine import loop as module
-from pyllama_raw.engine.mailbox import Call, Cancel, Submit
+from pyllama_raw.engine.mailbox import Cancel, Errand, Submit
 from pyllama_raw.engine.stream import Refused
 from pyllama_raw.errors import EngineFault, EngineStopped
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -78,8 +78,9 @@ class Burst:
         self.thread.call(self.scheduler.check_integrity).result(HANG_S)
         opened = self.thread.call(lambda: set(self.executor.opened))
         assert opened.result(HANG_S) == set()
-        admission = self.thread._mailbox._admission
-        assert (admission._seated, admission._waiting) == (set(), {})
+        admission = self.thread._door._admission
+        assert (admission.n_open, admission.n_tokens) == (0, 0)
+        assert self.thread.opened == {}
         assert self.thread.alive
 
 
@@ -250,8 +251,8 @@ def test_a_death_at_a_command_answers_all_that_was_taken(
     commands = []
     for i, (stream, answer) in enumerate(zip(streams, answers, strict=True)):
         commands += [
-            Submit((make_request(i + 1),), stream, 0.0),
-            Call(lambda: None, answer),
+            Submit(burst.thread._door.enter((make_request(i + 1),), stream, 0.0)),
+            Errand(lambda: None, answer),
             Cancel(i),
             Written(i, None),
         ]

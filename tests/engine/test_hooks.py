@@ -2,8 +2,9 @@
 
 import pytest
 
-from pyllama_raw.core.policies.policy import RequestView, SchedulingPolicy
+from pyllama_raw.core.policies.policy import SchedulingPolicy
 from pyllama_raw.core.request import FinishReason
+from pyllama_raw.core.view import RequestView
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.core.support import make_request
 from tests.engine.support import HANG_S, PlainStream, make_thread
@@ -103,15 +104,15 @@ def test_a_request_that_cannot_be_withdrawn_is_refused_all_the_same(loop, starte
     started(thread)
     driver = thread._loop.driver
     stream, later = PlainStream(loop), PlainStream(loop)
-    add, withdraw = driver.add, driver.withdraw
+    take_on, withdraw = driver.take_on, driver.withdraw
 
     def fail(*_):
         raise KeyError("sabotage")
 
-    driver.add = driver.withdraw = fail
+    driver.take_on = driver.withdraw = fail
     thread.submit_all((make_request(1), make_request(2)), stream)
     [refused] = stream.read_to_end()
-    driver.add, driver.withdraw = add, withdraw
+    driver.take_on, driver.withdraw = take_on, withdraw
     thread.submit_all((make_request(3),), later)
 
     assert "could not be taken" in str(refused.error)

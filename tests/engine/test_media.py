@@ -7,7 +7,7 @@ from pyllama_raw.engine.media import MediaReader
 from pyllama_raw.errors import BadMedia, Unsupported
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.encode import EncodeCall
 from tests.media.files import (
     deep_png,
     image_file,
@@ -135,7 +135,7 @@ def test_an_encode_that_was_cancelled_decodes_nothing():
     image = Image(image_file("GIF")[:-40])
     with loaded("llava") as projector:
         reader = MediaReader(projector, b"")
-        layout, control = reader.layout(image), Encode()
+        layout, control = reader.layout(image), EncodeCall()
         with pytest.raises(BadMedia):
             reader.encode(image, layout, control)
 

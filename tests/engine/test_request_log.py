@@ -39,8 +39,7 @@ def asked(request_id=1, **changes):
 
 def record(request, end):
     log = RequestLog()
-    log.came([request], 2.0)
-    log.ended(end)
+    log.ended(request, end)
     (found,) = log
     return found
 
@@ -85,17 +84,6 @@ def test_an_error_is_told_by_its_code():
     end = ended(reason=None, error=SamplingFailed("f", None, "as told"))
 
     assert record(asked(), end).why == "sampling_failed"
-
-
-def test_a_request_nobody_saw_come_has_no_record():
-    """
-    Who begins to watch late is told of ends that he cannot place.
-    """
-    log = RequestLog()
-
-    log.ended(ended())
-
-    assert list(log) == []
 
 
 @given(st.integers(0, 70), st.lists(st.integers(1, 9), max_size=50), st.integers(1, 50))

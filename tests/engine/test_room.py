@@ -82,7 +82,7 @@ class Told(Watcher):
     def came(self, requests, submitted) -> None:
         self.all += [("came", request.request_id) for request in requests]
 
-    def ended(self, end) -> None:
+    def ended(self, request, end) -> None:
         self.all.append(("ended", end.request_id))
 
 
@@ -125,7 +125,7 @@ class House:
         assert thread.call(lambda: set(self.executor.opened)).result(HANG_S) == set()
         assert len(thread._loop._room) == 0
         assert self.desk.encoder.stats.media_bytes == 0
-        assert thread.waits.oldest is None
+        assert thread.opened.oldest is None
 
 
 def ends_of(stream: PlainStream, n: int) -> list[Finished]:

@@ -180,3 +180,17 @@ def test_another_file_is_no_log(tmp_path, text):
 
     with pytest.raises(ValueError, match=r"steps.jsonl, line 1"):
         read_steps(tmp_path / "steps.jsonl")
+
+
+def test_what_warmed_up_is_known_until_its_last_step():
+    """
+    Steps with a request that warms the engine up are marked; then it is forgotten.
+    """
+    data = {"warm_up": True}
+    steps = Steps(make_request(1, max_tokens=2, policy_data=data), max_steps=10)
+    steps.run()
+    steps.driver.add([make_request(2, max_tokens=2)], 9.0)
+
+    computed = [record for record in steps.run() if record.decodes or record.chunks]
+    assert [record.warms_up for record in computed] == [True, True, False, False]
+    assert not steps.log._warming

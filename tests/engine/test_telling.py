@@ -91,7 +91,7 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
         return real(plan)
 
     late = PlainStream(loop)
-    thread._loop.delivery.open([make_request(1)], late)
+    (opened,) = thread._door.enter((make_request(1),), late, 0.0)
     real, thread._loop.driver.executor.execute = (
         thread._loop.driver.executor.execute,
         execute,
@@ -104,7 +104,7 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
     thread.call(lambda: None).result(HANG_S)
 
     assert told == [True]
-    thread.call(lambda: thread._loop.delivery.forget(1)).result(HANG_S)
+    thread.call(lambda: thread._door.leave(opened)).result(HANG_S)
 
 
 def test_work_that_cannot_be_planned_is_an_error_with_counts(loop, started):

@@ -1,5 +1,7 @@
 """Watchers that raise: nobody else suffers."""
 
+from contextvars import ContextVar
+
 import pytest
 
 from pyllama_raw.core.request import FinishReason
@@ -36,7 +38,7 @@ class Noting(Watcher):
         if self.told[-1:] != ["step"]:  # several are told as one
             self.told.append("step")
 
-    def ended(self, end):
+    def ended(self, request, end):
         self.told.append("ended")
 
     def engine(self, change, now):
@@ -159,3 +161,33 @@ def test_a_watcher_that_raises_at_once_is_not_taken(loop, started):
     thread.submit_all((make_request(),), stream := PlainStream(loop))
 
     assert stream.read_to_end()[-1].reason is FinishReason.LENGTH
+
+
+CALLER = ContextVar("caller", default="nobody")
+
+
+class Callers(Watcher):
+    """Notes who is the caller when a request comes and when it ends."""
+
+    def __init__(self):
+        self.told = []
+
+    def came(self, requests, submitted):
+        self.told += [(request.request_id, CALLER.get()) for request in requests]
+
+    def ended(self, request, end):
+        self.told.append((request.request_id, end.request_id, CALLER.get()))
+
+
+def test_a_watcher_knows_the_caller_when_a_request_ends(loop, started):
+    """
+    It is told in the context of the caller, with the request, both times.
+    """
+    started(thread := make_thread())
+    thread.watch(callers := Callers()).result(HANG_S)
+    for request_id, caller in enumerate(["a", "b"]):
+        CALLER.set(caller)
+        thread.submit_all((make_request(request_id),), stream := PlainStream(loop))
+        stream.read_to_end()
+
+    assert callers.told == [(0, "a"), (0, 0, "a"), (1, "b"), (1, 1, "b")]

@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media import Audio, Image, MediaLimits
-from pyllama_raw.media.content import MediaMessages, Piece, list_pieces
+from pyllama_raw.media.content import MediaMessages, PromptPiece, list_pieces
 from tests.media.files import image_file, pixels, sound_file, wav_file
 
 PNG = image_file("PNG")
@@ -62,7 +62,7 @@ def test_messages_without_media_stay_as_they_are():
     taken = MediaMessages(messages)
 
     assert (taken.messages, taken.media) == (messages, [])
-    assert taken.pieces("ab", "tm") == [Piece("ab", "tm")]
+    assert taken.pieces("ab", "tm") == [PromptPiece("ab", "tm")]
 
 
 def test_a_text_cannot_be_a_marker():

@@ -17,7 +17,7 @@ from pyllama_raw.errors import (
 )
 from pyllama_raw.native.bitmap import Bitmap
 from pyllama_raw.native.cut import RowRun
-from pyllama_raw.native.encode import Encode
+from pyllama_raw.native.encode import EncodeCall
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
 from pyllama_raw.native.projector_check import check_projector
@@ -121,7 +121,7 @@ def test_a_cancelled_encode_gives_nothing_and_harms_nobody(name):
         with projector.cut(bitmap) as cut:
             index = next(i for i, r in enumerate(cut.runs) if isinstance(r, RowRun))
             before = projector.encode(cut, index)
-            control = Encode()
+            control = EncodeCall()
             control.cancel()
 
             cancelled = projector.encode(cut, index, control)
@@ -138,7 +138,7 @@ def test_an_encode_has_a_border_behind_each_layer(name):
     with loaded(name) as projector, sample(projector) as bitmap:
         with projector.cut(bitmap) as cut:
             index = next(i for i, r in enumerate(cut.runs) if isinstance(r, RowRun))
-            control = Encode()
+            control = EncodeCall()
             projector.encode(cut, index, control)
 
             assert control.n_borders == 2 + 1  # the beginning, a layer, the end
@@ -161,7 +161,7 @@ def test_steps_are_computed_in_the_midst_of_an_encode(tmp_path):
         was_over = True
         for _ in range(100):  # an encode may end before the first step
             context.seq_rm(0)
-            control = Encode()
+            control = EncodeCall()
             running = pool.submit(projector.encode, cut, 0, control)
             while not control.n_borders:
                 pass  # bounded by the limit of pytest

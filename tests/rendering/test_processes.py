@@ -15,8 +15,8 @@ from pyllama_raw.prompts.rendering import processes
 from pyllama_raw.prompts.rendering.limits import N_PROCESSES
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
-    Refused,
     TemplateProcesses,
+    TemplateRefused,
     Unreadable,
 )
 
@@ -125,7 +125,7 @@ def test_errors_of_a_template_leave_its_process(start, source):
     """
     templates = start(source)
     for _ in range(2):
-        with pytest.raises(Refused):
+        with pytest.raises(TemplateRefused):
             templates.render(CHAT)
 
     assert len(pids(templates)) == 1

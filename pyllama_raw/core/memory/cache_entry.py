@@ -48,7 +48,7 @@ def charged(n_bytes: int, start: int, stop: int) -> int:
     return n_bytes + TOKEN_BYTES * (stop - start)
 
 
-class Span(NamedTuple):
+class Stretch(NamedTuple):
     """The part [start, stop) of an entry that a restore uses; the rest is trimmed."""
 
     entry: Entry
@@ -61,7 +61,7 @@ class Hit:
     """Snapshots that can be restored for a prompt; valid until the cache changes, or while pinned."""
 
     n_tokens: int  # in the slot after restoring all spans and trimming to here
-    spans: tuple[Span, ...]  # to restore in this order; they join without gap from 0
+    spans: tuple[Stretch, ...]  # to restore in this order; they join without gap from 0
     n_matched: int  # tokens the tree knows, usable or not
     n_prompt: int
 

@@ -32,7 +32,7 @@ class Offer(NamedTuple):
     min_gain: int  # tokens it must have beyond what is nearer, to be worth a restore
 
 
-class Wanted(NamedTuple):
+class Question(NamedTuple):
     """A question to placement: what is looked for, and the rules of this memory."""
 
     n_most: int  # tokens that may be taken over; those after are computed
@@ -78,7 +78,7 @@ Placement = TakeOver | CopyOf | Restore | Follow | Cold
 
 
 def place(
-    wanted: Wanted, sources: Items[Source], offers: Items[Offer], idle: Items[int]
+    wanted: Question, sources: Items[Source], offers: Items[Offer], idle: Items[int]
 ) -> tuple[int, Placement]:
     """
     The slot for a sequence that has none, and what it starts from.
@@ -97,7 +97,7 @@ def place(
     return slot, fill(wanted, left, offers)
 
 
-def fill(wanted: Wanted, sources: Items[Source], offers: Items[Offer]) -> Placement:
+def fill(wanted: Question, sources: Items[Source], offers: Items[Offer]) -> Placement:
     """The start of a sequence whose slot is empty."""
     near = _nearest(sources)
     n_live = near.n_now if near is not None else 0
@@ -111,7 +111,9 @@ def fill(wanted: Wanted, sources: Items[Source], offers: Items[Offer]) -> Placem
     return CopyOf(near.slot, n_live) if near is not None else Cold()
 
 
-def _goes_on(wanted: Wanted, near: Source, found: Placement, *, is_last: bool) -> bool:
+def _goes_on(
+    wanted: Question, near: Source, found: Placement, *, is_last: bool
+) -> bool:
     """
     Whether to go on in the slot of *near* instead of copying out of it.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Span
+from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Stretch
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Node, Path, n_common
 from pyllama_raw.core.namespace import Namespace
 
@@ -27,7 +27,7 @@ class SnapshotKind(Enum):
 class Layout(Protocol):
     """The rules of one kind of snapshot."""
 
-    def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
+    def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
         """Spans to restore for the deepest usable point of *path*."""
 
     def plan(
@@ -54,15 +54,15 @@ class Layout(Protocol):
 class RangeLayout:
     """Each token's bytes exist once; an entry needs those before it on its path."""
 
-    def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
-        spans: list[Span] = []
+    def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
+        spans: list[Stretch] = []
         for node in path.nodes:
             assert node.cover is not None
             stop = min(node.stop, path.n_tokens)
             if spans and spans[-1].entry is node.cover:
                 spans[-1] = spans[-1]._replace(stop=stop)
             else:
-                spans.append(Span(node.cover, node.start, stop))
+                spans.append(Stretch(node.cover, node.start, stop))
         return tuple(spans)
 
     def plan(
@@ -116,13 +116,13 @@ class _WholeLayout:
 class StateLayout(_WholeLayout):
     """The longest state of a lineage serves every shorter prefix of it."""
 
-    def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
+    def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
         if not path.nodes:
             return ()
         node = path.nodes[-1]
         while node.entry is None:  # every leaf has one
             node = next(iter(node.children.values()))
-        return (Span(node.entry, 0, path.n_tokens),)
+        return (Stretch(node.entry, 0, path.n_tokens),)
 
     def plan(
         self, namespace: Namespace, key: bytes, path: Path[Entry]
@@ -140,8 +140,8 @@ class StateLayout(_WholeLayout):
 class ExactLayout(_WholeLayout):
     """Several points of a path are kept; the deepest one that is reached counts."""
 
-    def spans(self, path: Path[Entry]) -> tuple[Span, ...]:
-        return tuple(Span(entry, 0, entry.stop) for entry in _entries_on(path)[-1:])
+    def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
+        return tuple(Stretch(entry, 0, entry.stop) for entry in _entries_on(path)[-1:])
 
     def plan(
         self, namespace: Namespace, key: bytes, path: Path[Entry]

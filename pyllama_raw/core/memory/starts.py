@@ -17,10 +17,10 @@ from pyllama_raw.core.memory.placement import (
     Follow,
     Offer,
     Placement,
+    Question,
     Restore,
     Source,
     TakeOver,
-    Wanted,
     fill,
     place,
 )
@@ -109,10 +109,10 @@ class Starts:
                 self._count_live(running)
                 self._points.plan(running)
 
-    def _search(self, sequence: Sequence) -> tuple[Wanted, list[Source], list[Offer]]:
+    def _search(self, sequence: Sequence) -> tuple[Question, list[Source], list[Offer]]:
         """Search slots for *sequence*, and the tiers for what there is room for."""
         n_most, can_cut = n_reusable(sequence), self._slots.limits.can_cut
-        wanted = Wanted(n_most, can_cut, self.min_wait, self._tiers.disk.min_gain)
+        wanted = Question(n_most, can_cut, self.min_wait, self._tiers.disk.min_gain)
         if not self.keeps or sequence.is_scoring:
             return wanted, [], []  # tokens that are not computed could not be scored
         offers = self._tiers.offers(sequence, n_most, self._n_cells)

@@ -21,7 +21,7 @@ from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Swap:
     """The first *n_tokens* of a sequence."""
 
@@ -32,18 +32,18 @@ class Swap:
 
 
 class Swaps:
-    """The swaps of all sequences, by request_id."""
+    """The swaps of all sequences: a few, because only preempted ones have any."""
 
     def __init__(self, slots: Slots, tiers: Tiers) -> None:
         self.n_swapped = self.n_swapped_bytes = 0  # since the start
         self._slots = slots
         self._tiers = tiers
-        self._all: dict[int, Swap] = {}
+        self._all: list[Swap] = []
 
     def save(self, running: Running) -> None:
         """*running* is about to lose its slot: keep what it has, if that is worth it."""
         request, n_tokens = running.request, running.n_computed
-        if request.request_id in self._all or not self._is_worth(running):
+        if self._of(running.sequence) is not None or not self._is_worth(running):
             return
         namespace = request.namespace
         if self._slots.limits.deterministic:
@@ -52,8 +52,10 @@ class Swaps:
         self._slots.add(
             self._tiers.save(running.slot, namespace, tokens, request.spans)
         )
-        swap = Swap(running.sequence, namespace, n_tokens)
-        self._all[request.request_id] = swap
+        self._all.append(Swap(running.sequence, namespace, n_tokens))
+
+    def _of(self, sequence: Sequence) -> Swap | None:
+        return next((swap for swap in self._all if swap.sequence is sequence), None)
 
     def _is_worth(self, running: Running) -> bool:
         sequence, n_tokens = running.sequence, running.n_computed
@@ -66,7 +68,7 @@ class Swaps:
 
     def find(self, sequence: Sequence) -> Restore | None:
         """Find what brings *sequence* back to where it was, if there are cells for it."""
-        swap = self._all.get(sequence.request.request_id)
+        swap = self._of(sequence)
         if swap is None or swap.hit is None:
             return None
         is_known = all(entry.node is not None for entry in swap.hit.entries)
@@ -76,29 +78,30 @@ class Swaps:
 
     def settle(self) -> None:
         """A step is over: hold what it has saved, let go of what it has loaded."""
-        for request_id, swap in tuple(self._all.items()):
-            running = self._slots.running.get(request_id)
+        for swap in tuple(self._all):
+            running = self._slots.running.get(swap.sequence.request.request_id)
             if running is not None and running.n_computed >= swap.n_tokens:
-                self.drop(request_id)
+                self.drop(swap.sequence)
             elif swap.hit is None:
-                self._hold(request_id, swap)
+                self._hold(swap)
 
-    def _hold(self, request_id: int, swap: Swap) -> None:
+    def _hold(self, swap: Swap) -> None:
         cache, tokens = self._tiers.host.cache, swap.sequence.tokens
         hit = cache.match(swap.namespace, tokens, swap.n_tokens)
         if hit.n_tokens < swap.n_tokens:
-            del self._all[request_id]  # it could not be saved
+            self._all.remove(swap)  # it could not be saved
             return
         cache.pin(hit)
         swap.hit = hit
         self.n_swapped += 1
         self.n_swapped_bytes += hit.n_bytes
 
-    def drop(self, request_id: int) -> None:
-        """*request_id* needs its swap no more, if it has one."""
-        swap = self._all.pop(request_id, None)
+    def drop(self, sequence: Sequence) -> None:
+        """*sequence* needs its swap no more, if it has one."""
+        swap = self._of(sequence)
         if swap is None:
             return
+        self._all.remove(swap)
         cache = self._tiers.host.cache
         if isinstance(swap.namespace, Private):
             cache.clear(swap.namespace)
@@ -107,6 +110,6 @@ class Swaps:
 
     def check_integrity(self) -> None:
         """A running sequence has a swap only until that is loaded; each swap has a sequence."""
-        for request_id, swap in self._all.items():
-            assert swap.sequence.request.request_id == request_id
+        for swap in self._all:
+            assert self._of(swap.sequence) is swap
             assert 0 < swap.n_tokens < len(swap.sequence.tokens)

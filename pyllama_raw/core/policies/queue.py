@@ -15,22 +15,22 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from heapq import heappop, heappush
 from typing import Literal
 
-from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.sequence import QueueItem, Sequence
 from pyllama_raw.core.waiting import WaitingQueue
 
 N_FIRST = 16  # keys asked for again in each step: those of the first ones
 N_TURN = 8  # and of so many others in turn
 
 Numbers = tuple[float, ...]
+NO_KEY: Numbers = (float("inf"),)  # of what has not been asked for yet
 Ask = Callable[[Sequence], Numbers | None]  # None: the policy failed
 Rank = tuple[int, int]
-Item = tuple[Numbers, Rank, Sequence]
 
 
 class PolicyQueue(WaitingQueue):
@@ -43,11 +43,11 @@ class PolicyQueue(WaitingQueue):
         self._changes = keys != "fixed"
         self._by_client = keys == "by_client"
         self._max_overtakes = max_overtakes
-        self._unasked: dict[int, Sequence] = {}  # by request_id; of no key yet
-        self._asked: dict[int, Item] = {}  # by request_id
-        self._heap: list[Item] = []  # of these, and some that are not valid any more
-        self._passed: list[Item] = []  # taken out of the heap, and not admitted
-        self._ring = OrderedDict[int, None]()  # request_ids, by whose turn it is
+        # An item counts as long as its sequence has it.
+        self._unasked: list[QueueItem] = []  # of no key yet
+        self._heap: list[QueueItem] = []
+        self._passed: list[QueueItem] = []  # taken out of the heap, and not admitted
+        self._ring = deque[Sequence]()  # by whose turn it is; some have left
         self._clients: dict[str | None, list[tuple[Rank, Sequence]]] = {}
 
     # -- who is in it ------------------------------------------------------------
@@ -60,11 +60,11 @@ class PolicyQueue(WaitingQueue):
             mine = self._clients.setdefault(sequence.request.client, [])
             insort(mine, (sequence.rank, sequence))
             if mine[0][1] is sequence:
-                self._unasked[sequence.request.request_id] = sequence
+                self._await_key(sequence)
                 if len(mine) > 1:
-                    self._forget_key(mine[1][1])
+                    mine[1][1].item = None
         else:
-            self._unasked[sequence.request.request_id] = sequence
+            self._await_key(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         super().remove(sequence)
@@ -76,7 +76,7 @@ class PolicyQueue(WaitingQueue):
             self.remove(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
-        self._forget_key(sequence)
+        sequence.item = None  # the heap is told when it comes up
         mine = self._clients.get(sequence.request.client, [])
         index = bisect_left(mine, (sequence.rank,))
         if index == len(mine) or mine[index][1] is not sequence:
@@ -85,38 +85,41 @@ class PolicyQueue(WaitingQueue):
         if not mine:
             del self._clients[sequence.request.client]
         elif index == 0:
-            first = mine[0][1]
-            self._unasked[first.request.request_id] = first
+            self._await_key(mine[0][1])
 
-    def _forget_key(self, sequence: Sequence) -> None:
-        request_id = sequence.request.request_id
-        self._unasked.pop(request_id, None)
-        self._asked.pop(request_id, None)  # the heap is told when it comes up
+    @property
+    def _max_items(self) -> int:
+        """A list with more of them has too many that are not valid any more."""
+        return 2 * len(self) + N_FIRST
+
+    def _await_key(self, sequence: Sequence) -> None:
+        if len(self._unasked) > self._max_items:
+            self._unasked = [*filter(_is_valid, self._unasked)]
+        sequence.item = (NO_KEY, sequence.rank, sequence)
+        self._unasked.append(sequence.item)
 
     def _insert(self, key: Numbers, sequence: Sequence) -> None:
-        request_id = sequence.request.request_id
-        if self._changes:
-            self._ring.setdefault(request_id)
-        item = self._asked[request_id] = (key, sequence.rank, sequence)
-        heappush(self._heap, item)
+        sequence.item = (key, sequence.rank, sequence)
+        heappush(self._heap, sequence.item)
 
-    def _is_valid(self, item: Item) -> bool:
-        return self._asked.get(item[2].request.request_id) is item
-
-    def _pop(self) -> Item | None:
+    def _pop(self) -> QueueItem | None:
         """The smallest of those that are valid, which is out of the heap then."""
         while self._heap:
             item = heappop(self._heap)
-            if self._is_valid(item):
+            if _is_valid(item):
                 return item
         return None
 
     def _put_back(self) -> None:
-        for item in filter(self._is_valid, self._passed):
+        for item in filter(_is_valid, self._passed):
             heappush(self._heap, item)
         self._passed.clear()
-        if len(self._heap) > 2 * len(self._asked) + N_FIRST:
-            self._heap = sorted(self._asked.values(), key=lambda item: item[:2])
+        if len(self._heap) > self._max_items:
+            self._heap = sorted(
+                filter(_is_valid, self._heap), key=lambda item: item[:2]
+            )
+        if len(self._ring) > self._max_items:
+            self._ring = deque(each for each in dict.fromkeys(self._ring) if each.item)
 
     # -- who is next -------------------------------------------------------------
 
@@ -151,14 +154,18 @@ class PolicyQueue(WaitingQueue):
 
     def _ask_new(self, ask: Ask) -> bool:
         """Give everybody a key; False if the policy failed."""
-        new, self._unasked = self._unasked, {}  # one that has been large stays slow
-        for request_id, sequence in list(new.items()):
+        new, self._unasked = self._unasked, []
+        for number, item in enumerate(new):
+            if not _is_valid(item):
+                continue
+            sequence = item[2]
             key = ask(sequence)
             if key is None:
-                self._unasked = new
+                self._unasked = new[number:]
                 return False
-            del new[request_id]
             self._insert(key, sequence)
+            if self._changes:
+                self._ring.append(sequence)
         return True
 
     def _ask_again(self, ask: Ask) -> bool:
@@ -166,17 +173,17 @@ class PolicyQueue(WaitingQueue):
         for _ in range(N_FIRST):
             if (item := self._pop()) is not None:
                 self._passed.append(item)
-        again = {item[2].request.request_id: item for item in self._passed}
+        again = {item[1]: item for item in self._passed}
         for _ in range(min(N_TURN, len(self._ring))):
-            request_id, _ = self._ring.popitem(last=False)
-            if request_id in self._asked:
-                self._ring[request_id] = None
-                again[request_id] = self._asked[request_id]
+            sequence = self._ring.popleft()
+            if sequence.item is not None:
+                self._ring.append(sequence)
+                again[sequence.rank] = sequence.item
         works = all(self._ask_one_again(ask, item) for item in again.values())
         self._put_back()
         return works
 
-    def _ask_one_again(self, ask: Ask, item: Item) -> bool:
+    def _ask_one_again(self, ask: Ask, item: QueueItem) -> bool:
         known, _, sequence = item
         if not known:  # it was preempted
             return True
@@ -190,11 +197,18 @@ class PolicyQueue(WaitingQueue):
     def check_integrity(self) -> None:
         """A waiting sequence has a key, will be asked for one, or is behind its client's first."""
         super().check_integrity()
-        valid = [*filter(self._is_valid, [*self._heap, *self._passed])]
-        assert {id(item) for item in valid} == {id(i) for i in self._asked.values()}
-        assert not self._unasked.keys() & self._asked.keys()
-        known = [*self._unasked.values(), *(item[2] for item in self._asked.values())]
-        known += [s for mine in self._clients.values() for _, s in mine[1:]]
+        asked = [*filter(_is_valid, [*self._heap, *self._passed])]
+        unasked = [*filter(_is_valid, self._unasked)]
+        assert all(item[0] is NO_KEY for item in unasked)
+        assert not any(item[0] is NO_KEY for item in asked)
+        behind = [s for mine in self._clients.values() for _, s in mine[1:]]
+        assert not any(sequence.item for sequence in behind)
+        known = [item[2] for item in (*asked, *unasked)] + behind
         assert {id(s) for s in known} == {id(s) for s in self}
         assert len(known) == len(self)
-        assert not self._changes or self._asked.keys() <= self._ring.keys()
+        turns = {id(sequence) for sequence in self._ring}
+        assert not self._changes or all(id(i[2]) in turns for i in asked if i[0])
+
+
+def _is_valid(item: QueueItem) -> bool:
+    return item[2].item is item

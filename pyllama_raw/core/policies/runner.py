@@ -8,7 +8,6 @@ reported. It is passed on only if the report raises: a user may interrupt a hook
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from functools import partial
@@ -17,15 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.memory.sources import Prefixes
 from pyllama_raw.core.policies.checks import checked_key, checked_quota
-from pyllama_raw.core.policies.policy import (
-    RequestView,
-    SchedulerView,
-    SchedulingPolicy,
-)
+from pyllama_raw.core.policies.policy import SchedulerView, SchedulingPolicy
 from pyllama_raw.core.policies.queue import Numbers, PolicyQueue
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.step import StepPlan
 from pyllama_raw.core.victims import MAX_PREEMPTED
+from pyllama_raw.core.view import RequestView
 
 T = TypeVar("T")
 
@@ -62,10 +58,8 @@ class PolicyRunner:
         self._report = report
         self._now = 0.0
         self._view: SchedulerView | None = None  # of this step, once a hook gets it
-        self._views: dict[int, RequestView] = {}  # by request_id; of all told of
         self._probed: Sequence | None = None  # whom the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
-        self._held = Counter[int]()  # steps without a token, by request_id
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
 
     def begin(self, now: float) -> None:
@@ -86,11 +80,9 @@ class PolicyRunner:
         )
 
     def _view_of(self, sequence: Sequence) -> RequestView:
-        request_id = sequence.request.request_id
-        view = self._views.get(request_id)
-        if view is None:
-            view = self._views[request_id] = RequestView(sequence, self._running)
-        return view
+        if sequence.view is None:
+            sequence.view = RequestView(sequence, self._running)
+        return sequence.view
 
     def _running(self, request_id: int) -> Running | None:
         return self._memory.slots.running.get(request_id)
@@ -157,11 +149,16 @@ class PolicyRunner:
         views = tuple(self._view_of(running.sequence) for running in prompts)
         check = partial(checked_quota, request_ids=by_id)
         quota = self._ask("prefill_quota", check, views, self._seen()) or {}
-        low = {k for k, n in quota.items() if n < 2 and self._held[k] < MAX_HELD}
+        low = {
+            request_id
+            for request_id, n_tokens in quota.items()
+            if n_tokens < 2 and by_id[request_id].sequence.n_held < MAX_HELD
+        }
         if len(low) == len(prompts) and not all_may_wait:
             return prompts, {}
-        for request_id in by_id:
-            self._held[request_id] = (self._held[request_id] + 1) * (request_id in low)
+        for request_id, running in by_id.items():
+            sequence = running.sequence
+            sequence.n_held = (sequence.n_held + 1) * (request_id in low)
         caps = {by_id[k].slot: n for k, n in quota.items() if n >= 2}
         return [by_id[k] for k in by_id if k not in low], caps
 
@@ -171,11 +168,11 @@ class PolicyRunner:
         """*plan* was computed; what came of it is not taken in yet."""
         if "on_scheduled" not in self._hooks:
             return
-        views = self._views  # who has ended meanwhile has none
+        found = ((self._running(work.request_id), work) for work in plan.works)
         done = tuple(
-            (views[work.request_id], len(work.tokens))
-            for work in plan.works
-            if work.request_id in views
+            (self._view_of(running.sequence), len(work.tokens))
+            for running, work in found
+            if running is not None  # else it has ended meanwhile
         )
         self._ask("on_scheduled", id, done, now)
 
@@ -185,11 +182,10 @@ class PolicyRunner:
         view = self._view_of(sequence)
         if hook in self._hooks:
             self._ask(hook, id, view, now)
-        request_id = sequence.request.request_id
-        if hook in ("on_preempted", "on_finished"):
-            self._held.pop(request_id, None)
+        if hook == "on_preempted":
+            sequence.n_held = 0
         if hook == "on_finished":
-            del self._views[request_id]
+            sequence.view = None
 
     # -- calls ---------------------------------------------------------------------
 

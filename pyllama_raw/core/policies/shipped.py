@@ -6,13 +6,9 @@ All but `priority` serve a more urgent `priority` first; what they say is about 
 
 from __future__ import annotations
 
-from pyllama_raw.core.policies.policy import (
-    Key,
-    RequestView,
-    SchedulerView,
-    SchedulingPolicy,
-)
+from pyllama_raw.core.policies.policy import Key, SchedulerView, SchedulingPolicy
 from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc
+from pyllama_raw.core.view import RequestView
 
 LEARNED = 0.1  # weight of the request that ended last
 
@@ -76,7 +72,6 @@ class Edf(SchedulingPolicy):
     keys = "changing"
 
     def __init__(self) -> None:
-        self._started: dict[int, float] = {}  # by request_id
         self._pace = 0.0  # seconds for one token of service
 
     def order_key(self, request: RequestView, view: SchedulerView) -> Key:
@@ -85,11 +80,8 @@ class Edf(SchedulingPolicy):
         ends = view.now + self._pace * service(request)
         return (request.priority, 2 * (ends > request.deadline), request.deadline)
 
-    def on_admitted(self, request: RequestView, now: float) -> None:
-        self._started.setdefault(request.request_id, now)
-
     def on_finished(self, request: RequestView, now: float) -> None:
-        started = self._started.pop(request.request_id, None)
+        started = request.admitted
         is_cut = request.deadline is not None and now >= request.deadline
         if started is not None and request.n_output and not is_cut:
             pace = (now - started) / service(request)

@@ -13,12 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 
-from pyllama_raw.core.policies.policy import (
-    Key,
-    RequestView,
-    SchedulerView,
-    SchedulingPolicy,
-)
+from pyllama_raw.core.policies.policy import Key, SchedulerView, SchedulingPolicy
+from pyllama_raw.core.view import RequestView
 
 OUTPUT_COST = 2.0  # of an output token, in prompt tokens
 MIN_KNOWN = 1024  # counters kept before those that say nothing are forgotten

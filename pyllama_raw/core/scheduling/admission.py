@@ -1,28 +1,36 @@
 """
 How many requests an engine takes on: one for each slot, and those that may wait.
 
-Rule: a request counts from the moment it is posted until it has ended, so what was
-posted during a long step counts as what is in the queue. Only what has no slot to go to
-counts as waiting.
+Rules:
+1. A request is open from the moment it is posted until it has ended, so what was posted
+   during a long step counts as what is in the queue.
+2. A request that finds a slot free when it comes is never refused. The prompt of any other
+   one counts in tokens until the request has had a slot. Which one gets the next slot is the
+   policy's business, and nothing to these counts.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.errors import InvalidRequest, QueueFull
 
-Place = tuple[int, int, int, int]  # priority, order of arrival, request_id, n_prompt
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """What an open request counts for."""
+
+    n_tokens: int = 0  # of a prompt that waits; 0: it found a slot, or has had one
+    is_open: bool = True
 
 
 class Admission:
     """
-    The requests of one engine that have not ended, each with or without a slot.
+    The counts of the requests of one engine that have not ended.
 
-    Slots are given in the order of the scheduler: by priority, then by arrival. Not
-    thread-safe: the mailbox, which shares it between threads, has the lock.
+    Not thread-safe: the door, which shares it between threads, has the lock.
     """
 
     def __init__(
@@ -31,44 +39,45 @@ class Admission:
         self.n_slots = n_slots
         self.max_waiting = max_waiting
         self.max_waiting_tokens = max_waiting_tokens
+        self.n_open = 0
         self.n_tokens = 0  # of prompts that wait
-        self._n_entered = 0
-        self._seated: set[int] = set()  # request ids; at most n_slots
-        self._waiting: dict[int, Place] = {}  # by request_id
-        self._queue: list[Place] = []  # the same, best first
 
     @property
     def max_requests(self) -> int:
         """The most requests that an engine has at once."""
         return self.n_slots + self.max_waiting
 
-    def enter(self, requests: Items[Request]) -> None:
+    def enter(self, requests: Items[Request]) -> list[Ticket]:
         """
         Take on all *requests*, the outputs of one prompt, or none.
+
+        Returns:
+            A ticket for each.
 
         Raises:
             QueueFull: too much waits at present.
             InvalidRequest: there are more outputs than an idle engine takes.
         """
-        assert all(isinstance(request.priority, int) for request in requests)
         self._check_number(requests)
-        n_seats = self.n_slots - len(self._seated)
-        late = requests[n_seats:]
-        self._check_room(late)
-        for request in late:
-            self._wait(request)
-        self._seated.update(request.request_id for request in requests[:n_seats])
+        n_free = max(self.n_slots - self.n_open, 0)
+        counted = [0] * len(requests)
+        counted[n_free:] = [request.n_prompt for request in requests[n_free:]]
+        if len(requests) > n_free:
+            self._check_room(len(requests), sum(counted))
+        self.n_open += len(requests)
+        self.n_tokens += sum(counted)
+        return [Ticket(n_tokens) for n_tokens in counted]
 
-    def leave(self, request_id: int) -> None:
-        """A request has ended; unknown ids are ignored."""
-        if request_id in self._waiting:
-            self._unqueue(self._waiting[request_id])
-        elif request_id in self._seated:
-            self._seated.remove(request_id)
-            if self._queue:
-                place = self._queue[0]
-                self._unqueue(place)
-                self._seated.add(place[2])
+    def seat(self, ticket: Ticket) -> None:
+        """The request has got a slot; can be repeated."""
+        self.n_tokens -= ticket.n_tokens
+        ticket.n_tokens = 0
+
+    def leave(self, ticket: Ticket) -> None:
+        """The request has ended; can be repeated."""
+        self.seat(ticket)
+        self.n_open -= ticket.is_open
+        ticket.is_open = False
 
     def _check_number(self, requests: Items[Request]) -> None:
         n_prompt = requests[0].n_prompt
@@ -82,39 +91,10 @@ class Admission:
                 "max_waiting or max_waiting_tokens",
             )
 
-    def _check_room(self, late: Items[Request]) -> None:
-        if not late:
-            return
-        n_waiting = len(self._queue) + len(late)
+    def _check_room(self, n_requests: int, n_tokens: int) -> None:
+        n_waiting = self.n_open + n_requests - self.n_slots
         if n_waiting > self.max_waiting:
             raise QueueFull("max_waiting", n_waiting, self.max_waiting)
-        n_tokens = self.n_tokens + sum(request.n_prompt for request in late)
+        n_tokens += self.n_tokens
         if n_tokens > self.max_waiting_tokens:
             raise QueueFull("max_waiting_tokens", n_tokens, self.max_waiting_tokens)
-
-    def _wait(self, request: Request) -> None:
-        place = (
-            request.priority,
-            self._n_entered,
-            request.request_id,
-            request.n_prompt,
-        )
-        self._n_entered += 1
-        self._waiting[request.request_id] = place
-        insort(self._queue, place)
-        self.n_tokens += request.n_prompt
-
-    def _unqueue(self, place: Place) -> None:
-        del self._waiting[place[2]]
-        self._queue.remove(place)
-        self.n_tokens -= place[3]
-
-    def check_integrity(self) -> None:
-        """Nobody waits beside a free slot, and the tokens add up."""
-        assert self._queue == sorted(self._waiting.values())
-        assert not self._seated & self._waiting.keys()
-        assert len(self._seated) <= self.n_slots
-        assert len(self._seated) == self.n_slots or not self._queue
-        assert self.n_tokens == sum(place[3] for place in self._queue)
-        assert len(self._queue) <= self.max_waiting
-        assert self.n_tokens <= self.max_waiting_tokens

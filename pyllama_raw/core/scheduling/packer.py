@@ -11,7 +11,7 @@ The packer chooses what the next step computes.
 from __future__ import annotations
 
 from pyllama_raw.core import exact
-from pyllama_raw.core.lots import Group, Groups, LotTurns, by_lot, n_least
+from pyllama_raw.core.lots import Groups, LotGroup, LotTurns, by_lot, n_least
 from pyllama_raw.core.request import Lot
 from pyllama_raw.core.scheduling.budget import StepBudget
 from pyllama_raw.core.scheduling.budget_modes import BudgetMode, divide
@@ -144,7 +144,7 @@ class Packer:
         if len(lots) > 1 or self._roster.n_with_spans:
             groups = by_lot(streams, self._with_cells(prompts, len(streams)))
         else:
-            groups = dict.fromkeys(lots, Group(streams, prompts))
+            groups = dict.fromkeys(lots, LotGroup(streams, prompts))
         if self._slots.limits.deterministic:
             groups = exact.divided(groups)
         if len(groups) > 1:

@@ -151,7 +151,7 @@ class Roster:
         else:
             self.waiting.remove(sequence)
         self._remove(sequence)
-        self.memory.swaps.drop(sequence.request.request_id)
+        self.memory.swaps.drop(sequence)
         if self.policy is not None:
             self.policy.tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):

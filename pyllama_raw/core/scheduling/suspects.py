@@ -32,7 +32,7 @@ class Part(NamedTuple):
     end: int  # tokens of it that would have been computed then
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Suspect:
     sequence: Sequence
     n_failed: int = 0  # decodes it took part in, since it was cleared
@@ -59,7 +59,7 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self.all: dict[int, Suspect] = {}  # by request_id
+        self.all: list[Suspect] = []
         self._stretch = 1  # tokens that who is isolated next is computed alone
 
     def accuse(self, parts: Iterable[Part], *, alone: bool) -> Sequence | None:
@@ -72,13 +72,12 @@ class Suspects:
         isolates = False
         for running, end in parts:
             sequence = running.sequence
-            request_id = sequence.request.request_id
-            suspect = self.all.setdefault(request_id, Suspect(sequence))
+            suspect = self._of(sequence)
             was_isolated = suspect.is_isolated
             suspect.n_failed += 1
             suspect.n_alone += alone
             if suspect.n_alone >= N_ALONE:
-                self._release(request_id)
+                self._release(suspect)
                 return sequence
             n_more = 1
             if suspect.is_isolated and not was_isolated and not alone:
@@ -89,11 +88,18 @@ class Suspects:
             self._stretch = min(self._stretch * STRETCH_FACTOR, MAX_STRETCH)
         return None
 
-    def _release(self, culprit: int) -> None:
+    def _of(self, sequence: Sequence) -> Suspect:
+        for suspect in self.all:
+            if suspect.sequence is sequence:
+                return suspect
+        self.all.append(Suspect(sequence))
+        return self.all[-1]
+
+    def _release(self, culprit: Suspect) -> None:
         """Nobody is suspected any more for what the *culprit* did."""
-        del self.all[culprit]
+        self.all.remove(culprit)
         self._stretch = 1  # it was a request, not the context
-        for suspect in self.all.values():
+        for suspect in self.all:
             if not suspect.n_alone:
                 suspect.n_failed = min(suspect.n_failed, N_TOGETHER)
 
@@ -101,26 +107,20 @@ class Suspects:
         self, alive: Mapping[int, Sequence], running: Mapping[int, Running]
     ) -> None:
         """Forget who has got past its failure, or has ended."""
-        self.all = {
-            request_id: suspect
-            for request_id, suspect in self.all.items()
+        by_id = {suspect.sequence.request.request_id: suspect for suspect in self.all}
+        self.all = [
+            suspect
+            for request_id, suspect in by_id.items()
             if request_id in alive and not suspect.is_cleared(running.get(request_id))
-        }
+        ]
 
     def narrow(
         self, streams: list[Running], prompts: list[Running]
     ) -> tuple[list[Running], list[Running]]:
         """Keep only the first sequence that is to be computed alone, if there is one."""
-        isolated = [
-            running
-            for running in (*streams, *prompts)
-            if self._is_isolated(running.request.request_id)
-        ]
+        alone = [suspect.sequence for suspect in self.all if suspect.is_isolated]
+        isolated = [each for each in (*streams, *prompts) if each.sequence in alone]
         if not isolated:
             return streams, prompts
         first = min(isolated, key=lambda running: running.sequence.rank)
         return ([first], []) if first in streams else ([], [first])
-
-    def _is_isolated(self, request_id: int) -> bool:
-        suspect = self.all.get(request_id)
-        return suspect is not None and suspect.is_isolated

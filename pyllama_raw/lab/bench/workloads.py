@@ -25,7 +25,7 @@ Build = Callable[[Shape, Writer, Random], list[Call]]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload(Checked):
+class BenchWorkload(Checked):
     """A way to make calls, with what is usual for it."""
 
     name: str
@@ -115,19 +115,19 @@ def cancel_storm(shape: Shape, writer: Writer, rng: Random) -> list[Call]:
 WORKLOADS = {
     workload.name: workload
     for workload in (
-        Workload(
+        BenchWorkload(
             "offline",
             "prompts of one length, all wanted as soon as possible",
             Shape(requests=32, prompt_tokens=128, output_tokens=64),
             prompts,
         ),
-        Workload(
+        BenchWorkload(
             "shared-prefix",
             "one long prefix, an end of its own for each",
             Shape(requests=32, prefix_tokens=640, prompt_tokens=20, output_tokens=32),
             prompts,
         ),
-        Workload(
+        BenchWorkload(
             "prefix-groups",
             "several shared prefixes in random order",
             Shape(
@@ -139,7 +139,7 @@ WORKLOADS = {
             ),
             prefix_groups,
         ),
-        Workload(
+        BenchWorkload(
             "multi-turn",
             "chats in random order; a turn repeats all before, answers included",
             Shape(
@@ -151,13 +151,13 @@ WORKLOADS = {
             ),
             multi_turn,
         ),
-        Workload(
+        BenchWorkload(
             "sharegpt",
             "log-normal lengths as in ShareGPT, at most 1024 each way",
             Shape(requests=32, prompt_tokens=200, output_tokens=200),
             sharegpt,
         ),
-        Workload(
+        BenchWorkload(
             "interference",
             "short prompts; every N-th is long",
             Shape(
@@ -170,7 +170,7 @@ WORKLOADS = {
             interference,
             clients=None,
         ),
-        Workload(
+        BenchWorkload(
             "bursts",
             "short prompts that come in bursts",
             Shape(requests=48, prompt_tokens=64, output_tokens=32),
@@ -178,13 +178,13 @@ WORKLOADS = {
             clients=None,
             burstiness=0.25,
         ),
-        Workload(
+        BenchWorkload(
             "memory-pressure",
             "outputs outgrow the cells: half of what the slots would need",
             Shape(requests=24, prompt_tokens=64, output_tokens=192),
             prompts,
         ),
-        Workload(
+        BenchWorkload(
             "cancel-storm",
             "some clients leave after some tokens",
             Shape(requests=64, prompt_tokens=64, output_tokens=64, leave_share=0.5),

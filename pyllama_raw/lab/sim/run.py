@@ -47,7 +47,6 @@ class Simulated:
         self.n_cells = self.scheduler.limits.n_cells
         self.n_open = self.n_open_tokens = 0
         self._tell = tell
-        self._open: dict[int, Request] = {}
 
     @property
     def now(self) -> float:
@@ -55,9 +54,8 @@ class Simulated:
 
     def add(self, request: Request, at_s: float) -> None:
         """*request* comes; an idle machine has waited for it."""
-        if not self._open:
+        if not self.n_open:
             self.clock.now = max(self.clock.now, at_s)
-        self._open[request.request_id] = request
         self.n_open += 1
         self.n_open_tokens += request.n_prompt + request.max_tokens
         self.driver.add((request,), at_s)
@@ -65,7 +63,7 @@ class Simulated:
     def _take(self, events: list[Event], ended: bool) -> None:
         for event in events if ended else ():
             if type(event) is Finished:
-                request = self._open.pop(event.request_id)
+                request = self.driver.opened[event.request_id].request
                 self.n_open -= 1
                 self.n_open_tokens -= request.n_prompt + request.max_tokens
                 self._tell(request, event)

@@ -19,7 +19,7 @@ from pyllama_raw.options import host
 from pyllama_raw.options.config import ContextConfig
 from pyllama_raw.options.cpus import n_cpus
 from pyllama_raw.options.host import Others
-from pyllama_raw.options.profile import Machine, Measured, Profile, Settings
+from pyllama_raw.options.profile import MachineFacts, Measured, Profile, Settings
 
 Progress = Callable[[str], object]  # told what was done, one call a measurement
 
@@ -77,7 +77,7 @@ def tune(
             path = path.replace(keep)
         facts = {
             "path": path.absolute(),
-            "machine": Machine(cpu=host.cpu_name(), n_cpus=host.n_cpus()),
+            "machine": MachineFacts(cpu=host.cpu_name(), n_cpus=host.n_cpus()),
             "model_bytes": path.stat().st_size,
             "others_cpus": others.cpus,
         }

@@ -44,7 +44,7 @@ class Unreadable(Exception):
     """The template cannot be compiled."""
 
 
-class Refused(Exception):
+class TemplateRefused(Exception):
     """The template raised an error for these messages."""
 
 
@@ -86,7 +86,7 @@ class TemplateProcesses:
             chat: what CompiledTemplate.render takes beside the messages.
 
         Raises:
-            Unreadable, Refused, Exceeded, ClosedError.
+            Unreadable, TemplateRefused, Exceeded, ClosedError.
             OSError: no process can be started.
         """
         answer = self._ask([chat or {}, *messages])
@@ -109,7 +109,7 @@ class TemplateProcesses:
                 raise
             self._put_back(process, answer)
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise TemplateRefused(answer["refused"])
         if "too_large" in answer:
             raise Exceeded(
                 f"done within {MAX_MEMORY_BYTES >> 20} MiB, "

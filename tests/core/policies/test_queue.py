@@ -38,3 +38,31 @@ def test_keys_that_always_change_take_no_more_memory():
         queue.check_integrity()
 
     assert len(queue._heap) <= 2 * 200 + N_FIRST
+
+
+def test_who_leaves_unasked_takes_no_more_memory():
+    """
+    While no slot is free nobody is asked, however many come and go.
+    """
+    queue, _ = filled("fixed", 2)
+
+    for i in range(2, 1000):
+        queue.push(late := Sequence(make_request(i), i, 0.0))
+        queue.remove(late)
+    queue.check_integrity()
+
+    assert len(queue._unasked) <= 2 * 3 + N_FIRST + 1
+
+
+def test_who_has_left_takes_no_turn():
+    """
+    Turns of those that left are forgotten in time; the others keep theirs.
+    """
+    queue, sequences = filled("changing", 200)
+    next(queue.candidates(lambda _: (0,)))
+    for sequence in sequences[10:]:
+        queue.remove(sequence)
+    next(queue.candidates(lambda _: (0,)))
+    queue.check_integrity()
+
+    assert set(queue._ring) == set(sequences[:10])

@@ -10,11 +10,12 @@ import pytest
 
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.core.policies.policy import RequestView, SchedulerView
+from pyllama_raw.core.policies.policy import SchedulerView
 from pyllama_raw.core.policies.shipped import SHIPPED
 from pyllama_raw.core.policies.vtc import OUTPUT_COST, Vtc
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import Sequence
+from pyllama_raw.core.view import RequestView
 from tests.core.policies.support import order_of, waiting, with_policy
 from tests.core.support import (
     STOP_TOKEN,
@@ -113,9 +114,8 @@ def test_edf_learns_nothing_of_who_was_cut():
     policy = SHIPPED["edf"]()
     sequence = Sequence(make_request(0, deadline=5.0), 0, 0.0)
     view = RequestView(sequence, {}.get)
+    sequence.admitted, sequence.n_output = 0.0, 1
     for now in (4.0, 5.0):
-        policy.on_admitted(view, 0.0)
-        sequence.n_output = 1
         policy.on_finished(view, now)
 
     assert policy.order_key(view, SchedulerView(now=0.9))[1] == 0

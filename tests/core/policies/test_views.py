@@ -30,7 +30,7 @@ def test_a_view_says_how_a_request_stands():
 
     view = (
         "RequestView(request_id=7, client='me', priority=3, submitted=1.0, "
-        "deadline=1000000000.0, n_prompt=12, max_tokens=2, n_computed={}, n_behind={}, "
+        "admitted=0.0, deadline=1000000000.0, n_prompt=12, max_tokens=2, n_computed={}, n_behind={}, "
         "n_output={}, n_preempted=0, data={{'plan': 'free'}})"
     )
     assert seen == [
@@ -50,11 +50,14 @@ def test_nothing_is_kept_of_who_has_ended():
     scheduler, _ = with_policy(LastComeFirst(), n_slots=1)
     for request_id in range(3):
         scheduler.add(make_request(request_id), 0.0)
+    sequences = list(scheduler._roster.alive.values())
     step(scheduler)
+    shown = [sequence.view is not None for sequence in sequences]
     scheduler.cancel(0, 0.0)
     run_until_idle(scheduler)
 
-    assert not scheduler._policy._views
+    assert shown == [True] * 3
+    assert [sequence.view for sequence in sequences] == [None] * 3
 
 
 def test_the_scheduler_is_seen_as_it_is_when_a_step_begins():

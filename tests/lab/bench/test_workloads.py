@@ -152,11 +152,11 @@ def test_a_share_is_at_most_one():
     [
         (
             lambda: replace(WORKLOADS["bursts"], rate=inf),
-            "Workload.rate=inf: give a finite",
+            "BenchWorkload.rate=inf: give a finite",
         ),
         (
             lambda: replace(WORKLOADS["bursts"], burstiness=0),
-            "Workload.burstiness=0: give more",
+            "BenchWorkload.burstiness=0: give more",
         ),
         (lambda: Point(clients="2"), "Point.clients='2': give a valid integer"),
         (lambda: Point(rate=inf), "Point.rate=inf: give a finite number"),

@@ -19,7 +19,7 @@ from pyllama_raw.options.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRequest:
+class BuiltSampler:
     """A request whose sampler is built."""
 
     params: SamplingParams
@@ -36,25 +36,25 @@ class OpenRequest:
         return params.logprobs is not None or params.prompt_logprobs is not None
 
 
-class OpenRequests:
+class BuiltSamplers:
     """All that are open, by request_id."""
 
     def __init__(self) -> None:
-        self._all: dict[int, OpenRequest] = {}
+        self._all: dict[int, BuiltSampler] = {}
         self.n_masked = self.n_scored = self.n_needing_all = 0
 
-    def __getitem__(self, request_id: int) -> OpenRequest:
+    def __getitem__(self, request_id: int) -> BuiltSampler:
         return self._all[request_id]
 
     @property
     def request_ids(self) -> list[int]:
         return list(self._all)
 
-    def add(self, request_id: int, opened: OpenRequest) -> None:
+    def add(self, request_id: int, opened: BuiltSampler) -> None:
         self._all[request_id] = opened
         self._count(opened, 1)
 
-    def pop(self, request_id: int) -> OpenRequest | None:
+    def pop(self, request_id: int) -> BuiltSampler | None:
         """Take one out; None: it is not open."""
         opened = self._all.pop(request_id, None)
         if opened is not None:
@@ -67,7 +67,7 @@ class OpenRequests:
             self._all[work.request_id].needs_all for work in works
         )
 
-    def _count(self, opened: OpenRequest, change: int) -> None:
+    def _count(self, opened: BuiltSampler, change: int) -> None:
         self.n_masked += change * (opened.mask is not None)
         self.n_scored += change * opened.is_scored
         self.n_needing_all += change * bool(opened.needs_all)

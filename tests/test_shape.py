@@ -1,0 +1,94 @@
+"""What must not grow again: registries of requests, and names that mean two things."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
+FOLDERS = ("api", "core", "engine", "testing")  # that have requests
+
+# What is known by the id of a request, and why the record of engine/requests.py has it not.
+REGISTRIES = {
+    "engine/requests.py": {"OpenRequests"},  # the records
+    "engine/built_samplers.py": {"_all"},  # executors know no records
+    "engine/abort.py": {"_unwanted"},  # until the step is over
+    "engine/step_log.py": {"_warming"},  # steps name requests by their ids
+    "api/generation.py": {"_by_id"},  # the outputs of one prompt
+    "core/scheduling/roster.py": {"alive"},
+    "core/memory/slots.py": {"running"},
+    "core/embedding/scheduler.py": {"_requests"},
+    "core/policies/vtc.py": {"_waiting"},  # a policy knows no more than a user's
+    "testing/executor.py": {"_requests"},
+}
+# Whether the rows of images and sounds are there; a request leaves all three with them.
+READINESS = {
+    "core/encodes.py": {"_open"},
+    "engine/encoder.py": {"_open"},
+    "engine/room.py": {"_waiting"},
+}
+# What is known by another number: a slot, a save, a fetch, an adapter, a token, a state.
+OTHERS = {
+    "core/memory/tier.py": {"_saves"},
+    "core/memory/tiers.py": {"_loading", "_fetching"},
+    "core/memory/restores.py": {"_fetchers", "_loads"},
+    "core/stop_strings.py": {"moves"},
+    "engine/adapters.py": {"_all"},
+    "engine/adapter_sets.py": {"_known"},
+    "engine/executor.py": {"_lost"},
+    "engine/rows.py": {"_Tokens"},
+    "engine/operations.py": {"_saved", "_lost", "_restore_s"},
+    "testing/memory.py": {"shifted", "_lost", "_saved"},
+}
+BY_NUMBER = re.compile(r"\b(\w*[dD]ict|\w*set|Counter)\[int\b")
+
+# A user's word for what is the same thing inside, as far as users see it.
+DOUBLE = {"Delta", "Model", "Score", "Timings"}
+
+
+def registries(path: Path) -> Iterator[str]:
+    """Attributes and classes of *path* that are kept by number."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.AnnAssign(target=ast.Attribute(attr=name), annotation=kind):
+                kinds = [kind]
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+                kinds = [value]
+            case ast.ClassDef(name=name, bases=kinds):
+                pass
+            case _:
+                continue
+        if any(BY_NUMBER.search(ast.unparse(kind)) for kind in kinds):
+            yield name
+
+
+def test_what_an_engine_has_of_a_request_is_in_one_place():
+    """
+    A new registry is a finding: the record, the sequence or the view may have the fact.
+    """
+    found = defaultdict(set)
+    for folder in FOLDERS:
+        for path in (PACKAGE / folder).rglob("*.py"):
+            if names := set(registries(path)):
+                found[str(path.relative_to(PACKAGE))] = names
+    known = defaultdict(set)
+    for group in (REGISTRIES, READINESS, OTHERS):
+        for file, names in group.items():
+            known[file] |= names
+
+    assert found == known
+    assert sum(map(len, REGISTRIES.values())) <= 10
+
+
+def test_no_class_name_means_two_things():
+    """
+    A name that is read anywhere in the package needs no second look.
+    """
+    places = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+
+    assert {name for name, files in places.items() if len(files) > 1} == DOUBLE
