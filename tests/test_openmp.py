@@ -1,6 +1,5 @@
-"""How long threads of libgomp spin: a little, unless the user has chosen."""
+"""How long threads of libgomp spin, unless the user has chosen."""
 
-import logging
 import os
 import re
 import subprocess
@@ -8,7 +7,7 @@ import sys
 
 import pytest
 
-from pyllama_raw._ffi.openmp import SPINS, VARIABLES, short_spins
+from pyllama_raw._ffi.openmp import CHOICE
 
 LOAD = """
 import os
@@ -20,7 +19,7 @@ print(sorted({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ)))
 
 def spins(**chosen: str) -> tuple[int, str]:
     """What libgomp says it has read, and what a child of the process would inherit."""
-    env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    env = {name: value for name, value in os.environ.items() if name not in CHOICE}
     done = subprocess.run(
         [sys.executable, "-c", LOAD],
         env={**env, "OMP_DISPLAY_ENV": "verbose", **chosen},
@@ -34,11 +33,44 @@ def spins(**chosen: str) -> tuple[int, str]:
 
 
 @pytest.mark.native
-def test_threads_spin_a_little():
+def test_threads_spin_as_we_choose():
     """
     libgomp is loaded with our count, and children inherit nothing of it.
     """
-    assert spins() == (SPINS, "[]")
+    assert spins() == (int(CHOICE["GOMP_SPINCOUNT"]), "[]")
+
+
+@pytest.mark.native
+def test_short_waits_have_a_pool_that_ends():
+    """
+    More threads than CPUs are there until nobody wants them.
+    """
+    code = """
+import os, time
+from pyllama_raw._ffi.openmp import SHORT_SPINS
+from pyllama_raw.native import libllama
+
+def n_threads():
+    return len(os.listdir("/proc/self/task"))
+
+def wait_until(holds):
+    while not holds():
+        time.sleep(0.01)
+
+libllama.load()
+libllama.system_info()
+before = n_threads()
+for _ in range(2):
+    SHORT_SPINS.begin()
+    SHORT_SPINS.begin()
+    wait_until(lambda: n_threads() > before + os.cpu_count())
+    SHORT_SPINS.end()
+    SHORT_SPINS.end()
+    wait_until(lambda: n_threads() == before)
+"""
+    env = {name: value for name, value in os.environ.items() if name not in CHOICE}
+
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
 
 
 @pytest.mark.native
@@ -51,29 +83,3 @@ def test_a_choice_of_the_user_stays(name, value, expected):
     Either variable alone is a choice.
     """
     assert spins(**{name: value}) == (expected, f"['{name}']")
-
-
-@pytest.mark.parametrize(
-    ("loaded", "n_lines"),
-    [
-        ("7f r-xp 00 08:01 7 /usr/lib/libgomp.so.1.0.0", 1),
-        ("7f r-xp 00 08:01 7 /torch.libs/libgomp-a34b3233.so.1.0.0", 0),
-    ],
-)
-def test_a_libgomp_that_is_there_already_is_told(
-    loaded, n_lines, tmp_path, monkeypatch, caplog
-):
-    """
-    Its threads spin as they did; a copy that a wheel brings is another library.
-    """
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    maps = tmp_path / "maps"
-    maps.write_text(loaded)
-
-    with caplog.at_level(logging.INFO, "pyllama_raw"), short_spins(maps):
-        inside = os.environ["GOMP_SPINCOUNT"]
-
-    assert inside == str(SPINS)
-    assert len(caplog.records) == n_lines
-    assert "GOMP_SPINCOUNT" not in os.environ

@@ -14,7 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw._ffi.openmp import short_spins
+from pyllama_raw._ffi.openmp import choosing
 from pyllama_raw.errors import LibraryNotBuilt
 
 EXTENSION = "pyllama_raw._ffi._llama"
@@ -28,7 +28,7 @@ def load() -> tuple[Any, Any]:
         LibraryNotBuilt: it is absent or the loader refused it; says what to run.
     """
     try:
-        with short_spins():
+        with choosing():
             extension = importlib.import_module(EXTENSION)
     except ImportError as error:
         raise LibraryNotBuilt(_what_to_do(error)) from error

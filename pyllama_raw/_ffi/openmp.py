@@ -1,51 +1,88 @@
 """
-The time that threads of libgomp wait awake for each other, before they sleep.
+How long threads of libgomp wait awake for each other at a barrier, before they sleep.
 
-libgomp reads its variables once, when it is loaded; so they are set while it is.
+A thread that waits long keeps its CPU from the one that it waits for, where another program
+computes. One that waits shortly sleeps too often, where the machine is quiet. So both: long, and
+short while `SHORT_SPINS` is on. libgomp reads its variables once, when it is loaded, and then
+waits shortly whenever it has more threads than CPUs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import getLogger
-from pathlib import Path
+from threading import Event, Lock, Thread
 
-# libgomp's own is 300,000, about 3 ms or more. A thread then keeps its CPU awake while the one it
-# waits for has none, because another program computes. So few cost nothing on a quiet machine.
-SPINS = 1000
-VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+# The count of libgomp itself, and the policy with which its short count is 1,000 instead of 100.
+CHOICE = {"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "active"}
 
-_log = getLogger(__name__)
+
+def has_choice() -> bool:
+    """Whether the user has chosen how threads wait."""
+    return any(name in os.environ for name in CHOICE)
 
 
 @contextmanager
-def short_spins(maps: Path = Path("/proc/self/maps")) -> Iterator[None]:
+def choosing() -> Iterator[None]:
     """
-    Let a libgomp that the block loads spin SPINS times, where the user has chosen nothing.
+    Let a libgomp that the block loads wait as CHOICE says, where the user has chosen nothing.
 
     Child processes inherit no variable of ours.
     """
-    if any(name in os.environ for name in VARIABLES):
+    if has_choice():
         yield
         return
-    if _is_loaded(maps):
-        _log.info(
-            "libgomp was loaded before pyllama_raw, so its threads spin as it chose: where "
-            "other programs compute, set GOMP_SPINCOUNT=%d before Python starts",
-            SPINS,
-        )
-    os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+    os.environ.update(CHOICE)
     try:
         yield
     finally:
-        del os.environ["GOMP_SPINCOUNT"]
+        for name in CHOICE:
+            del os.environ[name]
 
 
-def _is_loaded(maps: Path) -> bool:
-    """Whether the libgomp of the system is; wheels bring copies by other names."""
+class ShortSpins:
+    """
+    Short waits for all threads of libgomp in the process, while anybody wants them.
+
+    A thread of ours then has a pool of one thread more than there are CPUs, all of them asleep.
+
+    Thread:
+        Any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._n_users = 0
+        self._over = Event()
+
+    def begin(self) -> None:
+        """Wait shortly, until as many end() as begin()."""
+        with self._lock:
+            self._n_users += 1
+            if self._n_users == 1 and not has_choice():
+                self._over = over = Event()
+                name = "pyllama-spins"
+                Thread(target=_have_pool, args=(over,), name=name, daemon=True).start()
+
+    def end(self) -> None:
+        """Take back one begin()."""
+        with self._lock:
+            self._n_users -= 1
+            if not self._n_users:
+                self._over.set()
+
+
+def _have_pool(over: Event) -> None:
+    """Enter a parallel region that does nothing, and keep its threads until *over*."""
     try:
-        return "/libgomp.so.1" in maps.read_text()
-    except OSError:
-        return False
+        gomp = ctypes.CDLL("libgomp.so.1", os.RTLD_NOLOAD | os.RTLD_LAZY)
+        do_nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of NULL
+    except (AttributeError, OSError):  # not on Linux, or another OpenMP
+        return
+    gomp.GOMP_parallel(do_nothing, None, (os.cpu_count() or 1) + 1, 0)
+    over.wait()
+
+
+SHORT_SPINS = ShortSpins()

@@ -82,6 +82,10 @@ class EngineLoop:
         self._end_all()
         self._write_idle()
 
+    def close(self) -> None:
+        """Change nothing of the process any more."""
+        self.cpu_share.close()
+
     def _step(self) -> bool:
         """False: there was nothing to do."""
         if self._room:

@@ -259,6 +259,7 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self.error = error
         self._ended = True
+        self._loop.close()
         self._refuse_streams()
         self._loop.tell_watchers("closed" if self.error is None else "failed")
         self._refuse_rest()
