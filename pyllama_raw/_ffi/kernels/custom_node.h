@@ -20,7 +20,7 @@ struct NodeState {
     int32_t n_asleep;  // threads that sleep there
     int32_t n_taken;  // parts that threads have taken
 
-    static constexpr int    kSpins  = 1000;  // as libgomp waits, see openmp.py
+    static constexpr int    kSpins  = 1000;  // as libgomp waits shortly, see openmp.py
     static constexpr size_t kOffset = GGML_MAX_OP_PARAMS - 8 * sizeof(int32_t);
 
     static NodeState & of(ggml_tensor * node) {
