@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pyllama_raw.errors import ConfigError, InvalidRequest, PyllamaError, shown
+from pyllama_raw.errors import ConfigError, InvalidRequest, shown
+from pyllama_raw.options.reading import reading
 
 if TYPE_CHECKING:
     from pyllama_raw.options.requests import ChatOptions, RequestOptions, TextOptions
@@ -29,17 +30,6 @@ SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anythin
 
 
 # -- values ---------------------------------------------------------------------
-
-
-@contextmanager
-def reading(name: str, value: object, allowed: str) -> Iterator[None]:
-    """Turn what *value* raises while it is looked at into words of what is allowed."""
-    try:
-        yield
-    except PyllamaError:
-        raise
-    except Exception as error:
-        raise InvalidRequest(name, value, allowed) from error
 
 
 def checked_number(name: str, value: object, low: int, high: int) -> int:
