@@ -236,6 +236,7 @@ async def try_beside_streams(tried) -> None:
     assert later.text == said_after("later", 5)
 
 
+@pytest.mark.nightly  # a drawn request may fill a slot of 65,536 tokens of the fake, which is slow
 @settings(
     max_examples=max(N_CASES // N_TOGETHER, 1),
     suppress_health_check=list(HealthCheck),
