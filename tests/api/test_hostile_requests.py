@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import anyio
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
