@@ -1,0 +1,88 @@
+"""The engines of a service by name, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.errors import Unsupported
+from pyllama_raw.results import Operation
+from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.failures import Failure
+
+LONGEST_RETRY_S = 60
+
+
+class Found(NamedTuple):
+    """The model that a request names."""
+
+    name: str
+    engine: AsyncEngine
+    adapters: Mapping[str, float]  # of `base:adapter`, each with its scale
+
+
+@dataclass(eq=False)
+class Service:
+    """What all answers share. Thread: that of the event loop."""
+
+    engines: Mapping[str, AsyncEngine]
+    config: ServeConfig
+    drains: bool = False  # no new requests are taken
+    n_open: dict[str, int] = field(default_factory=dict)  # answers in work, by model
+
+    def find(self, name: str | None, need: Operation) -> Found:
+        """
+        The model that *name* stands for; None: the first that can do what is asked.
+
+        Raises:
+            Failure: there is no such model, or it cannot do this.
+        """
+        base, _, adapter = (name or "").partition(":")
+        if name is not None and name in self.engines:
+            found = Found(name, self.engines[name], {})
+        elif base in self.engines and adapter in self._adapters(base):
+            found = Found(base, self.engines[base], {adapter: 1.0})
+        elif name is None or self.config.any_model:
+            found = self._first(need)
+        else:
+            raise Failure(
+                404,
+                "model_not_found",
+                f"there is no model {name!r}: there are {', '.join(self.engines)}",
+                "model",
+            )
+        try:
+            found.engine.capabilities.check(need)
+        except Unsupported as error:
+            raise Failure(400, error.code, str(error), "model") from error
+        return found
+
+    def _first(self, need: Operation) -> Found:
+        for name, engine in self.engines.items():
+            try:
+                engine.capabilities.check(need)
+            except Unsupported:
+                continue
+            return Found(name, engine, {})
+        name, engine = next(iter(self.engines.items()))
+        return Found(name, engine, {})
+
+    def _adapters(self, name: str) -> set[str]:
+        return {info.name for info in self.engines[name].adapters()}
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[None]:
+        """Around an answer, from before its prompt is read until its end."""
+        self.n_open[name] = self.n_open.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            self.n_open[name] -= 1
+
+    def retry_s(self, engine: AsyncEngine) -> int:
+        """Seconds after which a request that found no room may find some, 1 to 60."""
+        stats = engine.stats()
+        return min(1 + stats.waiting // max(stats.n_slots, 1), LONGEST_RETRY_S)
