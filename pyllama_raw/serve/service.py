@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import time
 from typing import NamedTuple
 
 from pyllama_raw import AsyncEngine
@@ -31,6 +32,7 @@ class Service:
     engines: Mapping[str, AsyncEngine]
     config: ServeConfig
     drains: bool = False  # no new requests are taken
+    started: int = field(default_factory=lambda: int(time()))  # Unix time
     n_open: dict[str, int] = field(default_factory=dict)  # answers in work, by model
 
     def find(self, name: str | None, need: Operation) -> Found:
@@ -40,25 +42,32 @@ class Service:
         Raises:
             Failure: there is no such model, or it cannot do this.
         """
-        base, _, adapter = (name or "").partition(":")
-        if name is not None and name in self.engines:
-            found = Found(name, self.engines[name], {})
-        elif base in self.engines and adapter in self._adapters(base):
-            found = Found(base, self.engines[base], {adapter: 1.0})
-        elif name is None or self.config.any_model:
-            found = self._first(need)
-        else:
-            raise Failure(
-                404,
-                "model_not_found",
-                f"there is no model {name!r}: there are {', '.join(self.engines)}",
-                "model",
-            )
+        has_none = name is None or (self.config.any_model and not self._named(name))
+        found = self._first(need) if has_none else self.named(name)
         try:
             found.engine.capabilities.check(need)
         except Unsupported as error:
             raise Failure(400, error.code, str(error), "model") from error
         return found
+
+    def named(self, name: str | None) -> Found:
+        """The model that *name* stands for; None: the first. Raises Failure."""
+        if name is None:
+            first, engine = next(iter(self.engines.items()))
+            return Found(first, engine, {})
+        found = self._named(name)
+        if found is None:
+            message = f"there is no model {name!r}: there are {', '.join(self.engines)}"
+            raise Failure(404, "model_not_found", message, "model")
+        return found
+
+    def _named(self, name: str) -> Found | None:
+        if name in self.engines:
+            return Found(name, self.engines[name], {})
+        base, _, adapter = name.rpartition(":")
+        if base in self.engines and adapter in self._adapters(base):
+            return Found(base, self.engines[base], {adapter: 1.0})
+        return None
 
     def _first(self, need: Operation) -> Found:
         for name, engine in self.engines.items():
@@ -67,8 +76,7 @@ class Service:
             except Unsupported:
                 continue
             return Found(name, engine, {})
-        name, engine = next(iter(self.engines.items()))
-        return Found(name, engine, {})
+        return self.named(None)
 
     def _adapters(self, name: str) -> set[str]:
         return {info.name for info in self.engines[name].adapters()}
