@@ -18,7 +18,9 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Service
 
 
-class _Body(BaseModel):
+class VectorBody(BaseModel):
+    """Fields that all bodies here have."""
+
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     model: str | None = None
@@ -35,7 +37,7 @@ class _Body(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class EmbeddingBody(_Body):
+class EmbeddingBody(VectorBody):
     """Texts that are to become vectors."""
 
     input: str | list[str]
@@ -51,7 +53,7 @@ class EmbeddingBody(_Body):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-class RerankBody(_Body):
+class RerankBody(VectorBody):
     """Documents that are to be ranked by how they answer a query."""
 
     query: str
