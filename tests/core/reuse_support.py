@@ -102,7 +102,7 @@ class Engine:
         )
 
     def _compute(self, work) -> None:
-        assert work.pos == len(self.memory.slots[work.slot])
+        assert work.pos == len(self.memory.tokens(work.slot))
         self.memory.write(work.slot, work.tokens)
         if work.slot not in self.memory.shifted:
             sequence = self.scheduler._roster.alive.get(work.request_id)

@@ -262,7 +262,7 @@ class SchedulerModel(RuleBasedStateMachine):
         works = [work for work in self.plan.works if work.slot not in lost]
         for work in works:
             request = self.requests[work.request_id]
-            n_held = len(self.memory.slots[work.slot])
+            n_held = len(self.memory.tokens(work.slot))
             assert work.pos == row_position(request, n_held)
             assert_one_kind(request, n_held, work)
             if work.slot not in self.memory.shifted:
@@ -329,7 +329,7 @@ class SchedulerModel(RuleBasedStateMachine):
         tokens = [token]
         n_more = self.data.draw(st.integers(0, 7)) - 5
         while len(tokens) <= n_more and work.samples and work.slot not in lost:
-            is_full = len(self.memory.slots[work.slot]) >= N_CTX_SLOT - 1
+            is_full = len(self.memory.tokens(work.slot)) >= N_CTX_SLOT - 1
             if is_full or (self.unified and self.memory.n_used >= N_CELLS):
                 break
             self.memory.write(work.slot, [token])
@@ -376,7 +376,7 @@ class SchedulerModel(RuleBasedStateMachine):
         exact = self.scheduler.limits.kind is SnapshotKind.EXACT
         if exact or self.memory.refuses_cuts:
             for work in works:
-                self.memory.slots[work.slot] = []
+                self.memory.empty(work.slot)
             held = {}
         outputs = (
             Held(held[work.slot]) if work.slot in held else Lost()
