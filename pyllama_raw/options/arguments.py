@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pyllama_raw.errors import ConfigError, InvalidRequest, shown
-from pyllama_raw.options.reading import reading
+from pyllama_raw.errors import ConfigError, InvalidRequest, reading, shown
 
 if TYPE_CHECKING:
     from pyllama_raw.options.requests import ChatOptions, RequestOptions, TextOptions
