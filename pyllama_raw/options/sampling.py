@@ -248,10 +248,8 @@ class SamplingParams(Frozen):
     @property
     def constraint(self) -> Constraint | None:
         """The constraint that is given."""
-        for name in CONSTRAINTS:
-            if getattr(self, name) is not None:
-                return name
-        return None
+        given = (name for name in CONSTRAINTS if getattr(self, name) is not None)
+        return next(given, None)
 
     @property
     def greedy(self) -> bool:
