@@ -9,7 +9,6 @@ from hashlib import sha256
 
 from pyllama_raw.core.encodes import RowKey
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.errors import BadMedia
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.limits import Media
 from pyllama_raw.media.upload import DecodeStopped, Stop, never
@@ -88,7 +87,7 @@ class MediaReader:
         All rows of *part*, in order; None if it was cancelled.
 
         Raises:
-            BadMedia, Unsupported: as read(); or the layout was another one.
+            BadMedia, Unsupported: as read().
             EncodeFailed: the computation failed, or a value is not a number.
         """
         try:
@@ -96,8 +95,7 @@ class MediaReader:
         except DecodeStopped:
             return None
         with cut:
-            if cut.runs != layout.runs:
-                raise BadMedia("it has not the size that its beginning tells")
+            assert cut.runs == layout.runs  # the size decides, and a bitmap has it
             rows = array("f")
             for index, run in enumerate(cut.runs):
                 if isinstance(run, RowRun):
