@@ -48,7 +48,7 @@ def one_of(inside: str, negated: bool) -> str:
 
 
 def one_token(token: int, negated: bool, silent: Collection[int]) -> str:
-    """The token, or any other one; none that is *silent*."""
+    """A token, or any other one; none that is *silent*."""
     if negated:
         return f"<[^{','.join(map(str, sorted({token, *silent})))}]>"
     return NOTHING if token in silent else f"<[{token}]>"

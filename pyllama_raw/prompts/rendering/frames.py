@@ -30,7 +30,7 @@ def write(file: BinaryIO, value: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """Its JSON in parts, because no other thread runs while dumps() makes one."""
+    """JSON in parts, because no other thread runs while dumps() makes one."""
     if isinstance(value, list):
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, dict):
