@@ -25,14 +25,6 @@ class MediaLayout:
     runs: tuple[Run, ...]
     keys: tuple[bytes | None, ...]  # 32 bytes: rows with equal keys are equal
 
-    @property
-    def n_cells(self) -> int:
-        return sum(run.n_cells for run in self.runs)
-
-    @property
-    def n_pos(self) -> int:
-        return sum(run.n_pos for run in self.runs)
-
 
 class MediaReader:
     """
