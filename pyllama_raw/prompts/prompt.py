@@ -288,7 +288,6 @@ class PromptEncoder:
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
             text, origins = text[n_own:], origins[n_own:]
-        _check_text(text)
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)
