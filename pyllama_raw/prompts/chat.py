@@ -66,7 +66,7 @@ class ChatTemplates:
         self._make = partial(ChatTemplate, bos_token=bos_token, eos_token=eos_token)
         self._own = self._make(source)
         self._lock = Lock()
-        self._given: set[ChatTemplate] = set()  # in use
+        self._open = {self._own}
         self._closed = False
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:
@@ -82,7 +82,7 @@ class ChatTemplates:
         with self._lock:
             if self._closed:
                 raise ClosedError("the engine is closed")
-            self._given.add(given)
+            self._open.add(given)
         try:
             return given.render(messages, settings)
         except Unsupported as error:
@@ -92,15 +92,14 @@ class ChatTemplates:
         finally:
             given.close()
             with self._lock:
-                self._given.discard(given)
+                self._open.discard(given)
 
     def close(self) -> None:
         """End what is being rendered; later calls raise ClosedError."""
         with self._lock:
             self._closed = True
-            for template in self._given:
+            for template in self._open:
                 template.close()
-        self._own.close()
 
 
 class ChatTemplate:
