@@ -49,9 +49,7 @@ class MediaMessages:
     """
 
     def __init__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        limits: MediaLimits = MediaLimits(),  # noqa: B008 - frozen
+        self, messages: Sequence[Mapping[str, Any]], limits: MediaLimits
     ) -> None:
         limits.check_count(sum(map(_n_media, messages)))
         self.media: list[Media] = []

@@ -17,10 +17,10 @@ Media = Image | Audio
 class MediaLimits:
     """Limits of one prompt, and of each image or sound in it."""
 
-    max_parts: int = 32
-    max_bytes: int = 2**25  # of an upload; also of pixels or samples that are given
-    max_pixels: int = 2**25
-    max_seconds: float = 600.0
+    max_parts: int
+    max_bytes: int  # of an upload; also of pixels or samples that are given
+    max_pixels: int
+    max_seconds: float
 
     def check_count(self, n_parts: int) -> None:
         """Raise InvalidRequest if there are too many images and sounds."""
