@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TOP = 20  # likely tokens listed at each place
 SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
 
 
@@ -40,6 +39,8 @@ def checked_number(name: str, value: object, low: int, high: int) -> int:
 
 def checked_top(value: object) -> int:
     """A number of likely tokens."""
+    from pyllama_raw.options.sampling import MAX_TOP
+
     return checked_number("n_top", value, 0, MAX_TOP)
 
 
