@@ -103,12 +103,11 @@ class Grammars:
 
     def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
         """Raises BadGrammar: it cannot be used."""
-        from pyllama_raw.options.grammar import parse, to_lark  # few engines see any
+        from pyllama_raw.options.grammar import to_lark  # few engines see any
 
         assert params.grammar is not None
-        rules = parse(params.grammar, params.grammar_root)
         find_token = partial(self._find_token, reading)
-        text = to_lark(rules, find_token, self._silent)
+        text = to_lark(params.grammar, params.grammar_root, find_token, self._silent)
         matcher = Matcher.compile(self._tokenizer, "lark", text)
         matcher.compute_mask()
         if matcher.error:

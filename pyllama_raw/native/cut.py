@@ -66,7 +66,3 @@ class Cut(Handle):
     @property
     def n_cells(self) -> int:
         return sum(run.n_cells for run in self.runs)
-
-    @property
-    def n_pos(self) -> int:
-        return sum(run.n_pos for run in self.runs)

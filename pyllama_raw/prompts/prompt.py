@@ -86,7 +86,7 @@ class PromptEncoder:
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
     ) -> Literal["text", "chat", "template", "media"] | None:
-        """For which workers encode() is; None: for an event loop, too."""
+        """The workers that read() is for; None: an event loop may call it, too."""
         if _is_chat(prompt):
             return settings.workers  # waits for a process
         if isinstance(prompt, str):
@@ -94,10 +94,6 @@ class PromptEncoder:
         if has_media(prompt):
             return "media"
         return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None
-
-    def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
-        """The tokens that read() gives."""
-        return self.read(prompt, settings).tokens
 
     def read(
         self,
@@ -167,7 +163,7 @@ class PromptEncoder:
             ]
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
-        """The text that encode() makes tokens of; raises like it."""
+        """The text that read() makes tokens of; raises like it."""
         if not _is_chat(messages):
             raise InvalidRequest("messages", messages, "chat messages")
         with self._using_vocab():
@@ -176,7 +172,7 @@ class PromptEncoder:
             return self._chat.render(messages, settings).text
 
     def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
-        """Their pieces as text. Raises InvalidRequest, ClosedError."""
+        """The pieces of *token_ids* as text. Raises InvalidRequest, ClosedError."""
         if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
             raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
         decoder = getincrementaldecoder("utf-8")(errors="replace")
@@ -292,7 +288,6 @@ class PromptEncoder:
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
             text, origins = text[n_own:], origins[n_own:]
-        _check_text(text)
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)
