@@ -101,8 +101,8 @@ class Grammars:
             pieces[token] = b"\xff" + pieces[token]  # in no text
         self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
 
-    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
-        """Raises BadGrammar: it cannot be used."""
+    def compile(self, params: SamplingParams, reading: Reading) -> Matcher:
+        """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
         from pyllama_raw.options.grammar import parse, to_lark  # few engines see any
 
         assert params.grammar is not None
@@ -113,6 +113,11 @@ class Grammars:
         matcher.compute_mask()
         if matcher.error:
             raise BadGrammar(matcher.error.partition("\n")[0], None)
+        return matcher
+
+    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
+        """Raises BadGrammar: it cannot be used."""
+        matcher = self.compile(params, reading)
         triggers = params.grammar_triggers
         made = reading(
             partial(

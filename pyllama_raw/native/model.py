@@ -140,20 +140,9 @@ class Model(Handle):
         return int(lib.llama_model_n_swa(self.ptr))
 
     @property
-    def n_params(self) -> int:
-        return int(lib.llama_model_n_params(self.ptr))
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
         return int(lib.llama_model_size(self.ptr))
-
-    @property
-    def desc(self) -> str:
-        """Architecture, size class and file type in words."""
-        buffer = ffi.new("char[]", 256)
-        lib.llama_model_desc(self.ptr, buffer, len(buffer))
-        return text(buffer)
 
     @property
     def ftype(self) -> str:
@@ -165,20 +154,12 @@ class Model(Handle):
         return bool(lib.llama_model_has_encoder(self.ptr))
 
     @property
-    def has_decoder(self) -> bool:
-        return bool(lib.llama_model_has_decoder(self.ptr))
-
-    @property
     def is_recurrent(self) -> bool:
         return bool(lib.llama_model_is_recurrent(self.ptr))
 
     @property
     def is_hybrid(self) -> bool:
         return bool(lib.llama_model_is_hybrid(self.ptr))
-
-    @property
-    def is_diffusion(self) -> bool:
-        return bool(lib.llama_model_is_diffusion(self.ptr))
 
     @cached_property
     def meta(self) -> dict[str, str]:

@@ -35,11 +35,14 @@ def loaded(name: str, **options: Any) -> Iterator[Projector]:
         yield projector
 
 
+N_SAMPLES = 16000  # of a sound
+
+
 def sample(projector: Projector, seed: int = 0) -> Bitmap:
     """An image of 100 x 60 pixels, or a second of sound."""
     if projector.sees:
         return Bitmap.image(100, 60, pixels(100, 60, seed).reshape(-1))
-    return Bitmap.sound(16000, tone(16000) * (1 + seed))
+    return Bitmap.sound(N_SAMPLES, tone(N_SAMPLES) * (1 + seed))
 
 
 def rows_of(projector: Projector, cut: Cut) -> dict[int, array[float]]:

@@ -21,10 +21,7 @@ def test_a_model_describes_itself(model):
     assert model.n_vocab == model.vocab.n_tokens > 0
     assert 0 < model.n_head_kv <= model.n_head
     assert min(model.n_layer, model.n_embd, model.n_ctx_train) > 0
-    assert model.size_bytes > model.n_params // 8
-    assert model.has_decoder
-    assert not model.is_diffusion
-    assert model.desc
+    assert model.size_bytes > model.n_vocab * model.n_embd // 8
     assert model.meta["general.architecture"]
     assert len(model.meta) > 10
 
