@@ -67,18 +67,18 @@ class Rows:
     def compute_spans(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
         """Compute rows of spans: all causal, or one whole span."""
         batch: RowBatch | None = None
-        is_causal = True
         for work in works:
             assert isinstance(work, PrefillSpan)
             span = self._open[work.request_id].spans[work.span]
             run, width = span.run, context.model.n_embd_inp
             if batch is None:
-                batch, is_causal = RowBatch(width, len(run.positions)), run.is_causal
+                n_sections = len(run.positions)
+                batch = RowBatch(width, n_sections, is_causal=run.is_causal)
             stop = work.start + len(work.tokens)
             rows = span.rows[work.start * width : stop * width]
             batch.add(rows, run.positions_at(work.pos, work.start, stop), work.slot)
         assert batch is not None
-        return batch.step(context, self.samplers, is_causal=is_causal)
+        return context.step(batch, self.samplers)
 
     def prepare_masks(self, works: tuple[Work, ...]) -> None:
         """Have the masks of *works* made while they are decoded."""

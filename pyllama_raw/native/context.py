@@ -25,14 +25,13 @@ from pyllama_raw.native.logprobs import RowScores, check_top
 from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
+from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.native.watch import Watch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from pyllama_raw.native.row_batch import RowBatch
 
 
 class StepOutcome(NamedTuple):
@@ -170,12 +169,9 @@ class Context(SlotMemory):
                 All else comes back as a code.
         """
         n_rows = batch.n_rows
-        if (
-            not 0 < batch.n_tokens <= self.max_tokens
-            or batch.n_outputs > self.n_outputs_max
-            or n_rows > samplers.capacity
-        ):
-            raise self._refusal(batch, samplers)
+        if n_rows > samplers.capacity:
+            text = f"{n_rows} rows to sample, {samplers.capacity} samplers"
+            raise InvalidBatch("llama_decode", None, text)
         code = self._call(batch, n_rows, samplers.ptr, ahead)
         decode_ns, cpu_ns, sample_ns, n_failed = self._times
         tokens = self._tokens[:n_rows].tolist() if code == 0 else []
@@ -187,6 +183,20 @@ class Context(SlotMemory):
         return StepOutcome(code, tokens, codes, decode_ns, sample_ns, used_ns)
 
     def _call(
+        self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool
+    ) -> int:
+        limit = self.max_tokens if batch.is_causal else self.n_ubatch
+        if not 0 < batch.n_tokens <= limit or batch.n_outputs > self.n_outputs_max:
+            raise self._refusal(batch, limit)
+        if batch.is_causal:
+            return self._run(batch, n_rows, samplers, ahead)
+        lib.llama_set_causal_attn(self.ptr, False)
+        try:
+            return self._run(batch, n_rows, samplers, ahead)
+        finally:
+            lib.llama_set_causal_attn(self.ptr, True)
+
+    def _run(
         self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool
     ) -> int:
         return int(
@@ -266,11 +276,6 @@ class Context(SlotMemory):
             NoKVSpace, InvalidBatch: memory is unchanged.
             DecodeAborted, DecodeFailed: some micro-batches may be applied.
         """
-        if (
-            not 0 < batch.n_tokens <= self.max_tokens
-            or batch.n_outputs > self.n_outputs_max
-        ):
-            raise self._refusal(batch)
         code = self._call(batch, 0, ffi.NULL, False)
         check_decode(code, last_error())
 
@@ -374,19 +379,13 @@ class Context(SlotMemory):
         finally:
             self.set_threads(*before)
 
-    def _refusal(
-        self, batch: Batch | RowBatch, samplers: RowSamplers | None = None
-    ) -> InvalidBatch:
-        if not 0 < batch.n_tokens <= self.max_tokens:
-            text = (
-                f"{batch.n_tokens} tokens, 1 to {self.max_tokens} are allowed (n_batch)"
-            )
-        elif batch.n_outputs > self.n_outputs_max:
-            limit = f"{self.n_outputs_max} are allowed (n_outputs_max)"
-            text = f"{batch.n_outputs} output rows, at most {limit}"
+    def _refusal(self, batch: Batch | RowBatch, limit: int) -> InvalidBatch:
+        if not 0 < batch.n_tokens <= limit:
+            name = "n_batch" if batch.is_causal else "n_ubatch"
+            text = f"{batch.n_tokens} tokens, 1 to {limit} are allowed ({name})"
         else:
-            capacity = samplers.capacity if samplers else 0
-            text = f"{batch.n_rows} rows to sample, {capacity} samplers"
+            most = f"{self.n_outputs_max} are allowed (n_outputs_max)"
+            text = f"{batch.n_outputs} output rows, at most {most}"
         return InvalidBatch("llama_decode", None, text)
 
 

@@ -100,9 +100,9 @@ def decode_rows(
         for section in range(n_sections):
             offset = section * run.n_cells
             part += places[offset + start : offset + end]
-        batch = RowBatch(width, n_sections)
+        batch = RowBatch(width, n_sections, is_causal=run.is_causal)
         batch.add(rows[start * width : end * width], part, slot)
-        batch.decode(context, is_causal=run.is_causal)
+        context.decode(batch)
 
 
 def helper_logits(
