@@ -54,7 +54,7 @@ def decode(context: Context, tokens: list[int], pos: int) -> NDArray[np.float32]
     batch = Batch(len(tokens))
     batch.add(tokens, pos, 0, output=True)
     context.decode(batch)
-    return context.logits(len(tokens) - 1)
+    return np.asarray(context.logits(len(tokens) - 1))
 
 
 def generate(context: Context, tokens: list[int]) -> tuple[list[int], bool]:

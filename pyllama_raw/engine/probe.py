@@ -86,7 +86,7 @@ def _at_once(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Ro
     batch.add(tokens[:2], 0, 1, True)
     batch.add(tokens[2:], 2, 1, False)
     context.decode(batch)
-    rows = [context.row(place) for place in (0, 1, 3)]
+    rows = [context.logits(place) for place in (0, 1, 3)]
     return _cost(2, context.state_bytes(0), context.state_bytes(1)), rows
 
 
@@ -98,14 +98,14 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
         batch.add(tokens[pos : pos + 1], pos, 0, True)
         context.decode(batch)
         n_bytes.append(context.state_bytes(0))
-        rows.append(context.row(0))
+        rows.append(context.logits(0))
     if context.max_tokens < 2:  # no prompt is ever computed in chunks
         return _cost(1, *n_bytes), [rows[0], rows[1], rows[1]]
     context.clear()
     batch.clear()
     batch.add(tokens[:2], 0, 0, True)
     context.decode(batch)
-    return _cost(1, *n_bytes), [*rows, context.row(1)]
+    return _cost(1, *n_bytes), [*rows, context.logits(1)]
 
 
 def _cost(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
@@ -127,14 +127,14 @@ def _check_sequences(context: Context) -> None:
     x, y, z = _tokens(context)
     try:
         _decode(context, {0: [x, y]}, 0)
-        before = context.row(1)
+        before = context.logits(1)
         _decode(context, {0: [z]}, 2)
-        alone = context.row(0)
+        alone = context.logits(0)
         if n_slots == 2:
             context.clear()  # else slot 0 stays, and the others come to lie behind it
         _decode(context, {n_slots - 2: [y, z], n_slots - 1: [x, y]}, 0)
         _decode(context, {n_slots - 2: [x], n_slots - 1: [z]}, 2)
-        beside = context.row(1)
+        beside = context.logits(1)
     except DecodeFailed as error:
         raise _unsupported(
             context, "fails with several sequences: n_slots=1 works"

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest, NativeError
 from pyllama_raw.native import log
@@ -28,10 +28,6 @@ from pyllama_raw.native.params import check_threads, context_params
 from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.native.watch import Watch
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class StepOutcome(NamedTuple):
@@ -210,8 +206,8 @@ class Context(SlotMemory):
         """
         Let lanes[i] run in the graph for slot i, and nothing for the other slots.
 
-        Of the rows of such a slot only candidates leave the device: logits() and score()
-        refuse them, and step() samples them with a RowSampler that has n_first. The next
+        Of the rows of such a slot only candidates leave the device: score() refuses
+        them, and step() samples them with a RowSampler that has n_first. The next
         decode prepares all graphs anew. Not while a step is begun ahead.
 
         Args:
@@ -279,19 +275,6 @@ class Context(SlotMemory):
         code = self._call(batch, 0, ffi.NULL, False)
         check_decode(code, last_error())
 
-    def logits(self, row: int) -> NDArray[np.float32]:
-        """A copy [n_vocab] of the output row at place *row* of the last batch."""
-        import numpy as np
-
-        found = ffi.NULL
-        if 0 <= row < self.max_tokens and not self._is_on_lane(row):
-            found = lib.llama_get_logits_ith(self.ptr, row)
-        if found == ffi.NULL:
-            allowed = "a row of the last batch with output, of a slot without a lane"
-            raise InvalidRequest("row", row, allowed)
-        raw = ffi.buffer(found, 4 * self._n_vocab)
-        return np.frombuffer(raw, np.float32).copy()
-
     def vector(self, slot: int) -> bytes:
         """
         The floats of *slot*, whose last token was in the last batch: scores, or a vector.
@@ -319,13 +302,22 @@ class Context(SlotMemory):
             parts.append(bytes(ffi.buffer(found, size)))
         return b"".join(parts)
 
-    def row(self, row: int) -> array[float]:
-        """The logits at place *row* without numpy; with a lane its candidates', sorted."""
-        if self._is_on_lane(row):
-            n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
-            found = lib.llama_get_sampled_logits_ith(self.ptr, row)
-            return array("f", sorted(ffi.unpack(found, n_values)))
-        found = lib.llama_get_logits_ith(self.ptr, row)
+    def logits(self, row: int) -> array[float]:
+        """
+        The output row at place *row* of the last batch; with a lane its candidates', sorted.
+
+        Raises:
+            InvalidRequest: the last batch has no output there.
+        """
+        found = ffi.NULL
+        if 0 <= row < self.max_tokens:
+            if self._is_on_lane(row):
+                n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
+                candidates = lib.llama_get_sampled_logits_ith(self.ptr, row)
+                return array("f", sorted(ffi.unpack(candidates, n_values)))
+            found = lib.llama_get_logits_ith(self.ptr, row)
+        if found == ffi.NULL:
+            raise InvalidRequest("row", row, "a row of the last batch with output")
         return array("f", bytes(ffi.buffer(found, 4 * self._n_vocab)))
 
     def _is_on_lane(self, row: int) -> bool:

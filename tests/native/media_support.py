@@ -78,7 +78,7 @@ def evaluate(
             kept = rows[index - 1]
             decode_rows(context, projector, run, kept, pos=pos, slot=slot, most=most)
         pos += run.n_pos
-    return context.logits(last)
+    return np.asarray(context.logits(last))
 
 
 def decode_rows(

@@ -42,7 +42,7 @@ def last_logits(
     context: Context, tokens: array, *, slot: int = 0, pos: int = 0
 ) -> np.ndarray:
     prefill(context, tokens, slot=slot, pos=pos)
-    return context.logits(len(tokens) - 1)
+    return np.asarray(context.logits(len(tokens) - 1))
 
 
 def generate(
