@@ -15,6 +15,7 @@ from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.admission import Ticket
 from pyllama_raw.engine.adapters import KnownAdapter
 from pyllama_raw.engine.stream import NOBODYS, Stream
+from pyllama_raw.engine.warm_up import warms_up
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +41,11 @@ class OpenRequests(dict[int, OpenRequest]):
     def all(self) -> list[OpenRequest]:
         """Those of this moment. Thread: any."""
         return list(self.values())
+
+    def warms_up(self, request_id: int) -> bool:
+        """Whether a request only warms the engine up."""
+        opened = self.get(request_id)
+        return opened is not None and warms_up(opened.request.policy_data)
 
     @property
     def oldest(self) -> float | None:
