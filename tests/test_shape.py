@@ -25,7 +25,6 @@ REGISTRIES = {
 READINESS = {
     "core/encodes.py": {"_open"},
     "engine/encoder.py": {"_open"},
-    "engine/room.py": {"_waiting"},
 }
 # What is known by another number: a slot, a save, a fetch, an adapter, a token, a state.
 OTHERS = {

@@ -50,7 +50,7 @@ class EngineLoop:
     ) -> None:
         self._mailbox = mailbox
         self._door = door
-        self._room = WaitingRoom()
+        self._room = WaitingRoom(door.opened)
         self._files, self._media = parts.files, parts.media
         self.driver = Driver(
             parts.scheduler,
@@ -88,9 +88,8 @@ class EngineLoop:
 
     def _step(self) -> bool:
         """False: there was nothing to do."""
-        if self._room:
-            for request_id in self._room.expired(self.driver.clock()):
-                self._leave_room(request_id)  # the scheduler ends it
+        for request_id in self._room.expired(self.driver.clock()):
+            self._leave_room(request_id)  # the scheduler ends it
         return self.driver.step()
 
     @property

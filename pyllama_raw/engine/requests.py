@@ -29,6 +29,9 @@ class OpenRequest:
     ticket: Ticket = field(default_factory=Ticket)
     adapters: tuple[KnownAdapter, ...] = ()  # that it has pinned
     waits_since: float | None = None  # for a slot; None: it has one
+    awaits_rows: bool = (
+        False  # of images and sounds: the scheduler does not know it yet
+    )
 
 
 class OpenRequests(dict[int, OpenRequest]):
