@@ -21,11 +21,6 @@ REGISTRIES = {
     "core/policies/vtc.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
-# Whether the rows of images and sounds are there; a request leaves all three with them.
-READINESS = {
-    "core/encodes.py": {"_open"},
-    "engine/encoder.py": {"_open"},
-}
 # What is known by another number: a slot, a save, a fetch, an adapter, a token, a state.
 OTHERS = {
     "core/memory/tier.py": {"_saves"},
@@ -71,7 +66,7 @@ def test_what_an_engine_has_of_a_request_is_in_one_place():
             if names := set(registries(path)):
                 found[str(path.relative_to(PACKAGE))] = names
     known = defaultdict(set)
-    for group in (REGISTRIES, READINESS, OTHERS):
+    for group in (REGISTRIES, OTHERS):
         for file, names in group.items():
             known[file] |= names
 

@@ -8,10 +8,11 @@ the thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 
-from pyllama_raw.core.request import Event, FinishReason
+from pyllama_raw.core.request import Event, Finished, FinishReason
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
@@ -125,7 +126,7 @@ class EngineLoop:
     def _submit(self, command: Submit) -> None:
         opened = command.opened
         try:
-            if opened[0].request.payloads:
+            if opened[0].encodes is not None:
                 self._await_rows(opened)
                 for each in opened:
                     self._note_encoded(each.request.request_id)
@@ -159,9 +160,11 @@ class EngineLoop:
 
     def _note_encoded(self, request_id: int) -> None:
         """Have a request whose rows are there, or never will be, leave the waiting room."""
-        assert self._media is not None
-        has_rows, error = self._media.encoder.progress(request_id)
-        if has_rows or error is not None:
+        opened = self._opened.get(request_id)
+        if opened is None or self._media is None or opened.encodes is None:
+            return
+        error = opened.encodes.error
+        if error is not None or self._media.encoder.is_done(opened.encodes):
             self._leave_room(request_id)
         if error is not None:
             self.driver.fail(request_id, error)
@@ -200,7 +203,7 @@ class EngineLoop:
     def _deliver(self, events: list[Event], ended: bool) -> None:
         """Publish statistics before anyone can read that a request has ended."""
         if ended and self._media is not None:
-            events = list(map(self._media.leave, events))
+            events = list(map(self._with_encodes, events))
         now = self.driver.clock()
         if ended or now - self._told >= STATS_S:
             self.stats = self._room.counted(self.driver.scheduler.stats())
@@ -208,6 +211,13 @@ class EngineLoop:
             self._teller.tell(self.driver.scheduler)
             self.cpu_share.note(self._executor.times)
         self.delivery.deliver(events)
+
+    def _with_encodes(self, event: Event) -> Event:
+        """*event*; if it is the last one of a request, with the seconds of its encodes."""
+        encodes = self._opened[event.request_id].encodes
+        if type(event) is not Finished or encodes is None:
+            return event
+        return replace(event, encode_s=encodes.seconds)
 
     def watch(self, watcher: Watcher) -> None:
         """Tell *watcher* what happens from now on."""
@@ -222,8 +232,8 @@ class EngineLoop:
     def leave(self, opened: OpenRequest) -> None:
         """Nothing counts a request any more. Thread: any."""
         self._door.leave(opened)
-        if self._media is not None:
-            self._media.encoder.leave(opened.request.request_id)
+        if self._media is not None and opened.encodes is not None:
+            self._media.encoder.leave(opened.encodes)
 
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""

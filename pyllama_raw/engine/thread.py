@@ -141,7 +141,7 @@ class EngineThread:
             if self._parts.media is not None:
                 for request in requests:  # before anything is encoded
                     self._parts.scheduler.limits.check(request)
-                self._parts.media.enter(requests)
+                self._parts.media.enter(opened)
             self._post(Submit(opened))
         except BaseException:
             for each in opened:
