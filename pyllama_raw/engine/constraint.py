@@ -56,7 +56,7 @@ class Constraints:
 
     def _read(self, params: SamplingParams) -> NamedTokens:
         vocab = self._vocab
-        dry = dry_stage(params, min(vocab.model.n_ctx_train, HISTORY_MAX))
+        dry = dry_stage(params, min(vocab.n_ctx_train, HISTORY_MAX))
         if dry is not None:
             dry.prepare(vocab)
         return NamedTokens.of(params, vocab)

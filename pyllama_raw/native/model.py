@@ -48,7 +48,7 @@ class Model(Handle):
         self.path = path
         self.header = header  # with the overrides
         self.vocab_only = vocab_only
-        self.vocab = Vocab(self)
+        self.vocab = Vocab(self, self.n_ctx_train)
 
     @classmethod
     def load(

@@ -47,7 +47,7 @@ class SamplerChain(Handle):
         chain = cls(
             lib.llama_sampler_chain_init(params),
             lib.llama_sampler_free,
-            parents=[vocab.model],  # some stages read its vocabulary
+            parents=[vocab.owner],  # some stages read its vocabulary
         )
         try:
             for stage in stages:
