@@ -1,5 +1,5 @@
 """
-What limits the output of a request: made once, started for each output.
+Constraints on the output of a request: made once, started for each output.
 
 Making it may take long and is done in a worker thread; the engine thread starts it. A
 grammar is asked about each token that was drawn; of a schema each step computes a mask.
@@ -26,7 +26,7 @@ from pyllama_raw.options.sampling import SamplingParams
 
 
 class OutputRules(NamedTuple):
-    """What is the same for all outputs of a request."""
+    """Rules that are the same for all outputs of a request."""
 
     constraint: GrammarConstraint | MaskConstraint | None
     named: NamedTokens

@@ -147,7 +147,7 @@ class Driver:
         self.watchers.changed(change, request_id, now)
 
     def _report(self, events: list[Event]) -> None:
-        """Close who has ended, then tell."""
+        """Close the requests that have ended, then tell."""
         ended = [i for i, event in enumerate(events) if type(event) is Finished]
         for index in ended:
             end = events[index]

@@ -104,7 +104,7 @@ class Encoder(Generic[T]):
             return self._encodes.is_done(encodes)
 
     def rows(self, task: T) -> Rows:
-        """What encode() gave of it; the request that it belongs to is open."""
+        """Rows that encode() gave of *task*, whose request is open."""
         with self._changed:
             return self._encodes.rows(task.wanted.key)
 
@@ -198,7 +198,7 @@ def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
 def _attempt(
     task: Task, control: Cancellable
 ) -> tuple[Rows | None, PyllamaError | None]:
-    """What comes of *task*; whatever it raises is about nothing else."""
+    """Run *task*; an exception of it is about nothing else."""
     try:
         return task.encode(control), None
     except PyllamaError as error:

@@ -1,4 +1,4 @@
-"""What an engine writes down of its steps and requests: in memory, in files, or nowhere."""
+"""Logs that an engine keeps of its steps and requests: in memory, in files, or nowhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Logs:
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
-        """Those of the driver."""
+        """Logs that the driver tells of steps and requests."""
         return tuple(log for log in (self.steps, self.requests) if log is not None)
 
     def close(self) -> None:

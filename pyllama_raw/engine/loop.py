@@ -1,5 +1,5 @@
 """
-What the engine thread does: take commands, drive a step, hand out its events.
+The work of the engine thread: take commands, drive a step, hand out its events.
 
 A command that raises ends what it was about, and nothing else. An exception of a step ends
 the thread.
@@ -226,7 +226,7 @@ class EngineLoop:
         self.driver.watchers.add(watcher)
 
     def tell_watchers(self, change: EngineChange) -> None:
-        """What has become of the engine."""
+        """Tell what has become of the engine."""
         self.driver.watchers.engine(change, self.driver.clock())
 
     def leave(self, opened: OpenRequest) -> None:

@@ -1,4 +1,4 @@
-"""What an engine has for images and sounds: a projector, limits, numbers and an encoder."""
+"""Desk of an engine for images and sounds: a projector, limits, numbers and an encoder."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class MediaDesk:
 
         Args:
             index: among the images and sounds of the prompt.
-            namespace: who shares its rows.
+            namespace: of the requests that share its rows.
 
         Raises:
             BadMedia: the size cannot be handled; names *index*.

@@ -1,5 +1,5 @@
 """
-What the memory of a context can do, what a snapshot of it costs, and whether libllama
+Probes of a context: what its memory can do, what a snapshot of it costs, and whether libllama
 computes the model at all.
 
 A short decode tells. It runs in one thread, where an assertion of libllama that fails is an
@@ -30,7 +30,7 @@ Row: TypeAlias = "array[float]"
 
 def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
     """
-    What the facts of *model* say; recurrent state and windows are of use whole.
+    Kind that the facts of *model* state; recurrent state and windows are of use whole.
 
     That holds with swa_full too: libllama fills cells behind the window again when it
     needs some, and never saves them.
@@ -42,7 +42,7 @@ def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
 
 def measure(context: Context) -> SnapshotCost:
     """
-    What a snapshot of *context* costs, which is empty before and after.
+    Measure what a snapshot of *context* costs, which is empty before and after.
 
     Raises:
         ModelLoadFailed: libllama cannot compute the model.
@@ -109,7 +109,7 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
 
 
 def _cost(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
-    """Of slots that hold *n_tokens*, and one more."""
+    """Cost by slots that hold *n_tokens*, and one more."""
     token_bytes = one_more - n_bytes
     head_bytes = max(n_bytes - n_tokens * token_bytes, 0)
     return SnapshotCost(head_bytes + SLACK_BYTES, token_bytes)
@@ -167,6 +167,6 @@ def _tokens(context: Context) -> list[int]:
 
 
 def _distance(row: Row, other: Row) -> float:
-    """Of a few hundred numbers; not a number if one is none."""
+    """Distance by a few hundred numbers; not a number if one is none."""
     step = len(row) // 256 + 1
     return sum(abs(x - y) for x, y in zip(row[::step], other[::step], strict=False))

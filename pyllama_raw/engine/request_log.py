@@ -1,5 +1,5 @@
 """
-What became of requests: a ring of records in memory, and a file on request.
+Records of what became of requests.
 
 A record has no text. `hash_ids` says which blocks of prompts are equal, so that the sharing
 of prefixes can be replayed.

@@ -1,5 +1,5 @@
 """
-What an engine has of a request from the moment it is posted until it has ended: one record.
+Records of the requests of an engine, from the moment they are posted until they have ended.
 
 The thread of the caller makes it. Each operation on a dict is atomic, so any thread may look a
 record up, also while the engine thread is stuck.
@@ -43,7 +43,7 @@ class OpenRequests(dict[int, OpenRequest]):
         self.update((each.request.request_id, each) for each in opened)
 
     def all(self) -> list[OpenRequest]:
-        """Those of this moment. Thread: any."""
+        """Records of this moment. Thread: any."""
         return list(self.values())
 
     def warms_up(self, request_id: int) -> bool:
@@ -53,7 +53,7 @@ class OpenRequests(dict[int, OpenRequest]):
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest one came."""
+        """Moment at which the oldest one came; None: there is none."""
         return min((each.submitted for each in self.all()), default=None)
 
     @property

@@ -104,7 +104,7 @@ class Rows:
     def _checked(
         self, works: tuple[Work, ...], outcome: StepOutcome
     ) -> Iterator[Output]:
-        """Of each row, once its mask has taken the token: rows may have failed."""
+        """Outputs of rows, once their masks have taken the tokens: rows may have failed."""
         sampling = [work for work in works if work.samples]
         codes = outcome.codes or [0] * len(sampling)
         for work, token, code in zip(sampling, outcome.tokens, codes, strict=True):
@@ -120,7 +120,7 @@ class Rows:
 
 
 def _count_decodes(works: tuple[Work, ...]) -> int:
-    """How many works at the front are a decode of one token."""
+    """Number of works at the front that are a decode of one token."""
     for index, work in enumerate(works):
         if type(work) is not Decode or len(work.tokens) != 1:
             return index

@@ -1,10 +1,10 @@
 """
-Models that engines share: a process loads each once, whoever opens it.
+Models that engines share: a process loads each once.
 
 Rules:
 1. Two are the same if their files are, unchanged, and their options are equal.
-2. Who comes while a model loads waits for it. Who leaves does not disturb the others; the
-   loading stops when all have left.
+2. A user that comes while a model loads waits for it. One that leaves does not disturb the
+   others; the loading stops when all have left.
 3. The weights are freed when the last user leaves. Any thread may come and leave.
 """
 
@@ -41,7 +41,7 @@ class ModelUse:
 
     @property
     def files(self) -> tuple[ModelFile, ...]:
-        """What the model is made of, as it was before it was loaded."""
+        """Files of the model, as they were before it was loaded."""
         return self._open.files
 
     @property
@@ -106,7 +106,7 @@ class _Shared:
                 said = "cancelled by the progress function"
                 raise ModelLoadFailed(str(self._path), said)
         if self._error is not None:
-            error = copy(self._error)  # each who waits raises one of his own
+            error = copy(self._error)  # each user that waits raises one of its own
             raise error.with_traceback(self._error.__traceback__)
         report(1.0)
 

@@ -1,4 +1,4 @@
-"""What steps did: a ring of records in memory, and a file on request."""
+"""Records of what steps did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyllama_raw.engine.watcher import StepRecord
 
 
 class Size(NamedTuple):
-    """How much a plan does."""
+    """Size of what a plan does."""
 
     n_prefill: int
     n_decode: int
@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 
 def size_of(plan: StepPlan) -> Size:
-    """How much *plan* does."""
+    """Size of what *plan* does."""
     n_prefill = n_decode = n_context = n_saved = n_loaded = 0
     for work in plan.works:
         if type(work) is Decode:

@@ -18,7 +18,7 @@ from pyllama_raw.native.vocab import Vocab
 
 
 class LoadProgress(Handle):
-    """How far the loading of a model has come; any thread may look, and cancel it."""
+    """Progress of the loading of a model; any thread may look at it, and cancel."""
 
     def __init__(self) -> None:
         pointer = lib.plr_progress_new()
