@@ -192,11 +192,11 @@ def test_the_net_below_the_guards(model_path):
 model = Model.load(sys.argv[1])
 context = Context(model, n_seq_max=2, n_ctx=512, n_batch=8, n_ubatch=8)
 batch = batch_of(9)
-assert context._call(batch, 0, ffi.NULL, False) == -1000
+assert context._run(batch, 0, ffi.NULL, False) == -1000
 assert "n_batch" in last_error(), last_error()
 context = Context(model, n_seq_max=2, n_ctx=512)
 batch = batch_of(9, n_outputs=3)
-assert context._call(batch, 0, ffi.NULL, False) == -1000
+assert context._run(batch, 0, ffi.NULL, False) == -1000
 assert "n_outputs_max" in last_error(), last_error()
 print("alive|yes|")
 """
