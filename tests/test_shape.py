@@ -14,19 +14,12 @@ REGISTRIES = {
     "engine/requests.py": {"OpenRequests"},  # the records
     "engine/built_samplers.py": {"_all"},  # executors know no records
     "engine/abort.py": {"_unwanted"},  # until the step is over
-    "engine/step_log.py": {"_warming"},  # steps name requests by their ids
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
     "core/memory/slots.py": {"running"},
     "core/embedding/scheduler.py": {"_requests"},
     "core/policies/vtc.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
-}
-# Whether the rows of images and sounds are there; a request leaves all three with them.
-READINESS = {
-    "core/encodes.py": {"_open"},
-    "engine/encoder.py": {"_open"},
-    "engine/room.py": {"_waiting"},
 }
 # What is known by another number: a slot, a save, a fetch, an adapter, a token, a state.
 OTHERS = {
@@ -73,12 +66,12 @@ def test_what_an_engine_has_of_a_request_is_in_one_place():
             if names := set(registries(path)):
                 found[str(path.relative_to(PACKAGE))] = names
     known = defaultdict(set)
-    for group in (REGISTRIES, READINESS, OTHERS):
+    for group in (REGISTRIES, OTHERS):
         for file, names in group.items():
             known[file] |= names
 
     assert found == known
-    assert sum(map(len, REGISTRIES.values())) <= 10
+    assert sum(map(len, REGISTRIES.values())) <= 9
 
 
 def test_no_class_name_means_two_things():

@@ -1,5 +1,5 @@
 """
-When a running step may be aborted.
+The gate that says whether a running step may be aborted.
 
 Rule: a step is aborted only if nobody wants what it computes. The flag is set only while a
 step is published, and one lock covers both, so no stop reaches a step it was not meant for.
@@ -15,7 +15,7 @@ from pyllama_raw.core.step import Work
 
 
 class PolledFlag(Protocol):
-    """What a running llama_decode polls."""
+    """A flag that a running llama_decode polls."""
 
     def set(self) -> None:
         """Ask the running decode to stop."""

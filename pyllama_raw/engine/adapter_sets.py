@@ -55,7 +55,7 @@ class AdapterSets:
         return self._first is not None
 
     def learned(self, n_tokens: int, decode_ns: int) -> float | None:
-        """What a switch costs, if that is known better by a decode that took so long."""
+        """Learn from a decode; returns the cost of a switch, if it is known better now."""
         assert self._first is not None
         n_first, first_ns = self._first
         self._first = None if n_first else (n_tokens, decode_ns)

@@ -3,10 +3,10 @@ The adapters that an engine knows by name: loaded, used and freed while requests
 
 Rules:
 1. A request pins its adapters from the moment it is posted until it has ended. An adapter is
-   freed after all who have pinned it, between two steps.
+   freed after all requests that have pinned it, between two steps.
 2. All together are within the limit at every moment. What nobody has pinned gives way, the
    longest unused first.
-3. A name that is unloaded, or loaded anew, is of no use to those who have not entered yet.
+3. A name that is unloaded, or loaded anew, is of no use to requests that have not entered yet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyllama_raw.errors import (
 
 
 class LoadedAdapter(Protocol):
-    """What a file has become."""
+    """The adapter that a file has become."""
 
     digest: str  # of the file
     n_bytes: int  # of its tensors
@@ -61,7 +61,7 @@ class AdapterInfo:
     name: str
     path: str
     n_bytes: int
-    """Of its file."""
+    """Size of its file."""
     n_requests: int
     """Requests that use it and have not ended."""
 
@@ -103,7 +103,7 @@ class Adapters:
         self._n_bytes = 0  # of all, and of what is being loaded
 
     def all(self) -> tuple[AdapterInfo, ...]:
-        """What requests can name, as loaded."""
+        """Adapters that requests can name, in the order of their loading."""
         with self._lock:
             named = list(self._named.values())
         return tuple(AdapterInfo(e.name, e.path, e.n_bytes, e.n_users) for e in named)
@@ -150,7 +150,7 @@ class Adapters:
         return adapted(request, self._chosen(scales))
 
     def _chosen(self, scales: Mapping[str, float]) -> list[Chosen]:
-        """Those of *scales* that change anything."""
+        """Adapters of *scales* that change anything."""
         chosen = []
         with self._lock:
             for name in sorted(scales):

@@ -35,7 +35,7 @@ def _lot(chosen: list[Chosen]) -> Lot:
 
 
 def _namespace(chosen: list[Chosen], namespace: Namespace) -> Namespace:
-    """With whom requests with these adapters share prefixes."""
+    """Namespace of the requests that share prefixes with one of these adapters."""
     if not chosen or isinstance(namespace, Private):
         return namespace
     assert not isinstance(namespace, Adapted)
@@ -43,6 +43,6 @@ def _namespace(chosen: list[Chosen], namespace: Namespace) -> Namespace:
 
 
 def _digest(chosen: list[Chosen]) -> bytes:
-    """Of what these adapters compute."""
+    """Digest of what these adapters compute."""
     facts = sorted((each.digest, each.scale) for each in chosen)
     return sha256(json.dumps(facts).encode()).digest()

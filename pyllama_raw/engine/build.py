@@ -146,7 +146,7 @@ def assemble(
 def _open_media(
     use: ModelUse, config: EngineConfig, keys: SpanKeys
 ) -> MediaDesk | None:
-    """What reads images takes time to import: only where there is a projector."""
+    """Import what reads images, which takes time, only where there is a projector."""
     if config.media.mmproj is None:
         return None
     from pyllama_raw.engine.media_desk import MediaDesk
@@ -198,7 +198,7 @@ def context_fields(
 
 @dataclass(frozen=True, slots=True)
 class SequenceLayout:
-    """How the sequences of a context are used: slots first, then parked, then scratch."""
+    """Uses of the sequences of a context: slots first, then parked, then scratch."""
 
     kind: SnapshotKind
     n_slots: int

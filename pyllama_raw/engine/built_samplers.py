@@ -1,5 +1,5 @@
 """
-What the executor keeps of a request, from open() to close(): one record.
+Records of what the executor keeps of requests, from open() to close().
 
 Few requests need more of a step than their token. Counts say whether any is open, so that
 a step without one looks at nobody.

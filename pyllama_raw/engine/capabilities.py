@@ -1,4 +1,4 @@
-"""What a model can be used for; for the rest, why not."""
+"""Operations that a model can be used for; for the rest, why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar
 
 
 class Operation(StrEnum):
-    """What an engine can be asked to do."""
+    """A kind of work that an engine can be asked for."""
 
     GENERATE = "generate"
     """Go on with texts."""
@@ -31,7 +31,7 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model can do."""
+    """The abilities of a model."""
 
     model: ModelInfo
     """The model."""
@@ -44,7 +44,7 @@ class Capabilities:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What it can do."""
+        """Operations that it can do."""
         return tuple(one for one in Operation if one not in self.refusals)
 
     @property
@@ -61,14 +61,14 @@ class Capabilities:
 
 
 def capabilities_of(info: ModelInfo) -> Capabilities:
-    """What the model of *info* can do."""
+    """Capabilities of the model of *info*."""
     return Capabilities(info, MappingProxyType(_refusals(info)))
 
 
 def probe(
     path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
 ) -> Capabilities:
-    """What the model at *path* can do; reads its header. Raises ModelLoadFailed."""
+    """Capabilities of the model at *path*, by its header. Raises ModelLoadFailed."""
     return capabilities_of(read_model_info(path, overrides))
 
 

@@ -1,5 +1,5 @@
 """
-What limits the output of a request: made once, started for each output.
+Constraints on the output of a request: made once, started for each output.
 
 Making it may take long and is done in a worker thread; the engine thread starts it. A
 grammar is asked about each token that was drawn; of a schema each step computes a mask.
@@ -26,7 +26,7 @@ from pyllama_raw.options.sampling import SamplingParams
 
 
 class OutputRules(NamedTuple):
-    """What is the same for all outputs of a request."""
+    """Rules that are the same for all outputs of a request."""
 
     constraint: GrammarConstraint | MaskConstraint | None
     named: NamedTokens
@@ -56,7 +56,7 @@ class Constraints:
 
     def _read(self, params: SamplingParams) -> NamedTokens:
         vocab = self._vocab
-        dry = dry_stage(params, min(vocab.model.n_ctx_train, HISTORY_MAX))
+        dry = dry_stage(params, min(vocab.n_ctx_train, HISTORY_MAX))
         if dry is not None:
             dry.prepare(vocab)
         return NamedTokens.of(params, vocab)
@@ -101,8 +101,8 @@ class Grammars:
             pieces[token] = b"\xff" + pieces[token]  # in no text
         self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
 
-    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
-        """Raises BadGrammar: it cannot be used."""
+    def compile(self, params: SamplingParams, reading: Reading) -> Matcher:
+        """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
         from pyllama_raw.options.grammar import to_lark  # few engines see any
 
         assert params.grammar is not None
@@ -112,6 +112,11 @@ class Grammars:
         matcher.compute_mask()
         if matcher.error:
             raise BadGrammar(matcher.error.partition("\n")[0], None)
+        return matcher
+
+    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
+        """Raises BadGrammar: it cannot be used."""
+        matcher = self.compile(params, reading)
         triggers = params.grammar_triggers
         made = reading(
             partial(

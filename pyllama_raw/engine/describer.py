@@ -1,4 +1,4 @@
-"""What can be said of an engine, also when its context is closed."""
+"""Description of an engine, also when its context is closed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyllama_raw.options.config import EngineConfig
 def describer(
     context: Context, config: EngineConfig, limits: ContextLimits
 ) -> Callable[[], EngineInfo]:
-    """What can be said at once is kept: the context may be closed when somebody asks."""
+    """Keep what can be said at once: the context may be closed when somebody asks."""
     wanted = config.resolved_context
     model_path, metadata = str(context.model.path), dict(context.model.meta)
     taken = context.kernels.taken if context.kernels is not None else ()

@@ -122,6 +122,9 @@ class Driver:
 
     def _run(self, plan: StepPlan, start: float) -> None:
         planned = self.clock()
+        warms_up = self.watchers.wants_steps and any(
+            self.opened.warms_up(work.request_id) for work in plan.works
+        )
         result = self.executor.execute(plan)
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
@@ -135,6 +138,7 @@ class Driver:
                 seconds=end - start,
                 host_s=planned - start + self.clock() - end,
                 n_preempted=n_preempted,
+                warms_up=warms_up,
             )
             self.watchers.stepped(record)
 
@@ -143,7 +147,7 @@ class Driver:
         self.watchers.changed(change, request_id, now)
 
     def _report(self, events: list[Event]) -> None:
-        """Close who has ended, then tell."""
+        """Close the requests that have ended, then tell."""
         ended = [i for i, event in enumerate(events) if type(event) is Finished]
         for index in ended:
             end = events[index]

@@ -285,7 +285,7 @@ class NativeExecutor:
 
     def _drop(self) -> frozenset[int]:
         """
-        What was begun ahead is not wanted: as if it had not been.
+        Undo what was begun ahead, because it is not wanted.
 
         Returns slots that could not be cut for that, and are empty.
         """
@@ -342,7 +342,7 @@ class NativeExecutor:
         return StepResult(DecodeStatus.FAILED, error=error)
 
     def _left(self, work: Work) -> Held | Lost:
-        """What an aborted decode left of *work*; what is not sampled from is dropped."""
+        """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
         if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
             self.context.seq_rm(slot)

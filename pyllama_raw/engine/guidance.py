@@ -137,7 +137,7 @@ class MaskConstraint:
 
 class MaskState:
     """
-    Where one request is in its constraint, and the mask of what may follow.
+    Place of one request in its constraint, and the mask of what may follow.
 
     It shares the matcher of the constraint up to its first token, because a copy takes 0.3 ms
     and all outputs of a request begin in the same step.

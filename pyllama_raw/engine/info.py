@@ -1,4 +1,4 @@
-"""What an engine is: its model and what its options came to."""
+"""Facts of an engine: its model and what its options came to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where images and sounds, as users give them, meet a projector."""
+"""Images and sounds, as users give them, meet a projector here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyllama_raw.native.projector import Projector
 
 @dataclass(frozen=True, slots=True)
 class MediaLayout:
-    """What a part takes in a prompt: known from its size, before it is decoded."""
+    """Room that a part takes in a prompt: known from its size, before it is decoded."""
 
     runs: tuple[Run, ...]
     keys: tuple[bytes | None, ...]  # 32 bytes: rows with equal keys are equal
@@ -45,7 +45,7 @@ class MediaReader:
         return RowKey(sha256(self._identity + part.digest).digest(), namespace)
 
     def n_row_bytes(self, layout: MediaLayout) -> int:
-        """Of all rows of a part."""
+        """Bytes of all rows of a part."""
         n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
         return 4 * n_rows * self._projector.n_embd
 

@@ -1,4 +1,4 @@
-"""Which files a model is made of, and what tells that one of them is another one now."""
+"""Files that a model is made of, and what tells that one of them is another one now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kind of model a file holds, as its header says: no weight is read for it."""
+"""Facts of a model, as the header of its file says: no weight is read for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header, Scalar, read_he
 
 
 class ModelClass(StrEnum):
-    """How a model computes, which decides what it can be used for."""
+    """Way in which a model computes, which decides what it can be used for."""
 
     DECODER_ONLY = "decoder_only"
     """It goes on with a text, token by token."""
@@ -26,16 +26,16 @@ class ModelClass(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the vectors of the tokens of a text become one."""
+    """Way in which the vectors of the tokens of a text become one."""
 
     NONE = "none"
     """They do not: each token keeps its own."""
     MEAN = "mean"
     """Their mean."""
     CLS = "cls"
-    """That of the first token."""
+    """Vector of the first token."""
     LAST = "last"
-    """That of the last token."""
+    """Vector of the last token."""
     RANK = "rank"
     """A head makes scores of one."""
 
@@ -73,9 +73,9 @@ class ModelInfo:
     architecture: str
     """As the file names it."""
     model_class: ModelClass
-    """How it computes."""
+    """Way in which it computes."""
     pooling: Pooling | None
-    """How it makes vectors of texts; None: it states none."""
+    """Way in which it makes vectors of texts; None: it states none."""
     is_causal: bool
     """Whether a token sees only those before it."""
     n_ctx_train: int

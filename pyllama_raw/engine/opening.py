@@ -115,7 +115,7 @@ def model_options(config: EngineConfig | None) -> dict[str, Any]:
 
 
 def _import_all() -> None:
-    """What cannot be imported says so where it is used."""
+    """Import all of NEXT; what cannot be imported says so where it is used."""
     for name in NEXT:
         with suppress(ImportError):
             import_module(name)

@@ -51,7 +51,7 @@ from pyllama_raw.native.context import Context
 
 
 class Done(NamedTuple):
-    """What came of the moves of a plan."""
+    """Outcome of the moves of a plan."""
 
     saved: Mapping[int, Saved]  # by save_id, in host memory
     lost: frozenset[int]  # slots that could not be filled or cut, and are empty
@@ -60,7 +60,7 @@ class Done(NamedTuple):
 
 @dataclass(slots=True)
 class CopyTimes:
-    """Where time went; outlives the context."""
+    """Time that copies took; outlives the context."""
 
     capture_ns: int = 0
     restore_ns: int = 0
@@ -153,7 +153,7 @@ class SlotOperations:
             self._files.write(save.save_id, namespace, written, state)
 
     def _capture(self, save: Save, slot: int) -> State | None:
-        """What *slot* holds of the range, by way of scratch if it is a part."""
+        """Copy what *slot* holds of the range, by way of scratch if it is a part."""
         started = time.perf_counter_ns()
         context, scratch = self._context, self._scratch
         if save.tier is CacheTier.DISK:

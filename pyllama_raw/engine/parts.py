@@ -1,4 +1,4 @@
-"""What an engine is put together from; build.py makes the real ones."""
+"""Parts that an engine is put together from; build.py makes the real ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reading(Protocol):
     """Calls a function that reads the vocabulary, which is not freed meanwhile."""
 
     def __call__(self, function: Callable[[], T], /) -> T:
-        """What *function* returns. Raises ClosedError if the vocabulary is freed."""
+        """Return what *function* does. Raises ClosedError if the vocabulary is freed."""
 
 
 def at_once(function: Callable[[], T], /) -> T:
@@ -86,7 +86,7 @@ class TextVocab(Protocol):
     @property
     def special_texts(self) -> Mapping[str, bool]:
         """
-        What tokenize() finds in a text before all else, and whether it is control.
+        Texts that tokenize() finds before all else, and whether each is control.
 
         Control tokens are found only if *parse_special*.
         """
@@ -122,7 +122,7 @@ class EngineParts:
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
-    admission: Admission  # whom the engine takes on
+    admission: Admission  # counts the requests that the engine takes on
     describe: Callable[[], EngineInfo]  # also after the release
     capabilities: Capabilities
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes

@@ -1,4 +1,4 @@
-"""What the executor reads of a span: rows of embeddings, and where they stand."""
+"""Rows of a span, as the executor reads them, and where they stand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SpanRows(Protocol):
 
     @property
     def run(self) -> RowRun:
-        """How many rows there are, their positions, and whether they see each other."""
+        """The number of rows, their positions, and whether they see each other."""
 
     @property
     def rows(self) -> Array:

@@ -1,4 +1,4 @@
-"""What the log of Python is told of an engine that runs."""
+"""Lines in the log of Python about an engine that runs."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class EngineThread:
 
     @property
     def cpu_share(self) -> float | None:
-        """What part of their time the latest decodes had a CPU; None: not known."""
+        """Part of their time for which the latest decodes had a CPU; None: not known."""
         return self._loop.cpu_share.latest
 
     @property
@@ -141,7 +141,7 @@ class EngineThread:
             if self._parts.media is not None:
                 for request in requests:  # before anything is encoded
                     self._parts.scheduler.limits.check(request)
-                self._parts.media.enter(requests)
+                self._parts.media.enter(opened)
             self._post(Submit(opened))
         except BaseException:
             for each in opened:
@@ -176,7 +176,7 @@ class EngineThread:
 
     @property
     def last_step_at(self) -> float | None:
-        """When the result of the last step was taken in; None: there was no step."""
+        """Moment at which the result of the last step was taken in; None: there was no step."""
         return self._loop.driver.last_step_at
 
     @property
@@ -220,7 +220,7 @@ class EngineThread:
             raise self._why_ended()
 
     def check_for_waiting(self) -> None:
-        """As check() for who waits for the engine: WrongUse in the thread of one."""
+        """As check() for a caller that waits for the engine: WrongUse in the thread of one."""
         check_may_wait()
         self.check()
 

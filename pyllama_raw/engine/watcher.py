@@ -1,5 +1,5 @@
 """
-What an engine tells of itself while it runs: the one channel for logs, events, metrics, spans.
+The one channel for what an engine tells of itself: logs, events, metrics, spans.
 
 A program of yours may watch, too: `engine.watch(watcher)`.
 """
@@ -67,4 +67,4 @@ class Watcher:
         """
 
     def engine(self, change: EngineChange, now: float) -> None:
-        """What is told first, with the present state, and last of all at the end."""
+        """The state of the engine: told first, and last of all at the end."""

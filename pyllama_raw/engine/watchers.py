@@ -32,7 +32,7 @@ class Watchers(Watcher):
 
     def _set(self, watchers: tuple[Watcher, ...]) -> None:
         self._all = watchers
-        self._those_of = {  # who has a method of its own
+        self._those_of = {  # watchers with a method of their own
             name: [each for each in watchers if _has(each, name)] for name in METHODS
         }
 

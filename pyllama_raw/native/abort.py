@@ -25,7 +25,3 @@ class AbortFlag(Handle):
 
     def clear(self) -> None:
         lib.plr_flag_set(self.ptr, False)
-
-    @property
-    def is_set(self) -> bool:
-        return bool(lib.plr_flag_get(self.ptr))

@@ -25,8 +25,6 @@ class Bitmap(Handle):
     def __init__(self, pointer: Any) -> None:
         super().__init__(pointer, lib.mtmd_bitmap_free)
         self.is_sound = bool(lib.mtmd_bitmap_is_audio(pointer))
-        self.n_x = int(lib.mtmd_bitmap_get_nx(pointer))  # of a sound: samples
-        self.n_y = int(lib.mtmd_bitmap_get_ny(pointer))
 
     @classmethod
     def image(cls, n_x: int, n_y: int, pixels: Array | bytes | None = None) -> Self:

@@ -62,7 +62,3 @@ class Cut(Handle):
         super().__init__(pointer, lib.mtmd_input_chunks_free, parents=[projector])
         self.runs = runs
         self.projector = projector  # no other one knows the content
-
-    @property
-    def n_cells(self) -> int:
-        return sum(run.n_cells for run in self.runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pyllama_raw._ffi import llguidance
 from pyllama_raw.errors import InvalidRequest, NativeError
@@ -12,10 +12,6 @@ from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.stages import c_text
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class Grammar(Handle):
@@ -69,16 +65,6 @@ class Grammar(Handle):
     def copy(self) -> Self:
         """One of its own, in the same state."""
         return self._checked(lib.plr_grammar_copy(self.ptr), self._parents_of_copies)
-
-    def allowed(self, vocab: Vocab) -> NDArray[np.bool_]:
-        """By token: whether it may come next. Shape [n_vocab]."""
-        import numpy as np
-
-        found = np.zeros(vocab.n_tokens, np.uint8)
-        code = lib.plr_grammar_mask(self.ptr, ffi.from_buffer("uint8_t[]", found))
-        if code:
-            raise NativeError("plr_grammar_mask", code, last_error())
-        return found.astype(np.bool_)
 
 
 def _address(handle: Handle) -> Any:

@@ -53,12 +53,6 @@ def last_errors(since: int = 0, limit: int = 4) -> str:
     return "; ".join(recent[-limit:])
 
 
-def n_dropped() -> int:
-    """Lines lost because nobody read them in time."""
-    count: int = lib.plr_log_n_dropped()
-    return count
-
-
 def _read() -> None:
     """Move what the ring holds into _lines and _errors."""
     global _n_read  # noqa: PLW0603 -- one ring a process

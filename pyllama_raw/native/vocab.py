@@ -6,16 +6,13 @@ from array import array
 from functools import cached_property
 from itertools import compress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
 from pyllama_raw.native.arrays import INT64, pointer, zeros
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.pieces import Pieces
-
-if TYPE_CHECKING:
-    from pyllama_raw.native.model import Model
 
 INT32_MAX = 2**31 - 1
 _MAX_TEXT_BYTES = INT32_MAX - 16
@@ -31,9 +28,14 @@ class Vocab:
         Any; libllama's tokenizer is thread-safe.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._ptr = lib.llama_model_get_vocab(model.ptr)
+    def __init__(self, owner: Handle, n_ctx_train: int) -> None:
+        """
+        Args:
+            owner: the model.
+            n_ctx_train: tokens of the longest text that it was trained for.
+        """
+        self.owner, self.n_ctx_train = owner, n_ctx_train
+        self._ptr = lib.llama_model_get_vocab(owner.ptr)
         self.lock = Lock()  # for templates
         self.templates: dict[object, Handle] = {}  # of stages that are slow to make
         self.grammar_pieces: Handle | None = None  # what grammars read of it
@@ -41,7 +43,7 @@ class Vocab:
     @property
     def ptr(self) -> Any:
         """llama_vocab *. Raises ClosedError after the model's close()."""
-        assert self.model.ptr
+        assert self.owner.ptr
         return self._ptr
 
     @cached_property

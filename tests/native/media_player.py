@@ -201,7 +201,9 @@ class MediaPlayer:
             row += len(work.tokens)
             number = work.request_id
             if work.samples and not plan.steady:
-                logits = self.context.logits(row)  # a sampler has ruled out some tokens
+                logits = np.asarray(
+                    self.context.logits(row)
+                )  # a sampler has ruled out some tokens
                 self.logits[number].append(np.where(np.isinf(logits), 0, logits))
 
     def _end_files(self) -> None:

@@ -49,11 +49,6 @@ class LogRing {
         return n_bytes;
     }
 
-    size_t n_dropped() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return n_dropped_;
-    }
-
   private:
     static constexpr size_t max_bytes = 64 * 1024;
 
@@ -68,15 +63,13 @@ class LogRing {
         size_t n_bytes = 0;
         while (n_bytes < records_.size() && records_.size() - n_bytes > max_bytes * 3 / 4) {
             n_bytes = std::min(end_of_record(n_bytes), records_.size());
-            ++n_dropped_;
         }
         records_.erase(0, n_bytes);
     }
 
     std::mutex  mutex_;
     std::string records_;
-    char        level_     = GGML_LOG_LEVEL_INFO;
-    size_t      n_dropped_ = 0;
+    char        level_ = GGML_LOG_LEVEL_INFO;
 };
 
 // Never destroyed: worker threads may log while the process ends.
@@ -114,10 +107,6 @@ void plr_log_install(void) {
 
 size_t plr_log_drain(char * buf, size_t size) {
     return guarded<size_t>(0, [&] { return ring().drain(buf, size); });
-}
-
-size_t plr_log_n_dropped(void) {
-    return guarded<size_t>(0, [&] { return ring().n_dropped(); });
 }
 
 int plr_log_n_unallocated(void) {

@@ -44,18 +44,6 @@ struct plr_grammar {
         }
     }
 
-    // By token: whether it is allowed.
-    std::vector<bool> mask() {
-        std::vector<bool> allowed(pieces.texts.size(), waits);
-        if (!waits) {
-            const std::vector<uint32_t> bits = matcher.mask(allowed.size());
-            for (size_t id = 0; id < allowed.size(); ++id) {
-                allowed[id] = has(bits, static_cast<llama_token>(id));
-            }
-        }
-        return allowed;
-    }
-
     void accept(llama_token token) {
         if (waits) {
             wait(token);

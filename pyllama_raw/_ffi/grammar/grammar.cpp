@@ -1,7 +1,5 @@
 #include "grammar.h"
 
-#include <algorithm>
-
 #include "boundary/exceptions.h"
 #include "allowed.h"
 
@@ -29,11 +27,4 @@ plr_grammar * plr_grammar_copy(const plr_grammar * grammar) {
 
 void plr_grammar_free(plr_grammar * grammar) {
     delete grammar;
-}
-
-int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed) {
-    return attempt([&] {
-        const std::vector<bool> mask = grammar->mask();
-        std::copy(mask.begin(), mask.end(), allowed);
-    });
 }

@@ -37,6 +37,3 @@ plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_llguidance * 
                               const void * matcher, const plr_triggers * triggers);
 plr_grammar * plr_grammar_copy(const plr_grammar * grammar);
 void          plr_grammar_free(plr_grammar * grammar);
-
-/* allowed: a byte for each token, 1 if it may come next. */
-int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed);
