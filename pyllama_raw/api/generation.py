@@ -17,12 +17,12 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from pyllama_raw.api.choice import Choice
+from pyllama_raw.api.choice import NO_NAMES, Choice
 from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason, Request
@@ -41,7 +41,7 @@ class Prepared:
 
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
-    names: Mapping[int, bytes] = field(default_factory=dict)  # of control tokens
+    names: Mapping[int, bytes] = NO_NAMES  # of control tokens
 
 
 class Generation(Owner):
@@ -80,7 +80,11 @@ class Generation(Owner):
         self.cancel()
 
     def __aiter__(self) -> Self:
-        self.check_unread()
+        if self._is_read:
+            raise WrongUse(
+                "this generation has been read to its end: .result has all of it, and "
+                "generate() makes another one"
+            )
         return self
 
     async def __anext__(self) -> Delta:
@@ -91,14 +95,6 @@ class Generation(Owner):
         self._raise_if_all_failed()
         self._is_read = True
         raise StopAsyncIteration
-
-    def check_unread(self) -> None:
-        """Raise WrongUse if an iterator has read all of it."""
-        if self._is_read:
-            raise WrongUse(
-                "this generation has been read to its end: .result has all of it, and "
-                "generate() makes another one"
-            )
 
     async def collect(self) -> Result:
         """Wait for the end without being woken for every token; the first output."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -34,8 +34,8 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.adapters import Adapters
     from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.thread import EngineThread
 
 MAX_SEED = 2**32 - 2
 MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
@@ -49,21 +49,19 @@ class Preparation:
         self,
         parts: EngineParts,
         encoder: PromptEncoder,
-        clock: Callable[[], float],
-        adapters: Adapters,
+        thread: EngineThread,
         workers: Workers,
     ) -> None:
         """
         Args:
-            clock: of the engine; deadlines are moments on it.
-            adapters: of the engine.
+            thread: of the engine; deadlines are moments on its clock.
             workers: of the engine.
         """
         self._workers = workers
-        self._adapters = adapters
+        self._adapters = thread.adapters
         self._parts = parts
         self._encoder = encoder
-        self._clock = clock
+        self._clock = thread.clock
         self._request_ids = count(1)
 
     async def prepare(
