@@ -16,7 +16,7 @@ FLOORS = """
     lab
     cli
     __init__  testing
-    results   config
+    results
     api
     prompts
     engine

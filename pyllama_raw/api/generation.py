@@ -17,12 +17,12 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from pyllama_raw.api.choice import NO_NAMES, Choice
+from pyllama_raw.api.choice import Choice
 from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason, Request
@@ -41,7 +41,7 @@ class Prepared:
 
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
-    names: Mapping[int, bytes] = NO_NAMES  # of control tokens
+    names: Mapping[int, bytes] = field(default_factory=dict)  # of control tokens
 
 
 class Generation(Owner):
