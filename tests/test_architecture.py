@@ -15,6 +15,7 @@ FLOORS = """
     __main__
     lab
     cli
+    serve
     __init__  testing
     results
     api

@@ -36,6 +36,9 @@ COMMANDS = {
     "rank": Command(
         "cli.options", "cli.vectors", "rank documents by how they answer a query"
     ),
+    "serve": Command(
+        "cli.serve", "cli.serve", "answer over HTTP, as OpenAI's API does"
+    ),
     "info": Command("cli.options", "cli.info", "show library, devices, model, limits"),
     "tune": Command(
         "lab.cli.options", "lab.cli.tune", "find the fastest options on a machine"

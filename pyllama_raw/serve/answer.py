@@ -1,0 +1,179 @@
+"""
+Runs what was asked and sends the answer, whole or in events.
+
+Rules:
+1. What goes wrong before the answer begins is a status; what goes wrong later is an event.
+2. The requests end when the client leaves, wherever they are.
+3. The last message is sent when nothing waits for the client any more, because a server may
+   say that it left as soon as all is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from anyio import create_task_group
+from anyio.abc import TaskGroup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pyllama_raw import FinishReason, Generation, PyllamaError, Result
+from pyllama_raw.serve.asked import Asked, Codec
+from pyllama_raw.serve.events import EventStream
+from pyllama_raw.serve.failures import Failure, failure_of
+from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.service import Found, Service
+
+UNBEGUN = {  # ends before the answer began
+    FinishReason.DEADLINE: (504, "deadline_s was over before the answer began"),
+    FinishReason.CLOSED: (503, "the service ends: ask another one, or later"),
+}
+
+
+class TextAnswer(Response):
+    """An answer that is computed while it is sent."""
+
+    def __init__(self, service: Service, asked: Asked, codec: Codec) -> None:
+        super().__init__()
+        self._service, self._asked, self._codec = service, asked, codec
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Return when all is sent, or the client has left."""
+        events = EventStream(send)
+        whole: Response | None = None
+        is_whole = False
+        with self._service.opened(self._asked.found.name):
+            async with with_client(receive):
+                try:
+                    whole = await self._run(events)
+                except (Failure, PyllamaError) as error:
+                    failure = self._failure(error)
+                    if events.has_begun:
+                        await events.write(self._codec.failed(failure))
+                    else:
+                        whole = JSON(failure.body(), failure.status, failure.headers)
+                is_whole = True
+        if whole is not None:
+            await whole(scope, receive, send)
+        elif is_whole:
+            await events.end()
+
+    async def _run(self, events: EventStream) -> Response | None:
+        async with AsyncExitStack() as stack:
+            generations = [
+                await stack.enter_async_context(generation)
+                for generation in self._generations()
+            ]
+            if self._asked.streams:
+                await self._stream(generations, events)
+                return None
+            async with _together() as group:
+                for generation in generations:
+                    group.start_soon(generation.collect_all)
+            results = [generation.results for generation in generations]
+            _check_begun(results)
+            return JSON(self._codec.whole(results))
+
+    def _generations(self) -> list[Generation]:
+        asked = self._asked
+        generate = asked.found.engine.generate
+        return [
+            generate(prompt, asked.params, **asked.options) for prompt in asked.prompts
+        ]
+
+    async def _stream(
+        self, generations: Sequence[Generation], events: EventStream
+    ) -> None:
+        async with create_task_group() as pings:
+            pings.start_soon(events.ping, self._service.config.ping_s)
+            async with _together() as group:
+                for prompt, generation in enumerate(generations):
+                    group.start_soon(self._write, prompt, generation, events)
+            results = [generation.results for generation in generations]
+            await events.write(self._codec.done(results))
+            pings.cancel_scope.cancel()
+
+    async def _write(
+        self, prompt: int, generation: Generation, events: EventStream
+    ) -> None:
+        """Events of one generation, each as soon as there is something to tell."""
+        has_begun = False
+        async for delta in generation:
+            frames = b"" if has_begun else self._codec.begin()
+            has_begun = True
+            await events.write(frames + self._codec.delta(prompt, delta))
+        results, errors = generation.results, generation.errors
+        if not events.has_begun:
+            _check_begun([results])
+        frames = b"" if has_begun else self._codec.begin()
+        ends = [self._codec.ended(prompt, result) for result in results]
+        fails = [self._codec.failed(self._failure(e)) for e in errors.values()]
+        await events.write(frames + b"".join(ends + fails))
+
+    def _failure(self, error: Failure | PyllamaError) -> Failure:
+        if isinstance(error, Failure):
+            return error
+        return failure_of(error, self._service.retry_s(self._asked.found.engine))
+
+
+def _check_begun(results: Sequence[Sequence[Result]]) -> None:
+    """Raise Failure if an end came before any text."""
+    for result in (each for of_prompt in results for each in of_prompt):
+        reason = result.finish_reason
+        if reason is FinishReason.CLOSED or (
+            reason is FinishReason.DEADLINE and not result.token_ids
+        ):
+            status, message = UNBEGUN[reason]
+            raise Failure(status, str(reason), message)
+
+
+@asynccontextmanager
+async def _together() -> AsyncIterator[TaskGroup]:
+    """A task group whose first error comes out as it is."""
+    try:
+        async with create_task_group() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
+
+
+def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """An error of ours if there is one: others are told of it by their cancellation."""
+    ours = errors.subgroup((Failure, PyllamaError))
+    error: BaseException = ours if ours is not None else errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def with_client(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the block when the client leaves."""
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        group.cancel_scope.cancel()
+
+    async with _together() as group:
+        group.start_soon(leave)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def while_client(
+    service: Service, found: Found, request: Request, work: Coroutine[Any, Any, Any]
+) -> Response:
+    """The result of *work* as JSON; *work* is cancelled when the client leaves."""
+    response = Response()  # of a client that has left: nobody reads it
+    with service.opened(found.name):
+        async with with_client(request.receive):
+            try:
+                response = JSON(await work)
+            except PyllamaError as error:
+                retry_s = service.retry_s(found.engine)
+                raise failure_of(error, retry_s) from error
+    return response

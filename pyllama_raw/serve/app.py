@@ -1,0 +1,76 @@
+"""The application: routes of all dialects over the engines, behind one door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyllama_raw import AsyncEngine, PyllamaError, __version__
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.serve import adapters, facts, models, probes, tokens, vectors
+from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.failures import Failure, failure_of
+from pyllama_raw.serve.gate import Gate
+from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.openai import chat
+from pyllama_raw.serve.service import Service
+
+ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
+    *(chat.routes, vectors.routes, tokens.routes),
+    *(models.routes, adapters.routes, facts.routes, probes.routes),
+)
+
+
+def make_app(
+    engines: AsyncEngine | Mapping[str, AsyncEngine], config: ServeConfig | None = None
+) -> FastAPI:
+    """
+    The application over open engines; any ASGI server can run it.
+
+    The engines stay the caller's: it closes them when the server has ended.
+
+    Args:
+        engines: by the names that clients use; a single one is named by its model.
+
+    Raises:
+        ConfigError: there is no engine.
+    """
+    if isinstance(engines, AsyncEngine):
+        engines = {engines.model_name or "model": engines}
+    if not engines:
+        raise ConfigError("a service needs an engine: give one or more by name")
+    service = Service(dict(engines), config or ServeConfig())
+    app = FastAPI(title="pyllama_raw", version=__version__)
+    app.state.service = service
+    for routes in ROUTES:
+        app.include_router(routes(service))
+    app.add_exception_handler(RequestValidationError, _wrong_body)
+    app.add_exception_handler(Failure, _failed)
+    app.add_exception_handler(PyllamaError, _failed)
+    app.add_middleware(Gate, service=service)
+    return app
+
+
+async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """The first mistake, with the field as OpenAI writes it: `messages[0].content`."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    param = ""
+    for part in place:
+        param += f"[{part}]" if isinstance(part, int) else f".{part}"
+    name = param.removeprefix(".") or "body"
+    message = f"{name}: {first['msg']}"
+    failure = Failure(400, "invalid_request", message, name)
+    return JSON(failure.body(), failure.status)
+
+
+async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """An error before anything of the answer was computed."""
+    assert isinstance(error, Failure | PyllamaError)
+    failure = error if isinstance(error, Failure) else failure_of(error, 1)
+    return JSON(failure.body(), failure.status, failure.headers)

@@ -1,0 +1,153 @@
+"""
+Fields of bodies that ask for text, in the words of OpenAI's API and in our own.
+
+Rules:
+1. A field of SamplingParams is taken in any dialect, under its own name.
+2. A field that nobody knows is refused, because it may be meant to change the output. Those
+   in HARMLESS change none and are let be.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pyllama_raw import RequestOptions, SamplingParams
+from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.service import Found
+
+HARMLESS = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "verbosity", "reasoning_effort",
+}  # fmt: skip
+OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool = False
+
+
+class ResponseFormat(BaseModel):
+    """The form that the text must have."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+    def params(self) -> dict[str, Any]:
+        """Fields of SamplingParams. Raises Failure if there is no schema."""
+        if self.type == "text":
+            return {}
+        if self.type == "json_object":
+            return {"json_schema": self.schema_ or {"type": "object"}}
+        schema = (self.json_schema or {}).get("schema", self.schema_)
+        if not isinstance(schema, dict):
+            message = "response_format of type json_schema needs json_schema.schema"
+            raise Failure(400, "invalid_request", message, "response_format")
+        return {"json_schema": schema}
+
+
+class TextBody(BaseModel):
+    """What both bodies of OpenAI's API have that ask for text."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    model: str | None = None
+    """A name of `/v1/models`; left out: the first model that generates."""
+    stream: bool | None = None
+    """Whether the answer comes in events."""
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=256)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens of an output; left out: what is left of the context."""
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
+    cache_salt: str | None = None
+    client: str | None = None
+    adapters: dict[str, float] | None = None
+    policy_data: dict[str, Any] | None = None
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def options(self, found: Found, config: ServeConfig) -> RequestOptions:
+        """Options of serving the request."""
+        given = {name: getattr(self, name) for name in OPTIONS}
+        options: Any = {
+            name: value for name, value in given.items() if value is not None
+        }
+        deadline_s = self.deadline_s or config.deadline_s
+        if deadline_s is not None:
+            options["deadline_s"] = deadline_s
+        if found.adapters:
+            options["adapters"] = {**found.adapters, **(self.adapters or {})}
+        checked: RequestOptions = options
+        return checked
+
+    def params(self, found: Found, **more: Any) -> SamplingParams:
+        """
+        Parameters by OpenAI's defaults: temperature 1, the rest of the context.
+
+        Args:
+            more: what a dialect says in other words.
+
+        Raises:
+            Failure: a field that nobody knows.
+            InvalidSampling: a value that is not allowed.
+        """
+        names = (
+            *("n", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty"),
+            *("temperature", "max_tokens"),
+        )
+        given = {name: getattr(self, name) for name in names} | self._unnamed()
+        if self.logit_bias is not None:
+            given["logit_bias"] = _biases(self.logit_bias)
+        if self.response_format is not None:
+            given |= self.response_format.params()
+        known = {name: value for name, value in given.items() if value is not None}
+        if isinstance(known.get("stop"), str):
+            known["stop"] = (known["stop"],)
+        most = {"max_tokens": found.engine.n_ctx_slot, "temperature": 1.0}
+        defaults = most | {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        return SamplingParams(**(defaults | known | more))
+
+    def _unnamed(self) -> dict[str, Any]:
+        """Fields of SamplingParams that OpenAI's API does not name."""
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            is_known = name in SamplingParams.model_fields or name in HARMLESS
+            if not is_known and value is not None:
+                raise Failure(
+                    400,
+                    "unknown_parameter",
+                    f"the field {name!r} is not known here, and may change the output: "
+                    "leave it out",
+                    name,
+                )
+        return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError as error:
+        message = f"logit_bias needs token ids as names: {error}"
+        raise Failure(400, "invalid_request", message, "logit_bias") from error

@@ -1,0 +1,32 @@
+"""Options of the service; those of engines are in EngineConfig."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ServeConfig(BaseModel):
+    """Options of the service, whatever models it has."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+    any_model: bool = False
+    """A name that no model has is taken for the first model that can do what is asked."""
+    max_body_bytes: Annotated[int, Field(ge=1)] = 100 * 2**20
+    """Bytes that a body may have."""
+    body_s: Seconds = 30.0
+    """Seconds that a client may take to send its body."""
+    ping_s: Seconds = 15.0
+    """Seconds of silence after which a stream gets a comment, so that nobody closes it."""
+    deadline_s: Seconds | None = None
+    """`deadline_s` of a request that names none. None: it may take for ever."""
+    drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    """Seconds that running requests have to end once the service is to stop."""
+    stall_s: Seconds = 60.0
+    """Seconds with work and without a step after which `/livez` says that it hangs."""

@@ -1,0 +1,79 @@
+"""
+Errors as clients read them: a status, and an object with message, type, param and code.
+
+Rules:
+1. A client's mistake is 4xx and names the field in `param`.
+2. 503 means that another time or another server may do; it has a Retry-After.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyllama_raw import PyllamaError
+from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull, Unsupported
+
+TYPES = {  # of errors, by status
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Failure(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            more: further fields of the object.
+        """
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+        self.headers, self.more = dict(headers or {}), dict(more or {})
+
+    def body(self) -> dict[str, Any]:
+        """The answer, for a JSON encoder."""
+        kind = TYPES.get(self.status, "server_error")
+        told = {"message": self.message, "type": kind, "param": self.param}
+        return {"error": told | {"code": self.code} | self.more}
+
+
+def failure_of(error: PyllamaError, retry_s: int) -> Failure:
+    """
+    An error of the engine as a client is told of it.
+
+    Args:
+        retry_s: seconds after which the same request may find room.
+    """
+    headers = {"retry-after": str(retry_s)} if error.http_status == 503 else None
+    match error:
+        case QueueFull():
+            code = "server_is_overloaded"
+            return Failure(503, code, str(error), headers=headers)
+        case PromptTooLong():
+            more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
+            code = "context_length_exceeded"
+            return Failure(400, code, str(error), "messages", more=more)
+        case InvalidRequest():
+            return Failure(400, error.code, str(error), error.name)
+        case Unsupported():
+            return Failure(400, error.code, str(error), "model")
+    return Failure(error.http_status, error.code, str(error), headers=headers)

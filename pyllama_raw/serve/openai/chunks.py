@@ -1,0 +1,77 @@
+"""What answers in OpenAI's words have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import to_json
+
+from pyllama_raw import FinishReason, Result
+from pyllama_raw.serve.events import DONE, event
+from pyllama_raw.serve.failures import Failure
+
+REASONS = {FinishReason.STOP: "stop"}  # all others cut the text: "length"
+
+
+def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
+    """Tokens of each prompt, which its outputs share, and of all outputs."""
+    n_prompt = sum(of_prompt[0].usage.prompt_tokens for of_prompt in results)
+    n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
+    outputs = [each for of_prompt in results for each in of_prompt]
+    n_output = sum(each.usage.completion_tokens for each in outputs)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_output,
+        "total_tokens": n_prompt + n_output,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }
+
+
+def reason_of(result: Result) -> dict[str, Any]:
+    """Why an output ended, in the words that clients know, and in ours if there are none."""
+    reason = REASONS.get(result.finish_reason, "length")
+    told = {"finish_reason": reason}
+    ours = result.finish_reason
+    if ours not in (FinishReason.STOP, FinishReason.LENGTH):
+        told["x_finish"] = str(ours)
+    return told
+
+
+class Chunks:
+    """
+    Writes frames of one answer. The prefix, which all have in common, is rendered once.
+
+    Args:
+        kind: of the object, such as "chat.completion.chunk".
+        with_usage: the counts of tokens come at the end.
+    """
+
+    def __init__(self, prefix: str, kind: str, model: str, *, with_usage: bool) -> None:
+        self.head = {
+            "id": f"{prefix}-{uuid4().hex}",
+            "object": kind,
+            "created": int(time()),
+            "model": model,
+        }
+        self._with_usage = with_usage
+        usage = b',"usage":null' if with_usage else b""
+        self._before = b"data: %b" % to_json(self.head)[:-1] + b',"choices":[{"index":'
+        self._after = b"}]%b}\n\n" % usage
+
+    def frame(self, index: int, choice: bytes) -> bytes:
+        """An event with one choice, whose other fields are in *choice*."""
+        return self._before + b"%d,%b" % (index, choice) + self._after
+
+    def failed(self, failure: Failure) -> bytes:
+        """An error after the answer began."""
+        return event(to_json(failure.body()))
+
+    def done(self, results: Sequence[Sequence[Result]]) -> bytes:
+        """The counts of tokens, if they are wanted, and the end."""
+        if not self._with_usage:
+            return DONE
+        told = self.head | {"choices": [], "usage": usage(results)}
+        return event(to_json(told)) + DONE

@@ -1,0 +1,102 @@
+"""The engines of a service by name, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import time
+from typing import NamedTuple
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.errors import Unsupported
+from pyllama_raw.results import Operation, Pooling
+from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.failures import Failure
+
+LONGEST_RETRY_S = 60
+
+
+class Found(NamedTuple):
+    """The model that a request names."""
+
+    name: str
+    engine: AsyncEngine
+    adapters: Mapping[str, float]  # of `base:adapter`, each with its scale
+
+
+@dataclass(eq=False)
+class Service:
+    """What all answers share. Thread: that of the event loop."""
+
+    engines: Mapping[str, AsyncEngine]
+    config: ServeConfig
+    drains: bool = False  # no new requests are taken
+    started: int = field(default_factory=lambda: int(time()))  # Unix time
+    n_open: dict[str, int] = field(default_factory=dict)  # answers in work, by model
+
+    def find(self, name: str | None, need: Operation) -> Found:
+        """
+        The model that *name* stands for; None: the first that can do what is asked.
+
+        Raises:
+            Failure: there is no such model, or it cannot do this.
+        """
+        has_none = name is None or (self.config.any_model and not self._named(name))
+        found = self._first(need) if has_none else self.named(name)
+        try:
+            found.engine.capabilities.check(need)
+        except Unsupported as error:
+            raise Failure(400, error.code, str(error), "model") from error
+        return found
+
+    def named(self, name: str | None) -> Found:
+        """The model that *name* stands for; None: the first. Raises Failure."""
+        if name is None:
+            first, engine = next(iter(self.engines.items()))
+            return Found(first, engine, {})
+        found = self._named(name)
+        if found is None:
+            message = f"there is no model {name!r}: there are {', '.join(self.engines)}"
+            raise Failure(404, "model_not_found", message, "model")
+        return found
+
+    def _named(self, name: str) -> Found | None:
+        if name in self.engines:
+            return Found(name, self.engines[name], {})
+        base, _, adapter = name.rpartition(":")
+        if base in self.engines and adapter in self._adapters(base):
+            return Found(base, self.engines[base], {adapter: 1.0})
+        return None
+
+    def _first(self, need: Operation) -> Found:
+        """The first model that can do what is asked; of vectors, one that is made for it."""
+        able = [
+            Found(name, engine, {})
+            for name, engine in self.engines.items()
+            if need in engine.capabilities.operations
+        ]
+        if need is Operation.EMBED:
+            able.sort(key=lambda found: not _states_pooling(found.engine))
+        return able[0] if able else self.named(None)
+
+    def _adapters(self, name: str) -> set[str]:
+        return {info.name for info in self.engines[name].adapters()}
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[None]:
+        """Around an answer, from before its prompt is read until its end."""
+        self.n_open[name] = self.n_open.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            self.n_open[name] -= 1
+
+    def retry_s(self, engine: AsyncEngine) -> int:
+        """Seconds after which a request that found no room may find some, 1 to 60."""
+        stats = engine.stats()
+        return min(1 + stats.waiting // max(stats.n_slots, 1), LONGEST_RETRY_S)
+
+
+def _states_pooling(engine: AsyncEngine) -> bool:
+    return engine.capabilities.model.pooling not in (None, Pooling.NONE, Pooling.RANK)
