@@ -67,7 +67,7 @@ def _waiting(
     return wait
 
 
-class Engine(_Blocking[AsyncEngine], Facts):
+class Engine(Facts, _Blocking[AsyncEngine]):
     """A loaded model that any thread may use; see AsyncEngine for each verb."""
 
     def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
@@ -80,7 +80,7 @@ class Engine(_Blocking[AsyncEngine], Facts):
         except BaseException:
             self._loop.stop()
             raise
-        self._parts, self._thread = self._awaited._parts, self._awaited._thread
+        super().__init__(self._awaited._parts, self._awaited._thread)
         _open.add(self)
 
     @classmethod
@@ -142,13 +142,16 @@ class Engine(_Blocking[AsyncEngine], Facts):
     score = _waiting(AsyncEngine.score)
     embed = _waiting(AsyncEngine.embed)
     embed_tokens = _waiting(AsyncEngine.embed_tokens)
+    count_texts = _waiting(AsyncEngine.count_texts)
     rank = _waiting(AsyncEngine.rank)
     tokenize = _waiting(AsyncEngine.tokenize)
     detokenize = _waiting(AsyncEngine.detokenize)
+    pieces = _waiting(AsyncEngine.pieces)
     count = _waiting(AsyncEngine.count)
     render = _waiting(AsyncEngine.render)
     load_adapter = _waiting(AsyncEngine.load_adapter)
     unload_adapter = _waiting(AsyncEngine.unload_adapter)
+    slots = _waiting(AsyncEngine.slots)
     cache_stats = _waiting(AsyncEngine.cache_stats)
     clear_cache = _waiting(AsyncEngine.clear_cache)
 
@@ -195,7 +198,7 @@ class BlockingGeneration(_Blocking[Generation]):
         self.cancel()
 
     def __iter__(self) -> Self:
-        self._awaited.check_unread()
+        aiter(self._awaited)  # raises if it has been read
         return self
 
     def __next__(self) -> Delta:

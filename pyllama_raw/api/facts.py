@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from pyllama_raw.api.owner import Owner
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait
 
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 STALL_S = 60.0
 
 
-class Facts:
-    """Any thread may ask, and after the end, too."""
+class Facts(Owner):
+    """An engine as far as nothing is waited for. Any thread may ask, also after the end."""
 
-    _parts: EngineParts
-    _thread: EngineThread
+    def __init__(self, parts: EngineParts, thread: EngineThread) -> None:
+        self._parts = parts
+        self._thread = thread
 
     def __repr__(self) -> str:
         """The model, the requests that run and those that wait, as of the latest step."""
@@ -95,6 +97,7 @@ class Facts:
             **media,
             state=self._state,
             watcher_faults=self._thread.n_watcher_faults,
+            queue_s=self._thread.queue_s,
         )
 
     def health(self, stall_s: float = STALL_S) -> Health:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -41,6 +41,7 @@ class Prepared:
 
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
+    names: Mapping[int, bytes] = field(default_factory=dict)  # of control tokens
 
 
 class Generation(Owner):
@@ -79,7 +80,11 @@ class Generation(Owner):
         self.cancel()
 
     def __aiter__(self) -> Self:
-        self.check_unread()
+        if self._is_read:
+            raise WrongUse(
+                "this generation has been read to its end: .result has all of it, and "
+                "generate() makes another one"
+            )
         return self
 
     async def __anext__(self) -> Delta:
@@ -90,14 +95,6 @@ class Generation(Owner):
         self._raise_if_all_failed()
         self._is_read = True
         raise StopAsyncIteration
-
-    def check_unread(self) -> None:
-        """Raise WrongUse if an iterator has read all of it."""
-        if self._is_read:
-            raise WrongUse(
-                "this generation has been read to its end: .result has all of it, and "
-                "generate() makes another one"
-            )
 
     async def collect(self) -> Result:
         """Wait for the end without being woken for every token; the first output."""
@@ -205,7 +202,7 @@ class Generation(Owner):
                 return
             pairs = zip(prepared.requests, prepared.seeds, strict=True)
             self._choices = tuple(
-                Choice(i, request, seed, self._pieces)
+                Choice(i, request, seed, self._pieces, prepared.names)
                 for i, (request, seed) in enumerate(pairs)
             )
             self._submit(prepared.requests)
