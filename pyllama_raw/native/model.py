@@ -160,6 +160,17 @@ class Model(Handle):
         return int(lib.llama_model_size(self.ptr))
 
     @property
+    def n_params(self) -> int:
+        return int(lib.llama_model_n_params(self.ptr))
+
+    @property
+    def desc(self) -> str:
+        """Architecture, size class and file type in words."""
+        buffer = ffi.new("char[]", 256)
+        lib.llama_model_desc(self.ptr, buffer, len(buffer))
+        return text(buffer)
+
+    @property
     def ftype(self) -> str:
         """The quantisation of most tensors, as llama.cpp names it."""
         return text(lib.llama_ftype_name(lib.llama_model_ftype(self.ptr)))
