@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -16,7 +15,6 @@ from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.text_verbs import TextVerbs
 from pyllama_raw.api.vector_verbs import VectorVerbs
 from pyllama_raw.engine.own_thread import check_may_wait
-from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.arguments import (
     check_opening,
     checked_adapter,
@@ -42,7 +40,7 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
         self, parts: EngineParts, encoder: PromptEncoder | None = None
     ) -> None:
         """Use open(); this is for tests and for own executors."""
-        from pyllama_raw.api.embedding import Embedders
+        from pyllama_raw.api.embedding import Embedder
         from pyllama_raw.api.preparation import Preparation
         from pyllama_raw.api.workers import Workers
         from pyllama_raw.engine.thread import EngineThread
@@ -62,7 +60,8 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
             self._thread.adapters,
             self._workers,
         )
-        self._embedders = Embedders(parts, encoder, self._thread, self._workers)
+        ids = self._preparation.request_ids
+        self._embedder = Embedder(parts, encoder, self._thread, self._workers, ids)
 
     @classmethod
     def open(
@@ -131,8 +130,6 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
         finally:
             self._thread.close()
             with anyio.CancelScope(shield=True):
-                with suppress(ClosedError):  # another call has closed it
-                    await self._workers.run("embedder", self._embedders.close)
                 await arrival_of(self._thread.gone)
             self._workers.close()
             self._thread.join()
@@ -141,9 +138,8 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
     def __del__(self) -> None:
         if hasattr(self, "_workers"):  # also of an engine that has failed
             self._workers.close()
-        if hasattr(self, "_embedders") and self._thread.alive:
+        if hasattr(self, "_embedder") and self._thread.alive:
             self._thread.close()
-            self._embedders.leave()
             warnings.warn(
                 f"{self!r} was dropped before aclose(): use `async with`",
                 ResourceWarning,

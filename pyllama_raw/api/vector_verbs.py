@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 from pyllama_raw.api.facts import Facts
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.embedding import Embedders, TextPooling, Told, Vectors
+    from pyllama_raw.api.embedding import Embedder, TextPooling, Told, Vectors
     from pyllama_raw.api.ranking import Ranked
     from pyllama_raw.options.requests import TextOptions
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
 class VectorVerbs(Facts):
     """From texts to vectors and ranks."""
 
-    _embedders: Embedders
+    _embedder: Embedder
 
     async def embed(
         self,
@@ -51,7 +51,7 @@ class VectorVerbs(Facts):
             DeadlineExceeded: *deadline_s* was over before every text had its vector.
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
-        embedder = await self._embedders.get()
+        embedder = self._embedder
         wanted = embedder.pooling(pooling)
         shape = embedder.shape(dimensions, normalize=normalize)
         (rows,) = await embedder.embed(
@@ -71,9 +71,10 @@ class VectorVerbs(Facts):
         """Like embed(), with an array for each text that has a row for each token."""
         from pyllama_raw.engine.model_info import Pooling
 
-        embedder = await self._embedders.get()
-        shape = embedder.shape(dimensions, normalize=normalize)
-        return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
+        shape = self._embedder.shape(dimensions, normalize=normalize)
+        return await self._embedder.embed(
+            texts, Pooling.NONE, shape, progress, **options
+        )
 
     async def rank(
         self,
@@ -97,5 +98,4 @@ class VectorVerbs(Facts):
         from pyllama_raw.engine.capabilities import Operation
 
         self._parts.capabilities.check(Operation.RANK)
-        embedder = await self._embedders.get()
-        return await rank(embedder, query, documents, progress, **options)
+        return await rank(self._embedder, query, documents, progress, **options)
