@@ -42,12 +42,8 @@ from pyllama_raw.options.arguments import (
 from pyllama_raw.prompts.prompt import PromptEncoder
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.engine.parts import EngineParts, TextContexts
-
-    Vectors = NDArray[np.float32]
 
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
@@ -127,7 +123,8 @@ class Embedder:
         )
         tokens = await self.tokens(checked_texts(texts), "texts", encode)
         values = await self.compute(tokens, "texts", pooling, progress, options)
-        make = partial(_shaped, values, shape, joined=joined)
+        counts = list(map(len, tokens))
+        make = partial(_shaped, values, counts, shape, joined=joined)
         return await self._workers.run("text", make)
 
     async def tokens(
@@ -265,20 +262,18 @@ class _Reading:
             self._progress(n_done)
 
 
-def _shaped(values: list[bytes], shape: VectorShape, *, joined: bool) -> list[Vectors]:
-    """Thread: a worker."""
-    if joined:
-        values = [b"".join(values)]
-    return [_rows(value, shape) for value in values]
-
-
-def _rows(values: bytes, shape: VectorShape) -> Vectors:
-    """A row for each vector in *values*."""
+def _shaped(
+    values: list[bytes], counts: list[int], shape: VectorShape, *, joined: bool
+) -> list[Vectors]:
+    """Arrays of *values*, made of so many tokens each. Thread: a worker."""
     import numpy as np
 
-    rows = np.frombuffer(values, np.float32).reshape(-1, shape.width)
-    cut = rows[:, : shape.dimensions].copy()
-    if shape.normalize:
-        lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-        np.divide(cut, lengths, out=cut, where=lengths > 0)
-    return cut
+    from pyllama_raw.api.vectors import vectors_of
+
+    if joined:
+        values, counts = [b"".join(values)], [sum(counts)]
+    all_rows = (np.frombuffer(v, np.float32).reshape(-1, shape.width) for v in values)
+    return [
+        vectors_of(rows[:, : shape.dimensions], n_tokens, normalize=shape.normalize)
+        for rows, n_tokens in zip(all_rows, counts, strict=True)
+    ]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Unpack
 from pyllama_raw.api.facts import Facts
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.embedding import Embedder, TextPooling, Told, Vectors
+    from pyllama_raw.api.embedding import Embedder, TextPooling, Told
     from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.vectors import Vectors
     from pyllama_raw.options.requests import TextOptions
 
 
@@ -30,6 +31,8 @@ class VectorVerbs(Facts):
     ) -> Vectors:
         """
         A vector for each text: a row of an array of float32, in the order of *texts*.
+
+        `usage` of the array counts the tokens of the texts.
 
         The first call on a model that generates opens a context of its own for this.
 

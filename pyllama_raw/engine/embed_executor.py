@@ -67,9 +67,8 @@ class EmbedExecutor:
         self.limits = limits
         self._gate = AbortGate(flag)
         self._make_context = make_context
-        self._contexts: dict[
-            Pooling, Context
-        ] = {}  # the one that was used last is last
+        self._contexts: dict[Pooling, Context] = {}  # in the order of their last use
+        self._used: Pooling | None = None  # by the last step
         self._lock = Lock()  # held while a context is made or closed
         self._is_closed = False
         self._batch = Batch(limits.n_batch)
@@ -189,14 +188,17 @@ class EmbedExecutor:
         return tuple(outputs)
 
     def _context_for(self, pooling: Pooling) -> Context:
-        """The context that is used now."""
-        if next(reversed(self._contexts), None) is not pooling:
-            self.prepare(pooling)
-            with self._lock:
-                self._contexts[pooling] = self._contexts.pop(pooling)
-                while len(self._contexts) > MAX_CONTEXTS:
-                    self._contexts.pop(next(iter(self._contexts))).close()
-        return self._contexts[pooling]
+        """The context that is used now; too many others are closed. Thread: the engine's."""
+        contexts = self._contexts
+        if pooling is self._used and len(contexts) <= MAX_CONTEXTS:
+            return contexts[pooling]
+        context = self.prepare(pooling)
+        with self._lock:
+            contexts[pooling] = contexts.pop(pooling)
+            while len(contexts) > MAX_CONTEXTS:
+                contexts.pop(next(iter(contexts))).close()
+        self._used = pooling
+        return context
 
     def _clear(self, pooling: Pooling) -> None:
         context = self._contexts[pooling]
@@ -205,6 +207,7 @@ class EmbedExecutor:
 
     def _drop(self, pooling: Pooling) -> None:
         """Have the context made anew by the next step."""
+        self._used = None
         with self._lock:
             context = self._contexts.pop(pooling, None)
             if context is not None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import EmbeddingConfig
-from pyllama_raw.api.embedding import VectorShape, _rows
+from pyllama_raw.api.vectors import vectors_of
 from pyllama_raw.errors import TextTooLong
 from tests.api.embedding_support import OTHER_ENCODERS, POOLED, TEXTS, open_engine
 
@@ -93,9 +93,7 @@ def test_normalised_vectors_have_the_length_one(vector, normalize, expected):
     """
     A vector of zeros stays one.
     """
-    values = np.array(vector, np.float32).tobytes()
-
-    rows = _rows(values, VectorShape(2, None, normalize))
+    rows = vectors_of(np.array([vector], np.float32), 1, normalize=normalize)
 
     np.testing.assert_allclose(rows, [expected], atol=1e-7)
 

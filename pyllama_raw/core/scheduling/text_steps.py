@@ -83,7 +83,7 @@ class TextSteps:
             assert isinstance(sequence, TextSequence)
             served[sequence] = None
             if isinstance(output, Vector):
-                index = sequence.complete(now)
+                index = sequence.complete()
                 roster.events.append(Embedded(work.request_id, index, output.values))
                 if sequence.is_done:
                     roster.finish(sequence, FinishReason.STOP, now)

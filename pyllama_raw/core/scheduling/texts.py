@@ -47,11 +47,10 @@ class TextSequence(Sequence):
             return None
         return self.request.text(index)[0 if n_ahead else self.start :]
 
-    def complete(self, now: float) -> int:
+    def complete(self) -> int:
         """Note that the next text has its vector; returns the index of that text."""
         self.n_done += 1
         self.start = 0
-        self.token_times = self.token_times or [now]
         return self.n_done - 1
 
 
