@@ -17,7 +17,6 @@ REGISTRIES = {
     "api/generation.py": {"_by_id"},  # the outputs of one prompt
     "core/scheduling/roster.py": {"alive"},
     "core/memory/slots.py": {"running"},
-    "core/embedding/scheduler.py": {"_requests"},
     "core/policies/vtc.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
