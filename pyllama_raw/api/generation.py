@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -120,7 +121,7 @@ class Generation(Owner):
             return _nothing(self._elapsed_s)
         first = self._choices[0]
         if first.error is not None:
-            raise first.error
+            raise _again(first.error)
         return first.result(self._elapsed_s)
 
     @property
@@ -216,7 +217,7 @@ class Generation(Owner):
             self._thread.submit_all(requests, stream)
         except PyllamaError as error:
             for choice in self._choices:
-                choice.error = error
+                choice.error = _again(error)
             raise
         self._by_id = {c.request.request_id: c for c in self._choices}
         self._stream = stream
@@ -278,7 +279,14 @@ class Generation(Owner):
     def _raise_if_all_failed(self) -> None:
         errors = [choice.error for choice in self._choices]
         if errors and errors[0] is not None and None not in errors:
-            raise errors[0]
+            raise _again(errors[0])
+
+
+def _again(error: PyllamaError) -> PyllamaError:
+    """A copy to raise. The frames that it passes would keep the engine, if it were kept itself."""
+    copied = copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def _nothing(elapsed_s: float) -> Result:
