@@ -142,7 +142,6 @@ class Engine(Facts, _Blocking[AsyncEngine]):
     score = _waiting(AsyncEngine.score)
     embed = _waiting(AsyncEngine.embed)
     embed_tokens = _waiting(AsyncEngine.embed_tokens)
-    count_texts = _waiting(AsyncEngine.count_texts)
     rank = _waiting(AsyncEngine.rank)
     tokenize = _waiting(AsyncEngine.tokenize)
     detokenize = _waiting(AsyncEngine.detokenize)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -17,7 +16,7 @@ from pyllama_raw.api.model import Model, parts_of, release
 from pyllama_raw.api.vector_verbs import VectorVerbs
 from pyllama_raw.api.whole import score_of, whole
 from pyllama_raw.engine.own_thread import check_may_wait
-from pyllama_raw.errors import ClosedError, InvalidRequest
+from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.options.arguments import (
     check_opening,
     checked_adapter,
@@ -54,7 +53,7 @@ class AsyncEngine(VectorVerbs):
 
     def __init__(self, parts: EngineParts) -> None:
         """Use open(); this is for tests and for own executors."""
-        from pyllama_raw.api.embedding import Embedders
+        from pyllama_raw.api.embedding import Embedder
         from pyllama_raw.api.preparation import Preparation
         from pyllama_raw.api.workers import Workers
         from pyllama_raw.engine.thread import EngineThread
@@ -67,7 +66,8 @@ class AsyncEngine(VectorVerbs):
             self._workers.close()
             raise
         self._preparation = Preparation(parts, encoder, self._thread, self._workers)
-        self._embedders = Embedders(parts, encoder, self._thread, self._workers)
+        ids = self._preparation.request_ids
+        self._embedder = Embedder(parts, encoder, self._thread, self._workers, ids)
 
     @classmethod
     def open(
@@ -136,8 +136,6 @@ class AsyncEngine(VectorVerbs):
         finally:
             self._thread.close()
             with anyio.CancelScope(shield=True):
-                with suppress(ClosedError):  # another call has closed it
-                    await self._workers.run("embedder", self._embedders.close)
                 await arrival_of(self._thread.gone)
             self._workers.close()
             self._thread.join()
@@ -146,9 +144,8 @@ class AsyncEngine(VectorVerbs):
     def __del__(self) -> None:
         if hasattr(self, "_workers"):  # also of an engine that has failed
             self._workers.close()
-        if hasattr(self, "_embedders") and self._thread.alive:
+        if hasattr(self, "_embedder") and self._thread.alive:
             self._thread.close()
-            self._embedders.leave()
             warnings.warn(
                 f"{self!r} was dropped before aclose(): use `async with`",
                 ResourceWarning,

@@ -39,8 +39,8 @@ class Facts(Owner):
         name = shown(self.model_name or "model without a name")
         state, stats = "open" if self._thread.alive else "closed", self._thread.stats
         return (
-            f"<{type(self).__name__} of {name}: {state}, {stats.running} of "
-            f"{stats.n_slots} slots run, {stats.waiting} wait>"
+            f"<{type(self).__name__} of {name}: {state}, {stats.n_slots} "
+            f"slots, {stats.running} run, {stats.waiting} wait>"
         )
 
     @property

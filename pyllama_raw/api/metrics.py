@@ -67,7 +67,7 @@ COUNTERS = {  # of EngineStats
     "vllm:generation_tokens": ("output_tokens", "Output tokens"),
 }
 GAUGES = {
-    "vllm:num_requests_running": ("running", "Requests that have a slot"),
+    "vllm:num_requests_running": ("running", "Requests that run"),
     "vllm:num_requests_waiting": ("waiting", "Requests in the queue"),
     "pyllama_raw:slots": ("n_slots", "Requests that can run at a time"),
     "pyllama_raw:waiting_tokens": ("waiting_tokens", "Prompt tokens in the queue"),
@@ -114,7 +114,7 @@ class EngineMetrics(Collector, Watcher):
         self._histograms = {n: Histogram(known[1]) for n, known in HISTOGRAMS.items()}
         self._reasons = Counter[str]()
         self._ends = Counter[str]()
-        self._n_prompt = self._n_cached = 0
+        self._n_prompt = self._n_looked_for = self._n_cached = 0
         engine.watch(self)
 
     def text(self) -> str:
@@ -123,7 +123,7 @@ class EngineMetrics(Collector, Watcher):
         registry.register(self)
         return generate_latest(registry).decode()
 
-    def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
+    def ended(self, request: Request, end: Finished) -> None:
         """Take in a request. Thread: the engine's."""
         times = timings_of(end)
         held_s = None if times.queue_s is None else times.e2e_s - times.queue_s
@@ -148,6 +148,8 @@ class EngineMetrics(Collector, Watcher):
             self._reasons[reason] += 1
             self._ends[why(end)] += 1
             self._n_prompt += end.n_prompt
+            if not request.lot.makes_vectors:
+                self._n_looked_for += end.n_prompt
             self._n_cached += end.n_cached
 
     def collect(self) -> Iterator[Metric]:
@@ -183,7 +185,7 @@ class EngineMetrics(Collector, Watcher):
         text = "Prompt tokens of requests that have ended"
         yield CounterMetricFamily("vllm:prompt_tokens", text, self._n_prompt)
         name, text = "vllm:prefix_cache_queries", "Prompt tokens that were looked for"
-        yield CounterMetricFamily(name, text, self._n_prompt)
+        yield CounterMetricFamily(name, text, self._n_looked_for)
         name, text = "vllm:prefix_cache_hits", "Prompt tokens that were not computed"
         yield CounterMetricFamily(name, text, self._n_cached)
         success = "vllm:request_success", "Requests, as vLLM says"

@@ -62,7 +62,7 @@ class Preparation:
         self._parts = parts
         self._encoder = encoder
         self._clock = thread.clock
-        self._request_ids = count(1)
+        self.request_ids = count(1)
 
     async def prepare(
         self,
@@ -90,7 +90,7 @@ class Preparation:
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = _random_seed() if params.seed is None else params.seed
-        request_ids = [next(self._request_ids) for _ in range(params.n)]
+        request_ids = [next(self.request_ids) for _ in range(params.n)]
         request = Request(
             request_id=request_ids[0],
             tokens=read.tokens,

@@ -21,7 +21,7 @@ from pyllama_raw.options.replacing import check_writable, replacing
 from pyllama_raw.options.requests import Need
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.embedding import Vectors
+    from pyllama_raw.api.vectors import Vectors
 
 Told = Callable[[int], None]
 

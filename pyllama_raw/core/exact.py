@@ -72,7 +72,7 @@ def n_kept(sequence: Sequence) -> int:
 def divided(groups: Groups) -> Groups:
     """Streams apart from prompts, which are computed one at a time."""
     found = {}
-    for (name, _, is_whole, adapters), (streams, prompts) in groups.items():
+    for (name, _, is_whole, adapters, _), (streams, prompts) in groups.items():
         if streams:
             lot = Lot(f"{name}: streams", adapters=adapters)
             found[lot] = LotGroup(streams, [])

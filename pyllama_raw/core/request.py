@@ -81,6 +81,7 @@ class Lot(NamedTuple):
     is_single: bool = False  # at most one sequence a decode
     is_whole: bool = False  # of rows that see each other: a decode has one whole span
     adapters: AdapterSet = ()  # of all of them
+    makes_vectors: bool = False  # of texts, in a context of its own
 
 
 TOKENS = Lot()
@@ -112,6 +113,19 @@ class Request:
     @property
     def n_prompt(self) -> int:
         return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest(Request):
+    """Texts, each of which becomes a vector; tokens are those of all texts, in their order."""
+
+    max_tokens: int = 0  # nothing is sampled
+    ends: tuple[int, ...] = ()  # where each text ends in tokens; none is empty
+    may_cut: bool = False  # whether a text may be computed in several steps
+
+    def text(self, index: int) -> array[int]:
+        """Tokens of the text *index*."""
+        return self.tokens[self.ends[index - 1] if index else 0 : self.ends[index]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class SchedulerStats:
     n_slots: int
     """Requests that can run at a time."""
     running: int
-    """Requests that have a slot."""
+    """Requests that have a slot, and those whose texts are becoming vectors."""
     waiting: int
     """Requests in the queue."""
     waiting_tokens: int

@@ -16,7 +16,8 @@ from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.capabilities import Capabilities
+from pyllama_raw.engine.build_embedder import text_contexts
+from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.disk_writer import DiskWriter
@@ -86,7 +87,9 @@ def assemble(
             **fields,
         )
 
-    n_slots = config.scheduler.n_slots
+    n_slots, texts = config.scheduler.n_slots, None
+    if Operation.EMBED in capabilities.operations:
+        texts = text_contexts(model, config, flag)
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,
@@ -95,24 +98,18 @@ def assemble(
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,
+        texts=texts,
     )
     tell_changes(config.context, executor.context)
     try:
-        scheduler = _make_scheduler(executor.context, config, layout, store, keys)
+        limits = None if texts is None else texts.limits
+        scheduler = _make_scheduler(
+            executor.context, config, layout, store, keys, texts=limits
+        )
         media = _open_media(use, config, keys)
     except BaseException:
         executor.shutdown()
         raise
-
-    def make_embedder() -> EngineParts:
-        from pyllama_raw.engine.build_embedder import assemble_embedder
-
-        mine = use.share()
-        try:
-            return assemble_embedder(mine, config, capabilities)
-        except BaseException:
-            mine.close()
-            raise
 
     def release() -> None:
         if writer is not None:
@@ -135,7 +132,8 @@ def assemble(
         writer,
         make_rules=Constraints(model.vocab).rules,
         metadata=model.meta,
-        make_embedder=make_embedder,
+        labels=model.labels,
+        texts=texts,
         span_keys=keys,
         media=media,
         adapter_host=executor,
@@ -160,6 +158,8 @@ def _make_scheduler(
     layout: SequenceLayout,
     store: DiskStore | None,
     keys: SpanKeys,
+    *,
+    texts: ContextLimits | None,
 ) -> Scheduler:
     if not context.has_memory or context.model.has_encoder:
         raise Unsupported("generate", "the model has an encoder")
@@ -171,6 +171,7 @@ def _make_scheduler(
         disk=None if store is None else make_disk_tier(store, layout.kind, cost, keys),
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
+        texts=texts,
         policy=make_policy(config.scheduler.policy),
         report=PolicyLog(),
         **config.scheduler.model_dump(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -51,6 +51,11 @@ class Capabilities:
     def tools(self) -> bool:
         """Whether chats of the engine may have tools; the first answer takes a moment."""
         return self.prints_tools()
+
+    def without(self, why: str, *operations: Operation) -> Capabilities:
+        """The same, but for *operations*, which the model cannot do."""
+        refusals = dict.fromkeys(operations, why) | dict(self.refusals)
+        return replace(self, refusals=MappingProxyType(refusals))
 
     def check(self, *operations: Operation) -> None:
         """Raise Unsupported if the model can do none of *operations*."""

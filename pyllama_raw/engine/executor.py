@@ -39,6 +39,7 @@ from pyllama_raw.engine.adapter_sets import AdapterSets
 from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
@@ -74,6 +75,7 @@ class NativeExecutor:
             captured.
         scratch: a slot no sequence uses.
         disk: None: nothing is kept in files.
+        texts: does the steps of texts, on contexts of its own.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class NativeExecutor:
         kind: SnapshotKind,
         scratch: int,
         disk: DiskWriter | None = None,
+        texts: EmbedExecutor | None = None,
     ) -> None:
+        self._texts = texts
         self._gate = AbortGate(flag)
         self._make_context = make_context
         self._eog_tokens = frozenset(eog_tokens)
@@ -108,9 +112,11 @@ class NativeExecutor:
 
     @property
     def times(self) -> StepTimes:
-        copied = self._copied
+        copied, texts = self._copied, StepTimes()
+        if self._texts is not None:
+            texts = self._texts.times
         return StepTimes(
-            self._decode_ns / 1e9,
+            self._decode_ns / 1e9 + texts.decode_s,
             self._sample_ns / 1e9,
             copied.capture_ns / 1e9,
             copied.restore_ns / 1e9,
@@ -118,7 +124,7 @@ class NativeExecutor:
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
             self.adapters.spent_s,
-            self._cpu_ns / 1e9,
+            self._cpu_ns / 1e9 + texts.decode_cpu_s,
         )
 
     def load_adapter(self, path: str) -> Adapter:
@@ -136,7 +142,9 @@ class NativeExecutor:
         self.adapters.remove(number, self.context)
 
     def open(self, request: Request) -> None:
-        """Build the sampler of *request*; its payloads are SpanRows."""
+        """Build the sampler of *request*, if it has one; its payloads are SpanRows."""
+        if request.lot.makes_vectors:
+            return
         assert len(request.payloads) == len(request.spans)
         params = request.sampling
         assert isinstance(params, SamplingParams)
@@ -176,6 +184,8 @@ class NativeExecutor:
         self.context.drop()
         self.context.close()
         self.adapters.close()
+        if self._texts is not None:
+            self._texts.shutdown()
         for request_id in self._open.request_ids:
             self.close(request_id)
 
@@ -185,6 +195,9 @@ class NativeExecutor:
         if self._disk is not None:
             self._disk.others_compute = bool(plan.works)
         try:
+            if plan.lot.makes_vectors:
+                assert self._texts is not None
+                return self._texts.compute(plan)
             return self._execute(plan)
         finally:
             self._gate.leave()

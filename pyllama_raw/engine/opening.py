@@ -75,6 +75,12 @@ def build_on(
 
         config = config or EngineConfig()
         capabilities = capabilities_of(model_info(use.model.path, use.model.header))
+        if use.model.is_recurrent or use.model.is_hybrid:
+            capabilities = capabilities.without(
+                "the model keeps a recurrent state of its texts",
+                Operation.EMBED,
+                Operation.RANK,
+            )
         capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
             from pyllama_raw.engine.build import assemble as make

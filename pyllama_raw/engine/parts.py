@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.planner import Planner
 from pyllama_raw.core.stats import StepTimes
@@ -15,6 +16,7 @@ from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
+from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 
@@ -113,6 +115,18 @@ class FileWriter(Protocol):
         """Wait until all is written and reported."""
 
 
+class TextContexts(Protocol):
+    """Contexts that make vectors, one for each way of pooling. Thread: any."""
+
+    limits: ContextLimits  # of each
+
+    def is_ready(self, pooling: Pooling) -> bool:
+        """Whether there is one that pools like this."""
+
+    def prepare(self, pooling: Pooling) -> object:
+        """Make it, unless there is one. Raises ContextFailed, NativeError, ClosedError."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
@@ -131,7 +145,7 @@ class EngineParts:
     make_rules: Callable[[SamplingParams, Reading], object] = _no_rules  # may take long
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
     labels: tuple[str, ...] = ()  # of the scores that the model gives
-    make_embedder: Callable[[], EngineParts] | None = None  # on the same weights
+    texts: TextContexts | None = None  # None: texts do not become vectors
     span_keys: SpanKeys = field(default_factory=SpanKeys)  # of prompts and of files
     media: MediaDesk | None = None  # None: prompts are text
     adapter_host: AdapterHost | None = None  # None: the engine takes no adapters

@@ -39,13 +39,14 @@ class RequestRecord(NamedTuple):
     n_cached: int  # prompt tokens that were not computed
     cache_tier: str | None  # where these came from
     n_preempted: int
-    max_tokens: int
+    max_tokens: int  # 0: texts become vectors
     priority: int
     deadline_s: float | None  # from its submission
     client: str | None
     policy_data: Mapping[str, Value] | None
     block: int  # prompt tokens of each of hash_ids but the last, which may have fewer
-    hash_ids: tuple[int, ...]  # equal ones: equal prompts from the start to here
+    # Equal ones: equal prompts from the start to here. Texts that become vectors have none.
+    hash_ids: tuple[int, ...]
 
     @property
     def warms_up(self) -> bool:
@@ -129,7 +130,7 @@ class RequestLog(Watcher):
             client=request.client,
             policy_data=None if data is None else dict(data),
             block=BLOCK,
-            hash_ids=self._block_ids.of(request),
+            hash_ids=() if request.lot.makes_vectors else self._block_ids.of(request),
         )
 
 

@@ -47,12 +47,14 @@ class ContextLimits:
 
     def check(self, request: Request) -> None:
         """
-        Check that the context can compute *request*.
+        Check that the context can compute *request*; other contexts compute texts.
 
         Raises:
             PromptTooLong: it leaves no room for an output token.
             BadMedia: rows that see each other are more than one micro-batch.
         """
+        if request.lot.makes_vectors:
+            return
         if request.n_prompt >= self.n_ctx_slot:
             raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
         for index, span in enumerate(request.spans):

@@ -7,6 +7,7 @@ Rules:
 2. A request that finds a slot free when it comes is never refused. The prompt of any other
    one counts in tokens until the request has had a slot. Which one gets the next slot is the
    policy's business, and nothing to these counts.
+3. Texts that become vectors need no slot. They count as a request, and not in tokens.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class Admission:
         self._check_number(requests)
         n_free = max(self.n_slots - self.n_open, 0)
         counted = [0] * len(requests)
-        counted[n_free:] = [request.n_prompt for request in requests[n_free:]]
+        counted[n_free:] = [
+            0 if request.lot.makes_vectors else request.n_prompt
+            for request in requests[n_free:]
+        ]
         if len(requests) > n_free:
             self._check_room(len(requests), sum(counted))
         self.n_open += len(requests)

@@ -42,6 +42,7 @@ from pyllama_raw.core.scheduling.packer import Packer
 from pyllama_raw.core.scheduling.planner import Note
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.suspects import Suspects
+from pyllama_raw.core.scheduling.text_steps import TextSteps
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
@@ -75,6 +76,7 @@ class Scheduler:
         disk: Tier | None = None,
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
+        texts: ContextLimits | None = None,
         report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
         """
@@ -84,6 +86,8 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
+            texts: limits of the contexts that make vectors: n_slots texts and n_batch tokens
+                a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
         """
         self._max_overtakes = max_overtakes
@@ -113,6 +117,9 @@ class Scheduler:
         )
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._started = 0.0  # when the last plan was made
+        texts = limits if texts is None else texts
+        self._texts = TextSteps(self._roster, texts, token_budget, target_step_s)
+        self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
 
@@ -169,7 +176,7 @@ class Scheduler:
         """Counts of what there is to do and what is held, at little cost."""
         slots, roster = self._slots, self._roster
         host, disk = self._memory.ledgers
-        n_running = len(slots.running)
+        n_running = roster.n_running
         return Occupancy(
             n_running,
             len(roster.alive) - n_running,
@@ -225,6 +232,21 @@ class Scheduler:
         """Decide the next step; a falsy plan means that there is nothing to do."""
         for request_id in self._roster.deadlines.expired(now):
             self._roster.end(request_id, FinishReason.DEADLINE, now)
+        texts = self._roster.texts.all
+        if texts and self._texts_are_next:
+            self._texts_are_next = False
+            return self._texts.plan(now)
+        plan = self._plan(now)
+        if texts:
+            self._texts_are_next = bool(plan)
+            plan = plan or self._texts.plan(now)
+        waits = self._memory.restores.is_fetching
+        if self.has_work and not (plan or self._roster.events or waits):
+            self._roster.stall(now)  # no later plan would be another one
+        return plan
+
+    def _plan(self, now: float) -> StepPlan:
+        """A step of the sequences in slots; empty if there is nothing to do."""
         if self._policy is not None:
             self._policy.begin(now)
         if self._for_priority:
@@ -236,9 +258,6 @@ class Scheduler:
         steady = plan.steady and not self._memory.restores.is_loading
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
-        waits = self._memory.restores.is_fetching
-        if self.has_work and not (plan or self._roster.events or waits):
-            self._roster.stall(now)  # no later plan would be another one
         return plan
 
     def _make_way(self, now: float) -> None:
@@ -301,6 +320,9 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
+        if plan.lot.makes_vectors:
+            self._texts.take(plan, result, now)
+            return self.take_events()
         self._roster.in_flight = False
         self._memory.settle(result)
         if result.switch_s is not None:
