@@ -311,7 +311,9 @@ class AsyncEngine(VectorVerbs):
         Args:
             special: control tokens have their names; otherwise nothing.
         """
-        return await self._preparation.pieces(token_ids, special)
+        return await self._preparation.pieces(
+            token_ids, checked_flag("special", special)
+        )
 
     async def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
         """
@@ -320,7 +322,9 @@ class AsyncEngine(VectorVerbs):
         Args:
             special: control tokens are written, too.
         """
-        return await self._preparation.detokenize(token_ids, special)
+        return await self._preparation.detokenize(
+            token_ids, checked_flag("special", special)
+        )
 
     async def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
         """
