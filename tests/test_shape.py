@@ -39,6 +39,13 @@ BY_NUMBER = re.compile(r"\b(\w*[dD]ict|\w*set|Counter)\[int\b")
 DOUBLE = {"Delta", "Model", "Score", "Timings"}
 
 
+# Folders whose docstrings still begin with one of these, behind which the noun is to be found.
+OLD_WORDS = {"_ffi", "core", "engine", "lab", "native", "serve"}
+HEADLESS = re.compile(
+    r"\s*(What|Who|Whose|Whom|Where|When|Why|How|Of|Those|Which|That)\b"
+)
+
+
 def registries(path: Path) -> Iterator[str]:
     """Attributes and classes of *path* that are kept by number."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -84,3 +91,21 @@ def test_no_class_name_means_two_things():
                 places[node.name].append(str(path.relative_to(PACKAGE)))
 
     assert {name for name, files in places.items() if len(files) > 1} == DOUBLE
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    """
+    The first word says what the thing is or does; attributes included.
+    """
+    headless = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.value.value}"
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] not in OLD_WORDS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and HEADLESS.match(node.value.value)
+    ]
+
+    assert headless == []

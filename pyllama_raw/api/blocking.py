@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
@@ -173,13 +173,7 @@ class BlockingEvents(_Blocking["Events"]):
         return self
 
     def __next__(self) -> Event:
-        event = self._loop.run(self._next)
-        if event is None:
-            raise StopIteration
-        return event
-
-    async def _next(self) -> Event | None:
-        return await anext(self._awaited, None)
+        return self._loop.next(self._awaited)
 
 
 class BlockingGeneration(_Blocking[Generation]):
@@ -201,13 +195,7 @@ class BlockingGeneration(_Blocking[Generation]):
         return self
 
     def __next__(self) -> Delta:
-        delta = self._loop.run(self._next)
-        if delta is None:
-            raise StopIteration
-        return delta
-
-    async def _next(self) -> Delta | None:
-        return await anext(self._awaited, None)
+        return self._loop.next(self._awaited)
 
     collect = _waiting(Generation.collect)
     collect_all = _waiting(Generation.collect_all)
@@ -264,6 +252,17 @@ class _Loop:
         except BaseException:
             future.cancel()
             raise
+
+    def next(self, items: AsyncIterator[T]) -> T:
+        """The next one of *items*. Raises StopIteration."""
+
+        async def take() -> T | None:
+            return await anext(items, None)
+
+        item = self.run(take)
+        if item is None:
+            raise StopIteration
+        return item
 
     def stop(self) -> None:
         """Let what runs end, then the thread."""

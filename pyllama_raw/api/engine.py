@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -146,12 +145,7 @@ class AsyncEngine(VectorVerbs):
             self._workers.close()
         if hasattr(self, "_embedder") and self._thread.alive:
             self._thread.close()
-            warnings.warn(
-                f"{self!r} was dropped before aclose(): use `async with`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
+            self._warn_dropped("before aclose(): use `async with`")
 
     def generate(
         self,
@@ -244,8 +238,9 @@ class AsyncEngine(VectorVerbs):
         """
         checked = checked_options(options)  # iterators are read once, for all prompts
         complete = partial(self.complete, params=checked_params(params), **checked)
-        admission = self._parts.admission
-        n_tasks = min(2 * admission.n_slots, admission.max_requests)
+        n_tasks = min(
+            2 * self._parts.admission.n_slots, self._parts.admission.max_requests
+        )
         return await complete_all(complete, checked_prompts(prompts), n_tasks)
 
     async def score(
@@ -316,7 +311,9 @@ class AsyncEngine(VectorVerbs):
         Args:
             special: control tokens have their names; otherwise nothing.
         """
-        return await self._preparation.pieces(token_ids, special)
+        return await self._preparation.pieces(
+            token_ids, checked_flag("special", special)
+        )
 
     async def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
         """
@@ -325,7 +322,9 @@ class AsyncEngine(VectorVerbs):
         Args:
             special: control tokens are written, too.
         """
-        return await self._preparation.detokenize(token_ids, special)
+        return await self._preparation.detokenize(
+            token_ids, checked_flag("special", special)
+        )
 
     async def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
         """

@@ -14,7 +14,6 @@ Rules:
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
@@ -177,12 +176,7 @@ class Generation(Owner):
         for request_id in self._by_id:
             self._thread.forget(request_id)
         if self._by_id:
-            warnings.warn(
-                f"{self!r} was dropped before it ended: use `async with`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
+            self._warn_dropped("before it ended: use `async with`")
 
     # -- inside -----------------------------------------------------------------
 

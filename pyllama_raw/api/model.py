@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -128,12 +127,7 @@ class Model(Owner):
     def __del__(self) -> None:
         if hasattr(self, "metadata") and not self.closed:
             self.close()
-            warnings.warn(
-                f"{self!r} was dropped before close(): use `async with` or `with`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
+            self._warn_dropped("before close(): use `async with` or `with`")
 
 
 def parts_of(

@@ -62,6 +62,7 @@ class Preparation:
         self._parts = parts
         self._encoder = encoder
         self._clock = thread.clock
+        self._control_names: Mapping[int, bytes] | None = None  # once they are wanted
         self.request_ids = count(1)
 
     async def prepare(
@@ -122,16 +123,8 @@ class Preparation:
         return (await self._read(prompt, options)).tokens
 
     async def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
-        """
-        Tokens of *text*. Raises InvalidRequest, PromptTooLong, ClosedError.
-
-        Args:
-            adds: it gets the tokens that begin and end prompts.
-            parses: control tokens that are spelled in it are understood.
-        """
-        encode = partial(
-            self._encoder.encode_text, text, add_special=adds, parse_special=parses
-        )
+        """Tokens of *text*; see PromptEncoder.encode_text."""
+        encode = partial(self._encoder.encode_text, text, adds=adds, parses=parses)
         with reading_prompt(text):
             return await self._workers.run("text", encode)
 
@@ -173,7 +166,10 @@ class Preparation:
         """The names of control tokens, if *params* ask for log-probabilities."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return {}
-        return await self._workers.run("text", self._encoder.control_names)
+        if self._control_names is None:
+            names = await self._workers.run("text", self._encoder.control_names)
+            self._control_names = names
+        return self._control_names
 
     async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
         """The stop strings and rules of *params*, made once for all outputs of a request."""

@@ -171,14 +171,16 @@ class PromptEncoder:
                 messages = self._media.take_chat(messages).messages
             return self._chat.render(messages, settings).text
 
-    def encode_text(
-        self, text: str, *, add_special: bool, parse_special: bool
-    ) -> array[int]:
-        """Tokens of *text*, perhaps none. Raises InvalidRequest, PromptTooLong."""
+    def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
+        """
+        Tokens of *text*, perhaps none. Raises InvalidRequest, PromptTooLong, ClosedError.
+
+        Args:
+            adds: it gets the tokens that begin and end prompts.
+            parses: control tokens that are spelled in it are understood.
+        """
         with self._using_vocab():
-            tokens = self._tokenize(
-                text, add_special=add_special, parse_special=parse_special
-            )
+            tokens = self._tokenize(text, add_special=adds, parse_special=parses)
         self._check_fits(len(tokens))
         return tokens
 
@@ -206,15 +208,11 @@ class PromptEncoder:
         return pieces
 
     def control_names(self) -> dict[int, bytes]:
-        """Names of the control tokens, which have no piece; the first call may take long."""
-        with self._using_vocab():
-            return self._control_names
-
-    @cached_property
-    def _control_names(self) -> dict[int, bytes]:
-        controls = (name for name, found in self._vocab.special_texts.items() if found)
+        """Names of the control tokens, which have no piece; may take a tenth of a second."""
         encode = partial(self._vocab.tokenize, add_special=False, parse_special=True)
-        tokens = {name: encode(name) for name in controls}
+        with self._using_vocab():
+            known = self._vocab.special_texts.items()
+            tokens = {name: encode(name) for name, is_control in known if is_control}
         return {ids[0]: name.encode() for name, ids in tokens.items() if len(ids) == 1}
 
     def run(self, function: Callable[[], T]) -> T:
