@@ -19,7 +19,7 @@ from pyllama_raw.options.grammar.terminals import CHAR, characters, one_of, one_
 FindToken = Callable[[int | str], int | None]
 
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
-MAX_ITEMS = 2**15  # of a text, and again once repetitions are written out
+MAX_ITEMS = 2**15  # of a text; and most repetitions of one
 MAX_WRITTEN = 2**14  # characters of one string or set: no other thread runs meanwhile
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -32,9 +32,6 @@ _TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>]+)>")
 _TOKEN_ID = re.compile(r"\[([0-9]{1,9})\]")
 _REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(?:(,)[ \t]*([0-9]+)?[ \t]*)?\}", re.ASCII)
 _ITEMS = {'"': (_LITERAL, "string"), "[": (_CLASS, "set"), "<": (_TOKEN, "token")}
-
-
-_REPEATS: dict[str, tuple[int, int | str]] = {"*": (0, ""), "+": (1, ""), "?": (0, 1)}
 
 
 def to_lark(
@@ -216,17 +213,17 @@ class _Parser:
         if not self._has_item:
             raise BadGrammar(f"nothing before {char} to repeat", start)
         if char == "{":
-            least, most = self._counts()
+            counts = self._counts()
         else:
             self._pos += 1
-            least, most = _REPEATS[char]
+            counts = char
         items = self._open[-1].alternatives[-1]
         self._check_depth(items[-1].depth + 1, start)
-        repeated = f"{self._extracted(items[-1].text)}{{{least},{most}}}"
+        repeated = f"{self._extracted(items[-1].text)}{counts}"
         items[-1] = _Item(self._extracted(repeated), items[-1].depth + 1)
 
-    def _counts(self) -> tuple[int, int | str]:
-        """The least and the most; an empty text: any number."""
+    def _counts(self) -> str:
+        """The least and the most, as Lark has them."""
         start = self._pos
         found = _REPEAT.match(self._text, start)
         if found is None:
@@ -237,7 +234,7 @@ class _Parser:
         if int(most) < int(least):
             raise BadGrammar(f"at most {most} is less than at least {least}", start)
         self._pos = found.end()
-        return int(least), "" if found[2] and not found[3] else int(most)
+        return f"{{{int(least)},{'' if found[2] and not found[3] else int(most)}}}"
 
     @staticmethod
     def _check_depth(depth: int, position: int) -> None:
