@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -36,7 +36,7 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate, PolledFlag
 from pyllama_raw.engine.adapter_sets import AdapterSets
-from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers, SpanRows
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
@@ -53,9 +53,6 @@ from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from pyllama_raw.engine.span_rows import SpanRows
 
 log = logging.getLogger("pyllama_raw")
 
@@ -159,7 +156,7 @@ class NativeExecutor:
             started if isinstance(started, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
-            cast("tuple[SpanRows, ...]", request.payloads),
+            cast(tuple[SpanRows, ...], request.payloads),
         )
         self._open.add(request.request_id, opened)
 
