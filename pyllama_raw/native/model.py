@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Self
 
-from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
+from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
@@ -188,12 +188,9 @@ class Model(Handle):
             read(self.ptr, index, buffer, len(buffer))
         return text(buffer)
 
-    def chat_template(self, name: str | None = None) -> str | None:
-        """The Jinja source of the default or a named chat template, if there is one."""
-        if name is not None and "\0" in name:
-            raise InvalidRequest("name", name, "a name without NUL")
-        raw = ffi.NULL if name is None else name.encode()
-        found = lib.llama_model_chat_template(self.ptr, raw)
+    def chat_template(self) -> str | None:
+        """The Jinja source of the default chat template, if there is one."""
+        found = lib.llama_model_chat_template(self.ptr, ffi.NULL)
         return text(found) if found else None
 
 
