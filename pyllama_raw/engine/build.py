@@ -42,7 +42,6 @@ from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
-    SchedulerConfig,
 )
 from pyllama_raw.policy import make_policy
 
@@ -86,7 +85,7 @@ def assemble(
             **fields,
         )
 
-    n_slots = config.scheduler.n_slots
+    waits, n_slots = config.scheduler, config.scheduler.n_slots
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,
@@ -128,7 +127,7 @@ def assemble(
         model.vocab,
         model.chat_template(),
         release,
-        _make_admission(config.scheduler),
+        Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
         describer(executor.context, config, scheduler.limits),
         capabilities,
         config.cache.scope,
@@ -177,10 +176,6 @@ def _make_scheduler(
             exclude={"n_slots", "max_waiting", "max_waiting_tokens", "policy"}
         ),
     )
-
-
-def _make_admission(config: SchedulerConfig) -> Admission:
-    return Admission(config.n_slots, config.max_waiting, config.max_waiting_tokens)
 
 
 def context_fields(

@@ -42,7 +42,7 @@ from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.operations import CopyTimes, SlotOperations
+from pyllama_raw.engine.operations import Done, SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
@@ -90,7 +90,6 @@ class NativeExecutor:
         self._kind = kind
         self._scratch = scratch
         self._disk = disk
-        self._copied = CopyTimes()
         self.lanes = lanes
         self.adapters = AdapterSets()
         self._use(make_context(lanes.fresh()))
@@ -102,15 +101,15 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
+        self._capture_s = self._restore_s = 0.0
 
     @property
     def times(self) -> StepTimes:
-        copied = self._copied
         return StepTimes(
             self._decode_ns / 1e9,
             self._sample_ns / 1e9,
-            copied.capture_ns / 1e9,
-            copied.restore_ns / 1e9,
+            self._capture_s,
+            self._restore_s,
             self._n_dropped,
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
@@ -199,12 +198,10 @@ class NativeExecutor:
         lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
             return self._decode(works, plan)
-        saved, lost, restore_s = self._operations.run(moves, lost)
+        saved, lost, restore_s, _ = self._move(moves, lost)
         if not lost:
             result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s)
-        if self._operations.refuses_cuts:
-            self._note_refusal()
         works_left = tuple(work for work in works if work.slot not in lost)
         result = self._decode(works_left, plan._replace(steady=False))
         outputs = result.outputs
@@ -223,12 +220,18 @@ class NativeExecutor:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
             moves = tuple(move for move in moves if not isinstance(move, Load))
-        _, lost, restore_s = self._operations.run(moves)
-        if self._operations.refuses_cuts:
-            self._note_refusal()
+        _, lost, restore_s, _ = self._move(moves)
         return result._replace(
             not_restored=lost, refuses_cuts=self._refuses_cuts, restore_s=restore_s
         )
+
+    def _move(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
+        done = self._operations.run(moves, lost)
+        self._capture_s += done.capture_s
+        self._restore_s += sum(done.restore_s.values())
+        if self._operations.refuses_cuts:
+            self._note_refusal()
+        return done
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
         """Whether the batch holds just the tokens of *works*, perhaps computed already."""
@@ -366,7 +369,7 @@ class NativeExecutor:
         self.context = context
         self.adapters.renew()
         self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._copied, self._disk
+            context, self._kind, self._scratch, self._disk
         )
 
 
