@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any, Protocol
 
 from pyllama_raw.core.request import Request
-from pyllama_raw.engine.adapting import Chosen, adapted
+from pyllama_raw.engine.adapting import Chosen, KnownAdapter, adapted
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
@@ -64,20 +64,6 @@ class AdapterInfo:
     """Size of its file."""
     n_requests: int
     """Requests that use it and have not ended."""
-
-
-@dataclass(slots=True, eq=False)
-class KnownAdapter:
-    """An adapter that is loaded, until it is freed."""
-
-    name: str
-    path: str
-    n_bytes: int
-    number: int
-    digest: str
-    n_users: int = 0
-    used: int = 0  # when, in the order of all uses
-    is_named: bool = True  # new requests can have it
 
 
 class Adapters:
@@ -149,9 +135,9 @@ class Adapters:
         """
         return adapted(request, self._chosen(scales))
 
-    def _chosen(self, scales: Mapping[str, float]) -> list[Chosen]:
+    def _chosen(self, scales: Mapping[str, float]) -> Chosen:
         """Adapters of *scales* that change anything."""
-        chosen = []
+        chosen: Chosen = []
         with self._lock:
             for name in sorted(scales):
                 if name not in self._named:
@@ -159,8 +145,7 @@ class Adapters:
                 as_in_c = struct.pack("f", scales[name])
                 (scale,) = struct.unpack("f", as_in_c)
                 if scale:
-                    e = self._named[name]
-                    chosen.append(Chosen(name, e.number, scale, e.digest))
+                    chosen.append((self._named[name], scale))
         return chosen
 
     def pin(self, requests: Iterable[Request]) -> list[tuple[KnownAdapter, ...]]:

@@ -43,7 +43,6 @@ from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
-    SchedulerConfig,
 )
 from pyllama_raw.policy import make_policy
 
@@ -87,7 +86,7 @@ def assemble(
             **fields,
         )
 
-    n_slots, texts = config.scheduler.n_slots, None
+    waits, n_slots, texts = config.scheduler, config.scheduler.n_slots, None
     if Operation.EMBED in capabilities.operations:
         texts = text_contexts(model, config, flag)
     executor = NativeExecutor(
@@ -125,7 +124,7 @@ def assemble(
         model.vocab,
         model.chat_template(),
         release,
-        _make_admission(config.scheduler),
+        Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
         describer(executor.context, config, scheduler.limits),
         capabilities,
         config.cache.scope,
@@ -178,10 +177,6 @@ def _make_scheduler(
             exclude={"n_slots", "max_waiting", "max_waiting_tokens", "policy"}
         ),
     )
-
-
-def _make_admission(config: SchedulerConfig) -> Admission:
-    return Admission(config.n_slots, config.max_waiting, config.max_waiting_tokens)
 
 
 def context_fields(

@@ -8,14 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from pyllama_raw.engine.model_info import (
-    ModelClass,
-    ModelInfo,
-    Pooling,
-    read_model_info,
-)
+from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling, model_info
 from pyllama_raw.errors import Unsupported
-from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar
+from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar, read_header
 
 
 class Operation(StrEnum):
@@ -74,7 +69,8 @@ def probe(
     path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
 ) -> Capabilities:
     """Capabilities of the model at *path*, by its header. Raises ModelLoadFailed."""
-    return capabilities_of(read_model_info(path, overrides))
+    header = read_header(str(path)).overridden(overrides)
+    return capabilities_of(model_info(str(path), header))
 
 
 def _refusals(info: ModelInfo) -> dict[Operation, str]:

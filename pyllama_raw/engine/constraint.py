@@ -18,7 +18,7 @@ from pyllama_raw.engine.guidance import Guidance, MaskConstraint
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.errors import BadGrammar, Unsupported
-from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.grammar import Grammar, Triggers
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
@@ -116,19 +116,11 @@ class Grammars:
 
     def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
         """Raises BadGrammar: it cannot be used."""
-        matcher = self.compile(params, reading)
-        triggers = params.grammar_triggers
-        made = reading(
-            partial(
-                Grammar.make,
-                matcher,
-                self._tokenizer,
-                self._vocab,
-                trigger_texts=[t for t in triggers if isinstance(t, str)],
-                trigger_tokens=[t for t in triggers if isinstance(t, int)],
-            )
+        triggers = Triggers(
+            [t for t in params.grammar_triggers if isinstance(t, str)],
+            [t for t in params.grammar_triggers if isinstance(t, int)],
         )
-        return GrammarConstraint(made)
+        return GrammarConstraint(self.compile(params, reading), self._vocab, triggers)
 
     def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab
@@ -143,8 +135,10 @@ class Grammars:
 class GrammarConstraint(NamedTuple):
     """GBNF: the sampler asks about each token that it drew."""
 
-    grammar: Grammar
+    matcher: Matcher  # at its beginning
+    vocab: Vocab
+    triggers: Triggers
 
     def start(self) -> Grammar:
         """One at its beginning: grammars have a state and are never shared."""
-        return self.grammar.copy()
+        return Grammar(self.matcher, self.vocab, self.triggers)

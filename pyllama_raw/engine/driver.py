@@ -68,8 +68,7 @@ class Driver:
         If that raises anything, withdraw() all of them.
         """
         requests, first = [each.request for each in opened], opened[0]
-        for request in requests:
-            self.executor.open(request)
+        self.open(requests)
         self.scheduler.add_all(requests, first.submitted)
         first.context.run(self.watchers.came, requests, first.submitted)
 

@@ -13,14 +13,13 @@ from copy import copy
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import monotonic
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
 Rows: TypeAlias = "array[float]"
-T = TypeVar("T", bound="Task")
 
 
 class Cancellable(Protocol):
@@ -45,16 +44,16 @@ class Task(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class RequestEncodes(Generic[T]):
+class RequestEncodes:
     """The encodes of a request, from enter() to leave()."""
 
     request_id: int
-    tasks: Sequence[T]
+    tasks: Sequence[Task]
     error: PyllamaError | None = None  # of the first encode that failed
     seconds: float = 0.0
 
 
-class Encoder(Generic[T]):
+class Encoder:
     """
     The encodes of one engine.
 
@@ -68,7 +67,7 @@ class Encoder(Generic[T]):
 
     def __init__(
         self,
-        encodes: Encodes[RequestEncodes[T]],
+        encodes: Encodes[RequestEncodes],
         report: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.report = report
@@ -81,7 +80,7 @@ class Encoder(Generic[T]):
         self._thread = Thread(target=self._run, name="pyllama-encoder", daemon=True)
         self._thread.start()
 
-    def enter(self, requests: Sequence[RequestEncodes[T]]) -> None:
+    def enter(self, requests: Sequence[RequestEncodes]) -> None:
         """
         Encode the tasks of all *requests* or of none.
 
@@ -98,17 +97,17 @@ class Encoder(Generic[T]):
                 raise
             self._changed.notify_all()
 
-    def is_done(self, encodes: RequestEncodes[T]) -> bool:
+    def is_done(self, encodes: RequestEncodes) -> bool:
         """Whether all rows of a request are there; never, if one of them failed."""
         with self._changed:
             return self._encodes.is_done(encodes)
 
-    def rows(self, task: T) -> Rows:
+    def rows(self, task: Task) -> Rows:
         """Rows that encode() gave of *task*, whose request is open."""
         with self._changed:
             return self._encodes.rows(task.wanted.key)
 
-    def leave(self, encodes: RequestEncodes[T]) -> None:
+    def leave(self, encodes: RequestEncodes) -> None:
         """Forget *encodes*, because their request has ended; can be repeated."""
         with self._changed:
             self._leave(encodes)
@@ -140,7 +139,7 @@ class Encoder(Generic[T]):
             self._changed.notify_all()
         self._thread.join()
 
-    def _leave(self, encodes: RequestEncodes[T]) -> None:
+    def _leave(self, encodes: RequestEncodes) -> None:
         if self._encodes.leave(encodes):
             self._cancel()
 

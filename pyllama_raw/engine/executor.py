@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -36,14 +36,14 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate, PolledFlag
 from pyllama_raw.engine.adapter_sets import AdapterSets
-from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers, SpanRows
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.operations import CopyTimes, SlotOperations
+from pyllama_raw.engine.operations import Done, SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
@@ -54,9 +54,6 @@ from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from pyllama_raw.engine.span_rows import SpanRows
 
 log = logging.getLogger("pyllama_raw")
 
@@ -97,7 +94,6 @@ class NativeExecutor:
         self._kind = kind
         self._scratch = scratch
         self._disk = disk
-        self._copied = CopyTimes()
         self.lanes = lanes
         self.adapters = AdapterSets()
         self._use(make_context(lanes.fresh()))
@@ -109,17 +105,18 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
+        self._capture_s = self._restore_s = 0.0
 
     @property
     def times(self) -> StepTimes:
-        copied, texts = self._copied, StepTimes()
+        texts = StepTimes()
         if self._texts is not None:
             texts = self._texts.times
         return StepTimes(
             self._decode_ns / 1e9 + texts.decode_s,
             self._sample_ns / 1e9,
-            copied.capture_ns / 1e9,
-            copied.restore_ns / 1e9,
+            self._capture_s,
+            self._restore_s,
             self._n_dropped,
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
@@ -167,7 +164,7 @@ class NativeExecutor:
             started if isinstance(started, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
-            cast("tuple[SpanRows, ...]", request.payloads),
+            cast(tuple[SpanRows, ...], request.payloads),
         )
         self._open.add(request.request_id, opened)
 
@@ -215,12 +212,10 @@ class NativeExecutor:
         lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
             return self._decode(works, plan)
-        saved, lost, restore_s = self._operations.run(moves, lost)
+        saved, lost, restore_s, _ = self._move(moves, lost)
         if not lost:
             result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s)
-        if self._operations.refuses_cuts:
-            self._note_refusal()
         works_left = tuple(work for work in works if work.slot not in lost)
         result = self._decode(works_left, plan._replace(steady=False))
         outputs = result.outputs
@@ -239,12 +234,18 @@ class NativeExecutor:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
             moves = tuple(move for move in moves if not isinstance(move, Load))
-        _, lost, restore_s = self._operations.run(moves)
-        if self._operations.refuses_cuts:
-            self._note_refusal()
+        _, lost, restore_s, _ = self._move(moves)
         return result._replace(
             not_restored=lost, refuses_cuts=self._refuses_cuts, restore_s=restore_s
         )
+
+    def _move(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
+        done = self._operations.run(moves, lost)
+        self._capture_s += done.capture_s
+        self._restore_s += sum(done.restore_s.values())
+        if self._operations.refuses_cuts:
+            self._note_refusal()
+        return done
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
         """Whether the batch holds just the tokens of *works*, perhaps computed already."""
@@ -382,7 +383,7 @@ class NativeExecutor:
         self.context = context
         self.adapters.renew()
         self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._copied, self._disk
+            context, self._kind, self._scratch, self._disk
         )
 
 

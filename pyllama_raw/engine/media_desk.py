@@ -56,13 +56,13 @@ class MediaTask:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """The payload of a span; see span_rows.SpanRows."""
+    """The payload of a span; see built_samplers.SpanRows."""
 
     run: RowRun
     task: MediaTask
     start: int  # of its rows among those of the task, in floats
     n_floats: int
-    encoder: Encoder[MediaTask]
+    encoder: Encoder
 
     @property
     def rows(self) -> memoryview:
@@ -100,9 +100,7 @@ class MediaDesk:
             max_pixels=config.max_pixels,
             max_seconds=config.max_seconds,
         )
-        self.encoder = Encoder[MediaTask](
-            Encodes(config.max_open_bytes, config.max_kept_bytes)
-        )
+        self.encoder = Encoder(Encodes(config.max_open_bytes, config.max_kept_bytes))
         self._reader = MediaReader(projector, identity)
         self._keys = keys
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header, Scalar, read_header
+from pyllama_raw.native.gguf_header import Header
 
 
 class ModelClass(StrEnum):
@@ -94,21 +92,6 @@ class ModelInfo:
     """Whether it can give scores to pairs of texts."""
     has_chat_template: bool
     """Whether the file has one."""
-
-
-def read_model_info(
-    path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
-) -> ModelInfo:
-    """
-    The model in the file at *path*.
-
-    Args:
-        overrides: what is to be taken for metadata values of the file.
-
-    Raises:
-        ModelLoadFailed: there is no such file, or its header is damaged.
-    """
-    return model_info(str(path), read_header(str(path)).overridden(overrides))
 
 
 def model_info(path: str, header: Header) -> ModelInfo:

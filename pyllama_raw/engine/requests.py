@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.admission import Ticket
-from pyllama_raw.engine.adapters import KnownAdapter
+from pyllama_raw.engine.adapting import KnownAdapter
 from pyllama_raw.engine.encoder import RequestEncodes
 from pyllama_raw.engine.stream import NOBODYS, Stream
 from pyllama_raw.engine.warm_up import warms_up
@@ -31,7 +30,7 @@ class OpenRequest:
     ticket: Ticket = field(default_factory=Ticket)
     adapters: tuple[KnownAdapter, ...] = ()  # that it has pinned
     waits_since: float | None = None  # for a slot; None: it has one
-    encodes: RequestEncodes[Any] | None = None  # of its images and sounds
+    encodes: RequestEncodes | None = None  # of its images and sounds
     awaits_rows: bool = False  # of these: the scheduler does not know it yet
 
 

@@ -65,6 +65,7 @@ class EngineThread:
                 the parts are released.
         """
         self._parts = parts
+        self.clock = clock  # seconds, as deadlines count them
         self._before_release = before_release
         if parts.media is not None:
             parts.media.encoder.report = lambda id_: self._post(Encoded(id_))
@@ -86,11 +87,6 @@ class EngineThread:
         self._thread = OwnThread(target=self._run, name="pyllama-engine", daemon=True)
         self._thread.start()
         close_at_exit(self)
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Seconds, as deadlines count them."""
-        return self._loop.driver.clock
 
     @property
     def stats(self) -> SchedulerStats:

@@ -105,8 +105,7 @@ class Context(SlotMemory):
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
-            raise ContextFailed("llama_init_from_model", None, said)
+            raise ContextFailed("llama_init_from_model", None, log.reason(since))
         runner = lib.plr_runner_new(self._thread.ptr)
         if runner == ffi.NULL:
             lib.llama_free(pointer)

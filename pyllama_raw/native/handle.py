@@ -57,9 +57,12 @@ class Handle:
     One C object. Close it, leave its `with` block, or let it be collected.
 
     Args:
-        pointer: never NULL.
+        pointer: to the object.
         free: called once with it.
         parents: freed after this one, in whatever order they are closed.
+
+    Raises:
+        MemoryError: *pointer* is NULL.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Handle:
         *,
         parents: Sequence[Handle] = (),
     ) -> None:
+        if not pointer:
+            raise MemoryError(f"no memory for {type(self).__name__}")
         with _lock:
             owners = [parent._open_resource() for parent in parents]
             self._resource = _Resource(pointer, free, owners)

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from pyllama_raw.native.libllama import ffi, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 
 DEBUG, INFO, WARN, ERROR = 1, 2, 3, 4  # ggml.h: enum ggml_log_level
 
@@ -51,6 +51,11 @@ def last_errors(since: int = 0, limit: int = 4) -> str:
         _read()
         recent = [text for serial, text in _errors if serial > since]
     return "; ".join(recent[-limit:])
+
+
+def reason(since: int) -> str:
+    """The cause of a failure after mark *since*: an exception of this thread, or the log."""
+    return last_error() or last_errors(since) or "llama.cpp gave no reason"
 
 
 def _read() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Self
 
-from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
+from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, last_error, lib, text
+from pyllama_raw.native.libllama import ffi, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
 from pyllama_raw.native.vocab import Vocab
 
@@ -21,10 +21,7 @@ class LoadProgress(Handle):
     """Progress of the loading of a model; any thread may look at it, and cancel."""
 
     def __init__(self) -> None:
-        pointer = lib.plr_progress_new()
-        if pointer == ffi.NULL:
-            raise MemoryError("plr_progress_new")
-        super().__init__(pointer, lib.plr_progress_free)
+        super().__init__(lib.plr_progress_new(), lib.plr_progress_free)
         self.cancelled = False
 
     @property
@@ -79,8 +76,7 @@ class Model(Handle):
         del keep_alive  # llama.cpp copies what it needs of the params
         if pointer == ffi.NULL:
             is_cancelled = progress is not None and progress.cancelled
-            said = "it was cancelled" if is_cancelled else last_error()
-            said = said or log.last_errors(since) or "llama.cpp gave no reason"
+            said = "it was cancelled" if is_cancelled else log.reason(since)
             raise ModelLoadFailed(name, said)
         model = cls(pointer, path=name, header=header, vocab_only=vocab_only)
         if not vocab_only:
@@ -203,12 +199,9 @@ class Model(Handle):
             read(self.ptr, index, buffer, len(buffer))
         return text(buffer)
 
-    def chat_template(self, name: str | None = None) -> str | None:
-        """The Jinja source of the default or a named chat template, if there is one."""
-        if name is not None and "\0" in name:
-            raise InvalidRequest("name", name, "a name without NUL")
-        raw = ffi.NULL if name is None else name.encode()
-        found = lib.llama_model_chat_template(self.ptr, raw)
+    def chat_template(self) -> str | None:
+        """The Jinja source of the default chat template, if there is one."""
+        found = lib.llama_model_chat_template(self.ptr, ffi.NULL)
         return text(found) if found else None
 
 

@@ -38,7 +38,6 @@ class Vocab:
         self._ptr = lib.llama_model_get_vocab(owner.ptr)
         self.lock = Lock()  # for templates
         self.templates: dict[object, Handle] = {}  # of stages that are slow to make
-        self.grammar_pieces: Handle | None = None  # what grammars read of it
 
     @property
     def ptr(self) -> Any:

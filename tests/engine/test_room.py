@@ -61,7 +61,7 @@ class FakeDesk:
     """Stands for a MediaDesk: the payloads of its requests are tasks."""
 
     def __init__(self) -> None:
-        self.encoder = Encoder[FakeTask](Encodes(10**6, 10**6))
+        self.encoder = Encoder(Encodes(10**6, 10**6))
 
     def enter(self, opened) -> None:
         shown = [each for each in opened if each.request.payloads]

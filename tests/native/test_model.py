@@ -25,14 +25,6 @@ def test_a_model_describes_itself(model):
     assert len(model.meta) > 10
 
 
-def test_chat_template_may_be_absent(model):
-    """
-    The default template is text; a name nobody gave is None.
-    """
-    assert model.chat_template()
-    assert model.chat_template("no such template") is None
-
-
 def test_progress_ends_at_one(model_path):
     """
     Another thread can see how far a load has come; at the end that is all of it.
