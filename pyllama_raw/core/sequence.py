@@ -16,12 +16,9 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.core.spans import position, whole
-from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
-
-QueueItem = tuple[tuple[float, ...], tuple[int, int], "Sequence"]  # key, rank
 
 
 class Sequence:
@@ -41,7 +38,6 @@ class Sequence:
         "cache_tier",
         "detail",
         "is_shifted",
-        "item",
         "n_cached",
         "n_chunked",
         "n_held",
@@ -55,7 +51,6 @@ class Sequence:
         "submitted",
         "token_times",
         "tokens",
-        "view",
     )
 
     def __init__(
@@ -78,8 +73,6 @@ class Sequence:
         self.submitted = now
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
-        self.item: QueueItem | None = None  # in the queue of a policy
-        self.view: RequestView | None = None  # for a policy, once it was told of it
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""

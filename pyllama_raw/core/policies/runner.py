@@ -60,6 +60,7 @@ class PolicyRunner:
         self._view: SchedulerView | None = None  # of this step, once a hook gets it
         self._probed: Sequence | None = None  # whom the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
+        self._views: dict[Sequence, RequestView] = {}  # of those it was told of
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
 
     def begin(self, now: float) -> None:
@@ -80,9 +81,10 @@ class PolicyRunner:
         )
 
     def _view_of(self, sequence: Sequence) -> RequestView:
-        if sequence.view is None:
-            sequence.view = RequestView(sequence, self._running)
-        return sequence.view
+        view = self._views.get(sequence)
+        if view is None:
+            view = self._views[sequence] = RequestView(sequence, self._running)
+        return view
 
     def _running(self, request_id: int) -> Running | None:
         return self._memory.slots.running.get(request_id)
@@ -185,7 +187,7 @@ class PolicyRunner:
         if hook == "on_preempted":
             sequence.n_held = 0
         if hook == "on_finished":
-            sequence.view = None
+            del self._views[sequence]
 
     # -- calls ---------------------------------------------------------------------
 
