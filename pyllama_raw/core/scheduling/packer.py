@@ -176,7 +176,7 @@ class Packer:
             n_floor = max(total // 8, 1) if mode == "balanced" else 0
             total = max(total, n_ready + n_floor)
         self.budget = total
-        n_decodes, n_prefill = divide(mode, n_ready, 1, total, reserve=n_ready)
+        n_decodes, n_prefill = divide(mode, n_ready, total)
         self._n_without = 0 if n_prefill else self._n_without + 1
         if n_decodes < n_ready:
             decodes = self._in_turn(decodes, n_decodes)
