@@ -50,7 +50,7 @@ def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
 
 
 class Turns(Generic[T]):
-    """Round-robin over those who are ready, whoever comes and goes."""
+    """Round-robin over those that are ready, whatever comes and goes."""
 
     def __init__(self) -> None:
         self._waiting: list[T] = []  # in the order of their turns
@@ -58,7 +58,7 @@ class Turns(Generic[T]):
 
     def pick(self, ready: Collection[T], *, stays: bool = False) -> T:
         """
-        The next of *ready*, which is not empty; who is not in it loses its turn.
+        The next of *ready*, which is not empty; one that is not in it loses its turn.
 
         Args:
             stays: the one that was served last goes on, if it is ready.
@@ -90,7 +90,7 @@ class LotTurns:
         self._owed_s = 0.0  # how long this set goes on before another one's turn
 
     def pick(self, ready: Collection[Lot], now: float) -> Lot:
-        """The next of *ready*, which is not empty; who is not in it loses its turn."""
+        """The next of *ready*, which is not empty; one that is not in it loses its turn."""
         self._owed_s = max(self._owed_s - (now - self._then), 0.0)
         self._then = now
         sets = dict.fromkeys([lot.adapters for lot in ready])

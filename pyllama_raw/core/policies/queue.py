@@ -5,9 +5,9 @@ It is sorted by rank, which is the order of `fcfs`, and by the keys of the polic
 Rank decides wherever the policy does not: among equal keys, and while the policy fails.
 
 Rules:
-1. Who was preempted goes before all keys, because it would otherwise be preempted for those
+1. A preempted one goes before all keys, because it would otherwise be preempted for those
    it waits for.
-2. The first by rank goes next after `max_overtakes` others. So whoever has r others before
+2. The first by rank goes next after `max_overtakes` others. So one with r others before
    it by rank waits for (r + 1) * (max_overtakes + 1) admissions at most, whatever the keys.
 3. A step asks for a bounded number of keys again, so a long queue does not slow it.
 """

@@ -58,7 +58,7 @@ class PolicyRunner:
         self._report = report
         self._now = 0.0
         self._view: SchedulerView | None = None  # of this step, once a hook gets it
-        self._probed: Sequence | None = None  # whom the policy is asked about
+        self._probed: Sequence | None = None  # the one that the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
         self._views: dict[Sequence, RequestView] = {}  # of those it was told of
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
@@ -115,7 +115,7 @@ class PolicyRunner:
 
     @property
     def chooses_victims(self) -> bool:
-        """Whether the policy says who is preempted first."""
+        """Whether the policy chooses the first one to be preempted."""
         return "victim_key" in self._hooks
 
     def victim(self, running: Items[Running]) -> Running:
