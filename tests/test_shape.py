@@ -28,7 +28,7 @@ READINESS = {
     "engine/encoder.py": {"_open"},
     "engine/room.py": {"_waiting"},
 }
-# What is known by another number: a slot, a save, a fetch, an adapter, a token, a state.
+# What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.
 OTHERS = {
     "core/memory/tier.py": {"_saves"},
     "core/memory/tiers.py": {"_loading", "_fetching"},
@@ -39,7 +39,7 @@ OTHERS = {
     "engine/executor.py": {"_lost"},
     "engine/rows.py": {"_Tokens"},
     "engine/operations.py": {"_saved", "_lost", "_restore_s"},
-    "testing/memory.py": {"shifted", "_lost", "_saved"},
+    "testing/memory.py": {"shifted", "_lost", "_saved", "_n_users"},
 }
 BY_NUMBER = re.compile(r"\b(\w*[dD]ict|\w*set|Counter)\[int\b")
 
