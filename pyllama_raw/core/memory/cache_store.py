@@ -105,7 +105,11 @@ class EntryStore:
             entry.n_pins -= 1
             if entry.n_pins == 0:
                 self._ledger.unpin(entry)
-                self._let_go(entry)
+                if entry.node is None:
+                    self._doomed.remove(entry)
+                    self._release(entry)
+                else:
+                    self._queue.push(entry)
 
     def release(self, payload: object) -> None:
         """Have *payload* freed by whoever owns it."""
@@ -155,13 +159,6 @@ class EntryStore:
             and entry.n_pins == 0
             and not self._layout.is_needed(entry)
         )
-
-    def _let_go(self, entry: Entry) -> None:
-        if entry.node is None:
-            self._doomed.remove(entry)
-            self._release(entry)
-        else:
-            self._queue.push(entry)
 
     def _release(self, entry: Entry) -> None:
         self._ledger.release(entry)
