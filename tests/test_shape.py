@@ -20,7 +20,7 @@ REGISTRIES = {
     "core/policies/vtc.py": {"_waiting"},  # a policy knows no more than a user's
     "testing/executor.py": {"_requests"},
 }
-# What is known by another number: a slot, a save, a fetch, an adapter, a token, a state.
+# What is known by another number: a slot, a cell, a save, a fetch, an adapter, a token, a state.
 OTHERS = {
     "core/memory/tier.py": {"_saves"},
     "core/memory/tiers.py": {"_loading", "_fetching"},

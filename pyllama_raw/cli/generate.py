@@ -17,7 +17,7 @@ from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli.adapters import AdapterFlag, load_adapters
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
-from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.inputs import (
     BadInput,
     Input,
@@ -156,12 +156,10 @@ def generate(options: Namespace) -> int:
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     try:
         with output(options.summary) as summary:
-            run = GenerateRun(
+            command = GenerateRun(
                 opening, inputs, view, terminal, summary, options.adapters
             )
-            return anyio.run(run.main)
-    except BaseExceptionGroup as group:
-        raise first(group) from None
+            return run(command.main)
     finally:
         terminal.close()
 

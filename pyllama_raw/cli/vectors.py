@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import anyio
-
 from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli.engine_options import engine_config, model_spec
-from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.groups import run
+from pyllama_raw.cli.inputs import lines_of
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError, InvalidRequest
 from pyllama_raw.options.models import resolve_model
@@ -80,9 +79,7 @@ def _run(
             )
 
     try:
-        anyio.run(main)
-    except BaseExceptionGroup as group:
-        raise first(group) from None
+        run(main)
     finally:
         terminal.close()
     return 0
@@ -93,10 +90,8 @@ def _texts(options: Namespace) -> list[str]:
         raise ConfigError("give texts or --input FILE, one of them")
     if options.texts:
         return list(options.texts)
-    name = options.input
-    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [_text(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(lines_of(options.input), 1)
+    return [_text(number, line) for number, line in lines if line.strip()]
 
 
 def _text(number: int, line: bytes) -> str:

@@ -1,8 +1,8 @@
 """
-Which images and sounds are encoded next, and whose rows are kept.
+Turns of images and sounds to be encoded, and the rows that are kept of them.
 
 Rules:
-1. Requests take turns, an encode each. Equal keys are encoded once, for all who want them.
+1. Requests take turns, an encode each. Equal keys are encoded once, for all that want them.
 2. The rows of a request stay until it ends. After that the least recently used ones go as
    soon as all rows are more than `max_kept_bytes`.
 3. What open requests hold together is at most `max_bytes`: their uploads and their rows.
@@ -23,7 +23,7 @@ U = TypeVar("U")  # a request, as its owner names it
 
 
 class RowKey(NamedTuple):
-    """What is equal where rows are equal and may be shared."""
+    """A key that is equal where rows are equal and may be shared."""
 
     digest: bytes
     namespace: Namespace = None
@@ -130,7 +130,7 @@ class Encodes(Generic[U]):
         return self.running is not None and self.running not in self._n_users
 
     def rows(self, key: RowKey) -> array[float]:
-        """Of an encode of an open request, which is there."""
+        """Rows of an open request, which are there."""
         return self._rows[key]
 
     def clear(self, salt: str | None) -> int:
@@ -147,7 +147,7 @@ class Encodes(Generic[U]):
         return n_before - self.n_kept_bytes
 
     def _n_bytes_of(self, wanted: Items[Wanted]) -> int:
-        """Of those that no other request holds."""
+        """Bytes of those that no other request holds."""
         own = {one.key: one.n_bytes for one in wanted}
         return sum(n for key, n in own.items() if key not in self._n_users)
 

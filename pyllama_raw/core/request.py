@@ -100,11 +100,11 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
-    namespace: Namespace = None  # who may share this prompt's cache
+    namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
     lot: Lot = TOKENS
-    client: str | None = None  # who sent it; read by policies only
+    client: str | None = None  # the sender; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
     # Rows that are no text. They are there before the scheduler knows the request.
     spans: Spans = ()

@@ -17,12 +17,9 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.spans import position, whole
 from pyllama_raw.core.stats import SlotStats
-from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
-
-QueueItem = tuple[tuple[float, ...], tuple[int, int], "Sequence"]  # key, rank
 
 
 class Sequence:
@@ -42,7 +39,6 @@ class Sequence:
         "cache_tier",
         "detail",
         "is_shifted",
-        "item",
         "n_cached",
         "n_chunked",
         "n_held",
@@ -56,7 +52,6 @@ class Sequence:
         "submitted",
         "token_times",
         "tokens",
-        "view",
     )
 
     def __init__(
@@ -79,8 +74,6 @@ class Sequence:
         self.submitted = now
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
-        self.item: QueueItem | None = None  # in the queue of a policy
-        self.view: RequestView | None = None  # for a policy, once it was told of it
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""

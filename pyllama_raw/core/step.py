@@ -301,9 +301,8 @@ class StepResult(NamedTuple):
     not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took
-    switch_s: float | None = (
-        None  # what it costs to compute with other adapters; None: as before
-    )
+    # What it costs to compute with other adapters; None: as before.
+    switch_s: float | None = None
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
 

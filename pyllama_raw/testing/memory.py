@@ -35,17 +35,17 @@ HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here
 Payload = tuple[tuple[int, int], ...]  # (position, token) of each row
 
 
-class HeldRows(NamedTuple):
-    """The rows of a slot, by column; copies share cells, as unified KV does."""
+class Columns(NamedTuple):
+    """The rows of a slot; copies share cells, as unified KV does."""
 
     cells: list[int]  # their numbers
     tokens: list[int]
     positions: list[int]  # never falling
 
-    def part(self, start: int, stop: int) -> HeldRows:
-        """HeldRows of the positions [start, stop)."""
+    def part(self, start: int, stop: int) -> Columns:
+        """Rows of the positions [start, stop)."""
         first, end = (bisect_left(self.positions, pos) for pos in (start, stop))
-        return HeldRows(*(column[first:end] for column in self))
+        return Columns(*(column[first:end] for column in self))
 
     @property
     def payload(self) -> Payload:
@@ -90,7 +90,7 @@ class FakeMemory:
     ) -> None:
         self.limits = limits
         n_slots = limits.n_slots + limits.n_parked
-        self.slots = [HeldRows([], [], []) for _ in range(n_slots)]
+        self.slots = [Columns([], [], []) for _ in range(n_slots)]
         self._n_users = Counter[int]()  # slots that have a cell
         self.shifted: set[int] = set()  # slots whose tokens are no prefix any more
         self._fails = fails
@@ -135,7 +135,7 @@ class FakeMemory:
             self._n_users[number] = 1
         assert len(held.cells) <= self.limits.n_ctx_slot
 
-    def _put(self, slot: int, rows: HeldRows) -> None:
+    def _put(self, slot: int, rows: Columns) -> None:
         """Have a slot hold *rows* instead of what it holds."""
         self._n_users.update(rows.cells)
         for number in self.slots[slot].cells:
@@ -150,7 +150,7 @@ class FakeMemory:
 
     def empty(self, slot: int) -> None:
         """Forget all of a slot."""
-        self._put(slot, HeldRows([], [], []))
+        self._put(slot, Columns([], [], []))
         self.shifted.discard(slot)
 
     def clear(self) -> None:
@@ -199,7 +199,7 @@ class FakeMemory:
         assert kept.end_at(n_pos) or slot in self._lost
         self._check_cut(slot, kept)
         if 0 < len(kept.cells) < len(held.cells) and self._fails(trim):
-            kept = HeldRows([], [], [])
+            kept = Columns([], [], [])
             self._lost.add(slot)
             self.refuses_cuts = True
         self._put(slot, kept)
@@ -219,7 +219,7 @@ class FakeMemory:
             return Fetched(fetch_id, None, 0.0)
         return Fetched(fetch_id, file.rows, 0.0)
 
-    def _check_cut(self, slot: int, kept: HeldRows) -> None:
+    def _check_cut(self, slot: int, kept: Columns) -> None:
         if self._must_not_cut:
             assert not kept.cells or kept == self.slots[slot], (
                 "this memory cannot be cut"
@@ -234,7 +234,7 @@ class FakeMemory:
         end = shift.n_keep + shift.n_discard
         assert end <= len(held.cells)
         cells, tokens, _ = (c[: shift.n_keep] + c[end:] for c in held)
-        self._put(shift.slot, HeldRows(cells, tokens, list(range(len(cells)))))
+        self._put(shift.slot, Columns(cells, tokens, list(range(len(cells)))))
         self.shifted.add(shift.slot)
 
     def _copy(self, copy: Copy) -> None:
@@ -286,7 +286,7 @@ class FakeMemory:
     def _load(self, load: Load) -> None:
         slot = load.slot
         if self._fails(load):
-            self._put(slot, HeldRows([], [], []))
+            self._put(slot, Columns([], [], []))
             self._lost.add(slot)
             return
         for piece in load.pieces:

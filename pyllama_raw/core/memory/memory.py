@@ -1,7 +1,7 @@
 """
 Memory: what sequences have of it, and what is kept for others.
 
-`Slots` says who has what, `Starts` what a sequence begins with, `Restores` fills it from
+`Slots` says what each sequence has, `Starts` what a sequence begins with, `Restores` fills it from
 snapshots and files, and `Keeping` saves what a slot held before somebody else gets it.
 """
 
@@ -100,7 +100,7 @@ class Memory:
 
     def catch_up(self) -> None:
         """
-        Fill who has lost its tokens; who waits for a leader takes over what it has.
+        Fill sequences that have lost their tokens; followers take over what their leader has.
 
         Called once a step, before anything is planned of it.
         """
@@ -165,7 +165,7 @@ class Memory:
             self._tiers.close()
 
     def forget_slots(self) -> None:
-        """The context is new: no slot holds anything, and who runs is to be filled again."""
+        """The context is new: no slot holds anything, and what runs is to be filled again."""
         self.slots.lose_all()
         running = self.slots.running.values()
         for each in running:

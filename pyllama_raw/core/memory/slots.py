@@ -1,5 +1,5 @@
 """
-Places in the context's memory: who runs where, and what idle slots still hold.
+Places in the context's memory: where sequences run, and what idle slots still hold.
 
 A slot that a request left keeps its tokens until somebody needs the place or the cells,
 so the next turn of a chat finds them. Unified memory is one pool of cells for all slots;
@@ -170,7 +170,7 @@ class Slots:
         """
         Drop tokens from the middle; what is left is no prefix of anything.
 
-        False: all of it is to be computed again, because cells have one position for all who
+        False: all of it is to be computed again, because cells have one position for all that
         share them, or this memory cannot shift.
         """
         shifts = self.limits.can_shift and not self.cells.is_shared(running.slot)

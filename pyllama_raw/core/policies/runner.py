@@ -58,8 +58,9 @@ class PolicyRunner:
         self._report = report
         self._now = 0.0
         self._view: SchedulerView | None = None  # of this step, once a hook gets it
-        self._probed: Sequence | None = None  # whom the policy is asked about
+        self._probed: Sequence | None = None  # the one that the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
+        self._views: dict[Sequence, RequestView] = {}  # of those it was told of
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
 
     def begin(self, now: float) -> None:
@@ -80,9 +81,10 @@ class PolicyRunner:
         )
 
     def _view_of(self, sequence: Sequence) -> RequestView:
-        if sequence.view is None:
-            sequence.view = RequestView(sequence, self._running)
-        return sequence.view
+        view = self._views.get(sequence)
+        if view is None:
+            view = self._views[sequence] = RequestView(sequence, self._running)
+        return view
 
     def _running(self, request_id: int) -> Running | None:
         return self._memory.slots.running.get(request_id)
@@ -113,7 +115,7 @@ class PolicyRunner:
 
     @property
     def chooses_victims(self) -> bool:
-        """Whether the policy says who is preempted first."""
+        """Whether the policy chooses the first one to be preempted."""
         return "victim_key" in self._hooks
 
     def victim(self, running: Items[Running]) -> Running:
@@ -185,7 +187,7 @@ class PolicyRunner:
         if hook == "on_preempted":
             sequence.n_held = 0
         if hook == "on_finished":
-            sequence.view = None
+            del self._views[sequence]
 
     # -- calls ---------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """
-How many requests an engine takes on: one for each slot, and those that may wait.
+Admission of requests by an engine: one for each slot, and those that may wait.
 
 Rules:
 1. A request is open from the moment it is posted until it has ended, so what was posted
@@ -21,7 +21,7 @@ from pyllama_raw.errors import InvalidRequest, QueueFull
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """What an open request counts for."""
+    """The tokens that an open request counts for."""
 
     n_tokens: int = 0  # of a prompt that waits; 0: it found a slot, or has had one
     is_open: bool = True

@@ -28,7 +28,7 @@ new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a
 
 
 class Packer:
-    """Chooses works from those who run."""
+    """Chooses works of the sequences that run."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Packer:
             if lot in self._turns:
                 self._turns[lot].repeat()
 
-    # -- who ---------------------------------------------------------------------
+    # -- which -------------------------------------------------------------------
 
     def _ready(self, now: float) -> tuple[list[Running], list[Running], bool]:
         """
@@ -155,7 +155,7 @@ class Packer:
         return groups
 
     def _with_cells(self, prompts: list[Running], n_streams: int) -> list[Running]:
-        """Those of *prompts* that can go on beside streams: a whole span needs many cells."""
+        """Select the *prompts* that can go on beside streams: a whole span needs many cells."""
         n_most = max(map(n_least, prompts), default=0)
         if n_most > 1:
             self._memory.reclaim(n_streams + n_most)
@@ -176,7 +176,7 @@ class Packer:
             n_floor = max(total // 8, 1) if mode == "balanced" else 0
             total = max(total, n_ready + n_floor)
         self.budget = total
-        n_decodes, n_prefill = divide(mode, n_ready, 1, total, reserve=n_ready)
+        n_decodes, n_prefill = divide(mode, n_ready, total)
         self._n_without = 0 if n_prefill else self._n_without + 1
         if n_decodes < n_ready:
             decodes = self._in_turn(decodes, n_decodes)
@@ -229,7 +229,7 @@ class Packer:
     # -- what comes next -----------------------------------------------------------
 
     def _completes(self, works: list[Work], prompts: list[Running]) -> bool:
-        """Whether all who run have a row in *works*, in the order of the next plan."""
+        """Whether all that run have a row in *works*, in the order of the next plan."""
         slots = [work.slot for work in works]
         return (
             len(works) == len(self._slots.running)

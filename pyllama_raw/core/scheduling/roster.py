@@ -27,7 +27,7 @@ from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 
 
 class Roster:
-    """Who waits and who runs; every request in it ends exactly once, by finish()."""
+    """Requests that wait or run; each one ends exactly once, by finish()."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Roster:
             self.preempt_one(running, now)
 
     def preempt_one(self, running: Items[Running], now: float) -> None:
-        """Preempt the one of *running* who is missed least."""
+        """Preempt the one of *running* that is missed least."""
         policy = self.policy
         if policy is not None and (policy.chooses_victims or self._victim == "latest"):
             self.preempt(policy.victim(running), now)
@@ -197,7 +197,7 @@ class Roster:
             self.preempt(choose(self._victim, running), now)
 
     def stall(self, now: float) -> None:
-        """Nothing can be computed for anybody who is left: end them all."""
+        """End all requests, because nothing can be computed for any of them."""
         limits = self.slots.limits
         error = EngineStalled(
             n_running=len(self.slots.running),

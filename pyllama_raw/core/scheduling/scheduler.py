@@ -1,5 +1,5 @@
 """
-Continuous batching: who runs, and what comes of a step. `Packer` says what it computes.
+Continuous batching: the requests that run, and the results of their steps. `Packer` says what it computes.
 
 Rules, in this order:
 1. A waiting request starts when a slot is free and the cells it will need are not
@@ -280,7 +280,7 @@ class Scheduler:
             return
         alone = not self._slots.running
         if self._packer.prefill_cap is not None and not alone:
-            return  # libllama lacks space: start nobody until a step has worked
+            return  # libllama lacks space: start none until a step has worked
         room = self._slots.n_unpromised
         blocked: Sequence | None = None
         for sequence in self._candidates():
