@@ -20,7 +20,7 @@ from pyllama_raw.serve.service import Found
 
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "verbosity", "reasoning_effort",
+    "prompt_cache_retention", "verbosity", "reasoning_effort", "parallel_tool_calls",
 }  # fmt: skip
 OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
 
@@ -31,6 +31,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class ResponseFormat(BaseModel):
@@ -72,7 +73,8 @@ class TextBody(BaseModel):
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
@@ -84,9 +86,10 @@ class TextBody(BaseModel):
     policy_data: dict[str, Any] | None = None
 
     @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def names(self) -> dict[str, str]:
+        """Fields of the body, by what the engine calls them."""
+        is_given = self.response_format is not None
+        return {"json_schema": "response_format"} if is_given else {}
 
     def options(self, found: Found, config: ServeConfig) -> RequestOptions:
         """Options of serving the request."""

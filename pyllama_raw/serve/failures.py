@@ -71,7 +71,7 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
         case PromptTooLong():
             more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
             code = "context_length_exceeded"
-            return Failure(400, code, str(error), "messages", more=more)
+            return Failure(400, code, str(error), "prompt", more=more)
         case InvalidRequest():
             return Failure(400, error.code, str(error), error.name)
     return Failure(error.http_status, error.code, str(error), headers=headers)
