@@ -85,7 +85,7 @@ class TextAnswer(Response):
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
     ) -> None:
-        async with create_task_group() as pings:
+        async with _together() as pings:
             pings.start_soon(events.ping, self._service.config.ping_s)
             async with _together() as group:
                 for prompt, generation in enumerate(generations):

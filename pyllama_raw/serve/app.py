@@ -58,9 +58,9 @@ def make_app(
 
 
 async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """The first mistake, with the field as OpenAI writes it: `messages[0].content`."""
+    """The deepest mistake, with the field as OpenAI writes it: `messages[0].content`."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    first = max(error.errors(), key=lambda mistake: len(mistake["loc"]))
     name = _place(first["loc"], error.body, is_missing=first["type"] == "missing")
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)

@@ -24,8 +24,10 @@ from pyllama_raw.serve.service import Service
 NAMES = {  # of fields, by what the engine calls them
     "prompt": "messages",
     "content": "messages",
+    "role": "messages",
     "chat messages": "messages",
-    "images and sounds": "messages",
+    "images": "messages",
+    "sounds": "messages",
     "tools": "tools",
     "template_kwargs": "chat_template_kwargs",
 }
@@ -34,7 +36,7 @@ NAMES = {  # of fields, by what the engine calls them
 class ChatBody(TextBody):
     """A chat that is to go on."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter
 from pydantic import Field, Strict
@@ -17,19 +17,16 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.openai.completion_codec import CompletionCodec, Echo
 from pyllama_raw.serve.service import Service
 
-TokenIds = Annotated[list[Annotated[int, Strict()]], Field(min_length=1)]
+T = TypeVar("T")
+Several = Annotated[list[T], Field(min_length=1, fail_fast=True)]
+TokenIds = Several[Annotated[int, Strict()]]
 GAP = ("prefix", "suffix", "middle")
 
 
 class CompletionBody(TextBody):
     """Prompts that are to go on."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1)]
-    )
+    prompt: str | TokenIds | Several[str] | Several[TokenIds]
     """A text or token ids, or a list of them."""
     echo: bool | None = None
     """Whether the prompt comes before the output; with max_tokens 0, alone."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from base64 import b64decode
 from binascii import Error
 from collections.abc import Iterator, Sequence
-from typing import Any, Required
+from typing import Annotated, Any, Required
 
 from anyio import CancelScope, current_time, to_thread
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from pyllama_raw import AsyncEngine
@@ -43,7 +43,7 @@ class ChatMessage(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     role: Required[str]
-    content: str | list[ContentPart] | None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None
 
 
 async def take_media(
