@@ -7,12 +7,13 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.serve import probes
+from pyllama_raw.serve import adapters, facts, models, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, failure_of
 from pyllama_raw.serve.gate import Gate
@@ -21,9 +22,8 @@ from pyllama_raw.serve.openai import chat, completions
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    chat.routes,
-    completions.routes,
-    probes.routes,
+    *(chat.routes, completions.routes, vectors.routes, tokens.routes),
+    *(models.routes, adapters.routes, facts.routes, probes.routes),
 )
 
 
@@ -46,22 +46,30 @@ def make_app(
     if not engines:
         raise ConfigError("a service needs an engine: give one or more by name")
     service = Service(dict(engines), config or ServeConfig())
-    app = FastAPI(title="pyllama_raw", version=__version__)
+    app = FastAPI(
+        title="pyllama_raw",
+        version=__version__,
+        strict_content_type=False,  # a page of another host cannot leave it out
+    )
     app.state.service = service
     for routes in ROUTES:
         app.include_router(routes(service))
     app.add_exception_handler(RequestValidationError, _wrong_body)
+    app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
     app.add_middleware(Gate, service=service)
     return app
 
 
-async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _wrong_body(request: Request, error: Exception) -> Response:
     """The deepest mistake, with the field as OpenAI writes it: `messages[0].content`."""
     assert isinstance(error, RequestValidationError)
     first = max(error.errors(), key=lambda mistake: len(mistake["loc"]))
     name = _place(first["loc"], error.body, is_missing=first["type"] == "missing")
+    is_other = "json" not in request.headers.get("content-type", "json")
+    if name == "body" and first["type"] != "json_invalid" and is_other:
+        first = {"msg": "send it with the header `content-type: application/json`"}
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
     return JSON(failure.body(), failure.status)
@@ -78,6 +86,18 @@ def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
             name += f"[{part}]"
             at = at[part]
     return name.removeprefix(".") or str(loc[0] if loc[0] == "body" else loc[-1])
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """No such route, another method, or a body that is no JSON."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(
+        error.status_code, "invalid_request"
+    )
+    param = "body" if error.status_code == 400 else None
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    failure = Failure(error.status_code, code, message, param, headers=error.headers)
+    return JSON(failure.body(), failure.status, failure.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyllama_raw import PyllamaError
-from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull
+from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull, Unsupported
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -74,4 +74,6 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             return Failure(400, code, str(error), "prompt", more=more)
         case InvalidRequest():
             return Failure(400, error.code, str(error), error.name)
+        case Unsupported():
+            return Failure(400, error.code, str(error), "model")
     return Failure(error.http_status, error.code, str(error), headers=headers)
