@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pyllama_raw import RequestOptions, SamplingParams
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.service import Found
 
 HARMLESS = {
@@ -51,8 +51,7 @@ class ResponseFormat(BaseModel):
             return {"json_schema": self.schema_ or {"type": "object"}}
         schema = (self.json_schema or {}).get("schema", self.schema_)
         if not isinstance(schema, dict):
-            message = "response_format of type json_schema needs json_schema.schema"
-            raise Failure(400, "invalid_request", message, "response_format")
+            raise refused("response_format", "json_schema needs json_schema.schema")
         return {"json_schema": schema}
 
 
@@ -138,13 +137,8 @@ class TextBody(BaseModel):
         for name, value in extra.items():
             is_known = name in SamplingParams.model_fields or name in HARMLESS
             if not is_known and value is not None:
-                raise Failure(
-                    400,
-                    "unknown_parameter",
-                    f"the field {name!r} is not known here, and may change the output: "
-                    "leave it out",
-                    name,
-                )
+                reason = "it is not known here, and may change the output: leave it out"
+                raise refused(name, reason, "unknown_parameter")
         return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
 
 
@@ -152,5 +146,4 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
     try:
         return {int(token): bias for token, bias in given.items()}
     except ValueError as error:
-        message = f"logit_bias needs token ids as names: {error}"
-        raise Failure(400, "invalid_request", message, "logit_bias") from error
+        raise refused("logit_bias", f"names are token ids: {error}") from error

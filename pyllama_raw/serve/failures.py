@@ -56,6 +56,11 @@ class Failure(Exception):
         return {"error": told | {"code": self.code} | self.more}
 
 
+def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
+    """The mistake of a client in the field *param*."""
+    return Failure(400, code, f"{param}: {reason}", param)
+
+
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     """
     An error of the engine as a client is told of it.

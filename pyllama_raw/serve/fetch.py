@@ -1,5 +1,5 @@
 """
-Images that a request names by an address.
+Images and sounds that a request names by an address.
 
 Rules:
 1. Only public hosts are reached: addresses are looked at after a name is resolved, and the
@@ -17,7 +17,7 @@ import h11
 from anyio import BrokenResourceError, EndOfStream, connect_tcp, getaddrinfo
 from anyio.abc import ByteStream
 
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 
 MAX_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
@@ -25,6 +25,7 @@ PORTS = {"http": 80, "https": 443}
 WRAPPED = [ip_network(net) for net in ("64:ff9b::/32", "2001::/32", "2002::/16")]
 
 Address = IPv4Address | IPv6Address
+MayReach = Callable[[Address], bool]
 
 
 def is_public(address: Address) -> bool:
@@ -37,69 +38,61 @@ def is_public(address: Address) -> bool:
 
 
 async def fetch(
-    url: str,
-    place: str,
-    max_bytes: int,
-    may_reach: Callable[[Address], bool] = is_public,
+    url: str, place: str, max_bytes: int, may_reach: MayReach = is_public
 ) -> bytes:
-    """
-    What is at *url*.
-
-    Args:
-        place: the field that names it.
-
-    Raises:
-        Failure: it cannot be had.
-    """
+    """The content at *url*. Raises Failure, which names *place* as the field at fault."""
+    reason = ""
     try:
         for _ in range(MAX_REDIRECTS + 1):
-            found = await _get(url, max_bytes, may_reach)
-            if isinstance(found, bytes):
-                return found
-            url = urljoin(url, found)
-        reason = f"more than {MAX_REDIRECTS} redirects"
-    except (ValueError, OSError, h11.ProtocolError) as error:
-        reason = str(error)
-    except BrokenResourceError:
-        reason = "the connection broke"
-    raise Failure(400, "media_not_fetched", f"{place}: {reason}", place)
+            answer, content = await _get(urlsplit(url), max_bytes, may_reach)
+            if answer.status_code == 200:
+                return content
+            reason = f"the host answers {answer.status_code}"
+            url = urljoin(url, dict(answer.headers)[b"location"].decode())
+    except KeyError:
+        pass
+    except (ValueError, OSError, h11.ProtocolError, BrokenResourceError) as error:
+        reason = str(error) or "the connection broke"
+    raise refused(place, reason, "media_not_fetched")
 
 
 async def _get(
-    url: str, max_bytes: int, may_reach: Callable[[Address], bool]
-) -> bytes | str:
-    """The content, or where it is instead. Raises ValueError and what connections do."""
-    at = urlsplit(url)
-    if at.scheme not in PORTS or not at.hostname:
+    at: SplitResult, max_bytes: int, may_reach: MayReach
+) -> tuple[h11.Response, bytes]:
+    """Raises ValueError and what connections do."""
+    target = (at.path or "/") + (f"?{at.query}" if at.query else "")
+    host = at.netloc.rpartition("@")[2]
+    headers = [("Host", host), ("Accept", "*/*"), ("Connection", "close")]
+    asked = h11.Request(method="GET", target=target, headers=headers)
+    connection = h11.Connection(h11.CLIENT)
+    answer, content = None, bytearray()
+    async with await _connect(at, may_reach) as stream:
+        await stream.send(connection.send(asked) or b"")
+        connection.send(h11.EndOfMessage())
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                connection.receive_data(await _received(stream))
+            elif isinstance(event, h11.Response):
+                answer = event
+            elif isinstance(event, h11.Data):
+                content += event.data
+                if len(content) > max_bytes:
+                    raise ValueError(f"more than {max_bytes} bytes")
+    assert answer is not None
+    return answer, bytes(content)
+
+
+async def _received(stream: ByteStream) -> bytes:
+    try:
+        return await stream.receive()
+    except EndOfStream:
+        return b""
+
+
+async def _connect(at: SplitResult, may_reach: MayReach) -> ByteStream:
+    name, port = at.hostname, at.port or PORTS.get(at.scheme)
+    if at.scheme not in PORTS or not name or not port:
         raise ValueError("addresses of http and https are fetched")
-    async with await _connect(at, at.hostname, may_reach) as stream:
-        connection = h11.Connection(h11.CLIENT)
-        await stream.send(connection.send(_request(at)) or b"")
-        await stream.send(connection.send(h11.EndOfMessage()) or b"")
-        content = bytearray()
-        while True:
-            match await _next(connection, stream):
-                case h11.Response() as answer:
-                    if location := dict(answer.headers).get(b"location"):
-                        return location.decode()
-                    _check(answer)
-                case h11.Data(data=data):
-                    content += data
-                    if len(content) > max_bytes:
-                        raise ValueError(f"more than {max_bytes} bytes")
-                case h11.EndOfMessage():
-                    return bytes(content)
-
-
-def _check(answer: h11.Response) -> None:
-    if answer.status_code != 200:
-        raise ValueError(f"the host answers {answer.status_code}")
-
-
-async def _connect(
-    at: SplitResult, name: str, may_reach: Callable[[Address], bool]
-) -> ByteStream:
-    port = at.port or PORTS[at.scheme]
     found = await getaddrinfo(name, port)
     addresses = [ip_address(str(each[-1][0]).partition("%")[0]) for each in found]
     if not all(map(may_reach, addresses)):
@@ -107,19 +100,3 @@ async def _connect(
     if at.scheme == "http":
         return await connect_tcp(addresses[0], port)
     return await connect_tcp(addresses[0], port, tls=True, tls_hostname=name)
-
-
-async def _next(connection: h11.Connection, stream: ByteStream) -> object:
-    while (event := connection.next_event()) is h11.NEED_DATA:
-        try:
-            connection.receive_data(await stream.receive())
-        except EndOfStream:
-            connection.receive_data(b"")
-    return event
-
-
-def _request(at: SplitResult) -> h11.Request:
-    target = (at.path or "/") + (f"?{at.query}" if at.query else "")
-    host = at.netloc.rpartition("@")[2]
-    headers = [("Host", host), ("Accept", "*/*"), ("Connection", "close")]
-    return h11.Request(method="GET", target=target, headers=headers)

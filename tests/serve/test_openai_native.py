@@ -186,6 +186,37 @@ async def test_scores_over_http_are_those_of_the_engine():
     assert joined_completion(chunks)[0][:3] == joined_completion([whole])[0][:3]
 
 
+async def test_a_bias_of_100_chooses_its_token():
+    """
+    As OpenAI's API says of the largest one.
+    """
+    async with small() as engine, talking(engine) as client:
+        [token] = await engine.tokenize("a", add_special=False)
+        answer = await client.completions.create(
+            model="a", prompt="x", max_tokens=4, logit_bias={str(token): 100}
+        )
+        expected = await engine.detokenize([token] * 4)
+
+    assert answer.choices[0].text == expected
+
+
+async def test_vectors_are_numbers_or_base64():
+    """
+    The client unpacks the base64 that it asks for by itself, but not where it checks types.
+    """
+    config = EngineConfig(context=CONTEXT)
+    asked = {"model": "a", "input": ["one", "two words"]}
+    async with AsyncEngine.open(tiny_model("bert"), config) as engine:
+        async with talking(engine, strict=False) as client:
+            packed = await client.embeddings.create(**asked)
+        async with talking(engine) as client:
+            listed = await client.embeddings.create(**asked, encoding_format="float")
+
+    assert [each.index for each in listed.data] == [0, 1]
+    for one, other in zip(packed.data, listed.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+
+
 async def test_the_second_turn_tells_its_cached_tokens():
     """
     Usage has the tokens of the prompt that were not computed.

@@ -15,19 +15,15 @@ from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
 from pyllama_raw.serve.openai.logprobs import chat_logprobs
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
 from pyllama_raw.serve.service import Service
 
+_OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
 NAMES = {  # of fields, by what the engine calls them
-    "prompt": "messages",
-    "content": "messages",
-    "role": "messages",
-    "chat messages": "messages",
-    "images": "messages",
-    "sounds": "messages",
+    **dict.fromkeys(_OF_MESSAGES, "messages"),
     "tools": "tools",
     "template_kwargs": "chat_template_kwargs",
 }
@@ -79,22 +75,18 @@ class ChatBody(TextBody):
     def _check(self) -> None:
         """Raise Failure if something is asked for that is not done."""
         if self.top_logprobs is not None and not self.logprobs:
-            raise _refused("invalid_request", "top_logprobs", "it needs logprobs: true")
+            raise refused("top_logprobs", "it needs logprobs: true")
         if self.tool_choice not in (None, "auto", "none"):
-            reason = '"auto" and "none" are there; calls that must come are not yet'
-            raise _refused("unsupported", "tool_choice", reason)
+            reason = 'give "auto" or "none": calls that must be made come later'
+            raise refused("tool_choice", reason, "unsupported")
         last = self.messages[-1]
-        goes_on = last["role"] == "assistant" and bool(last.get("content"))
-        if self.continue_final_message not in (None, goes_on):
-            reason = "what the assistant has begun goes on, and nothing else"
-            raise _refused("unsupported", "continue_final_message", reason)
-        if self.add_generation_prompt not in (None, not goes_on):
-            reason = "a new answer begins unless the assistant has begun one"
-            raise _refused("unsupported", "add_generation_prompt", reason)
-
-
-def _refused(code: str, name: str, reason: str) -> Failure:
-    return Failure(400, code, f"{name}: {reason}", name)
+        has_begun = last["role"] == "assistant" and bool(last.get("content"))
+        if self.continue_final_message not in (None, has_begun):
+            reason = "the last message goes on if it is the assistant's"
+            raise refused("continue_final_message", reason, "unsupported")
+        if self.add_generation_prompt not in (None, not has_begun):
+            reason = "an answer begins unless the assistant has begun one"
+            raise refused("add_generation_prompt", reason, "unsupported")
 
 
 class ChatCodec(Chunks):

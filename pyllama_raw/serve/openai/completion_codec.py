@@ -21,10 +21,10 @@ from pyllama_raw.serve.openai.logprobs import LegacyLogprobs
 
 
 class Echo(NamedTuple):
-    """What an answer says of its prompt."""
+    """What an answer says of its prompt; nothing without echo."""
 
-    text: str
-    first: bytes  # of its first token, which has no log-probability
+    text: str = ""
+    first: bytes | None = None  # the bytes of its first token
 
 
 class CompletionCodec(Chunks):
@@ -32,7 +32,7 @@ class CompletionCodec(Chunks):
     Writes the answer to a completion. Choices count the outputs of all prompts.
 
     Args:
-        echoes: of each prompt, if it comes before the output.
+        echoes: of each prompt.
         shows_output: otherwise there is the prompt alone.
     """
 
@@ -42,12 +42,10 @@ class CompletionCodec(Chunks):
         super().__init__("cmpl", "text_completion", asked)
         self._echoes, self._shows_output = echoes, shows_output
         self._lists = asked.params.logprobs is not None
-        self._waits = bool(echoes) and (self._lists or not shows_output)
-        n_outputs = len(asked.prompts) * asked.params.n
-        self._unsaid = [each.text for each in echoes for _ in range(asked.params.n)]
-        self._unsaid = self._unsaid or [""] * n_outputs  # before the next text
-        self._listed = [LegacyLogprobs() for _ in range(n_outputs)]
-        self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}  # of prompts
+        self._waits = not shows_output or asked.params.prompt_logprobs is not None
+        self._unsaid = [echo.text for echo in echoes for _ in range(self._n)]
+        self._listed = [LegacyLogprobs() for _ in self._unsaid]
+        self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}  # by prompt
 
     def begin(self) -> bytes:
         """Nothing: the first event has text."""
@@ -73,7 +71,7 @@ class CompletionCodec(Chunks):
 
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """The counts of tokens, if they are wanted, and the end."""
-        return super().done(self._shown(results))
+        return super().done([list(map(self._shown, each)) for each in results])
 
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The answer at once."""
@@ -82,44 +80,28 @@ class CompletionCodec(Chunks):
             for prompt, of_prompt in enumerate(results)
             for result in of_prompt
         ]
-        return self.head | {"choices": choices, "usage": usage(self._shown(results))}
+        counts = usage([list(map(self._shown, each)) for each in results])
+        return self.head | {"choices": choices, "usage": counts}
 
     def _say(self, index: int) -> str:
         text, self._unsaid[index] = self._unsaid[index], ""
         return text
 
     def _choice(self, prompt: int, result: Result) -> dict[str, Any]:
-        [[result]] = self._shown([[result]])
-        scores = self._scores.setdefault(prompt, result.prompt_logprobs)  # of the first
-        echo = self._echoes[prompt] if self._echoes else Echo("", b"")
-        logprobs = None
-        if self._lists:
-            listed = LegacyLogprobs(echo.first if self._echoes else None)
+        result, echo = self._shown(result), self._echoes[prompt]
+        logprobs, text = None, echo.text + result.text
+        if self._lists:  # only the first output has the scores of the prompt
+            scores = self._scores.setdefault(prompt, result.prompt_logprobs)
+            shown = None if echo.first is None else text
             entries = (*scores, *result.logprobs)
-            shown = echo.text + result.text if self._echoes else None
-            logprobs = listed.take(entries, shown)
-        return {
-            "index": prompt * self._n + result.index,
-            "text": echo.text + result.text,
-            "logprobs": logprobs,
-            **reason_of(result),
-        }
+            logprobs = LegacyLogprobs(echo.first).take(entries, shown)
+        index = prompt * self._n + result.index
+        told = {"index": index, "text": text, "logprobs": logprobs}
+        return told | reason_of(result)
 
-    def _shown(self, results: Sequence[Sequence[Result]]) -> list[list[Result]]:
-        """*results* without the output that nobody wanted."""
+    def _shown(self, result: Result) -> Result:
+        """*result* without an output that nobody wanted."""
         if self._shows_output:
-            return [list(of_prompt) for of_prompt in results]
-        return [
-            [
-                replace(
-                    result,
-                    text="",
-                    token_ids=(),
-                    logprobs=(),
-                    finish_reason=FinishReason.LENGTH,
-                    usage=replace(result.usage, completion_tokens=0),
-                )
-                for result in of_prompt
-            ]
-            for of_prompt in results
-        ]
+            return result
+        reason, counts = FinishReason.LENGTH, replace(result.usage, completion_tokens=0)
+        return replace(result, text="", logprobs=(), finish_reason=reason, usage=counts)

@@ -13,7 +13,7 @@ from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.completion_codec import CompletionCodec, Echo
 from pyllama_raw.serve.service import Service
 
@@ -41,63 +41,52 @@ class CompletionBody(TextBody):
         """As the engine takes it; raises Failure and PyllamaError."""
         found = service.find(self.model, Operation.GENERATE)
         if self.best_of not in (None, self.n or 1):
-            raise _unsupported(
-                "best_of", "outputs are not compared: give n, or the same"
-            )
-        more: dict[str, Any] = {}
-        if self.logprobs is not None:
-            more["logprobs"] = self.logprobs
-            if self.echo:
-                more["prompt_logprobs"] = self.logprobs
-        if self.echo and self.max_tokens == 0:
-            more["max_tokens"] = 1  # the engine makes one at least
+            reason = "outputs are not compared: give n, or the same number"
+            raise refused("best_of", reason, "unsupported")
+        more: dict[str, Any] = (
+            {} if self.logprobs is None else {"logprobs": self.logprobs}
+        )
+        if self.echo:
+            more["prompt_logprobs"] = self.logprobs
+            if self.max_tokens == 0:
+                more["max_tokens"] = 1  # the engine makes one at least
         params = self.params(found, **more)
-        prompts = self._prompts()
-        echoes: list[Echo] = []
-        if self.suffix:
-            prompts = [await self._gap(found.engine, prompt) for prompt in prompts]
-        elif self.echo:
-            pairs = [await _echoed(found.engine, prompt) for prompt in prompts]
-            prompts, echoes = [ids for ids, _ in pairs], [echo for _, echo in pairs]
-        options = self.options(found, service.config)
-        streams = bool(self.stream)
-        asked = Asked(found, tuple(prompts), params, options, streams, self.names)
-        return asked, echoes
+        told = [await self._told(found.engine, prompt) for prompt in self._prompts()]
+        prompts, echoes = (
+            tuple(prompt for prompt, _ in told),
+            [echo for _, echo in told],
+        )
+        options, streams = self.options(found, service.config), bool(self.stream)
+        return Asked(found, prompts, params, options, streams, self.names), echoes
 
-    def _prompts(self) -> list[Prompt]:
+    def _prompts(self) -> list[Any]:
         given = self.prompt
-        if isinstance(given, str) or isinstance(given[0], int):
-            return [given]
-        return list(given)
+        one = isinstance(given, str) or isinstance(given[0], int)
+        return [given] if one else list(given)
 
-    async def _gap(self, engine: AsyncEngine, prompt: Prompt) -> list[int]:
-        """The tokens that ask for what is between *prompt* and the suffix."""
+    async def _told(self, engine: AsyncEngine, prompt: Any) -> tuple[Prompt, Echo]:
+        """*prompt* for the engine, and what is told of it."""
+        if self.suffix:
+            return await self._gap(engine, prompt, self.suffix), Echo()
+        if not self.echo:
+            return prompt, Echo()
+        tokens = await engine.tokenize(prompt)
+        text = prompt if isinstance(prompt, str) else await engine.detokenize(tokens)
+        return tokens, Echo(text, (await engine.pieces(tokens[:1]))[0])
+
+    async def _gap(self, engine: AsyncEngine, prompt: Any, suffix: str) -> list[int]:
+        """The tokens that ask for what is between *prompt* and *suffix*."""
         vocab = engine.info.vocab
-        if not {*GAP} <= vocab.fill.keys():
-            raise _unsupported("suffix", "the model has no tokens for gaps in texts")
-        if self.echo or not isinstance(prompt, str):
-            raise _unsupported("suffix", "it goes with texts, and without echo")
-        assert self.suffix is not None
+        if not {*GAP} <= vocab.fill.keys() or self.echo or not isinstance(prompt, str):
+            reason = "it goes with models that have tokens for gaps, and without echo"
+            raise refused("suffix", reason, "unsupported")
         tokens = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos else []
-        for name, text in zip(GAP, (prompt, self.suffix, ""), strict=True):
+        for name, text in zip(GAP, (prompt, suffix, ""), strict=True):
             tokens.append(vocab.fill[name].token_id)
             tokens += await engine.tokenize(
                 text, add_special=False, parse_special=False
             )
         return tokens
-
-
-async def _echoed(engine: AsyncEngine, prompt: Any) -> tuple[list[int], Echo]:
-    """*prompt* as tokens, and what is told of it."""
-    is_text = isinstance(prompt, str)
-    tokens = await engine.tokenize(prompt)
-    first = await engine.pieces(tokens[:1])
-    text = prompt if is_text else await engine.detokenize(tokens)
-    return tokens, Echo(text, b"".join(first))
-
-
-def _unsupported(name: str, reason: str) -> Failure:
-    return Failure(400, "unsupported", f"{name}: {reason}", name)
 
 
 def routes(service: Service) -> APIRouter:

@@ -17,19 +17,22 @@ LEAST = -9999.0  # JSON has no infinity
 
 def chat_logprobs(entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """`logprobs` of a choice of a chat."""
-    content = [
-        _entry(entry.piece, entry.logprob)
-        | {
-            "top_logprobs": [
-                _entry(piece, logprob)
-                for piece, (_, logprob) in zip(
-                    entry.top_pieces, entry.top, strict=False
-                )
-            ]
-        }
-        for entry in entries
-    ]
+    content = []
+    for entry in entries:
+        tops = zip(entry.top_pieces, entry.top, strict=True)
+        top = [_entry(piece, logprob) for piece, (_, logprob) in tops]
+        told = _entry(entry.piece, entry.logprob)
+        content.append(told | {"top_logprobs": top})
     return {"content": content, "refusal": None}
+
+
+def _entry(piece: bytes, logprob: float) -> dict[str, Any]:
+    logprob = max(logprob, LEAST)
+    return {"token": _name(piece), "logprob": logprob, "bytes": list(piece)}
+
+
+def _name(piece: bytes) -> str:
+    return piece.decode(errors="backslashreplace")
 
 
 class LegacyLogprobs:
@@ -41,7 +44,7 @@ class LegacyLogprobs:
     """
 
     def __init__(self, first: bytes | None = None) -> None:
-        self._first = first
+        self._first = () if first is None else (first,)
         self._at = 0  # characters before the next token
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
@@ -55,18 +58,15 @@ class LegacyLogprobs:
             text: all of it, from its beginning. A token that it does not show, such as one
                 that begins prompts, takes no room.
         """
-        pieces = [entry.piece for entry in entries]
-        logprobs: list[float | None] = [max(e.logprob, LEAST) for e in entries]
-        top: list[dict[str, float] | None] = [_likely(entry) for entry in entries]
-        if self._first is not None:
-            pieces.insert(0, self._first)
-            logprobs.insert(0, None)
-            top.insert(0, None)
-            self._first = None
+        first, self._first = self._first, ()
+        pieces, nothing = (
+            [*first, *(entry.piece for entry in entries)],
+            [None] * len(first),
+        )
         return {
             "tokens": [_name(piece) for piece in pieces],
-            "token_logprobs": logprobs,
-            "top_logprobs": top,
+            "token_logprobs": nothing + [max(e.logprob, LEAST) for e in entries],
+            "top_logprobs": nothing + [_likely(entry) for entry in entries],
             "text_offset": [self._place(piece, text) for piece in pieces],
         }
 
@@ -80,20 +80,9 @@ class LegacyLogprobs:
         return at
 
 
-def _entry(piece: bytes, logprob: float) -> dict[str, Any]:
-    logprob = max(logprob, LEAST)
-    return {"token": _name(piece), "logprob": logprob, "bytes": list(piece)}
-
-
-def _name(piece: bytes) -> str:
-    return piece.decode(errors="backslashreplace")
-
-
 def _likely(entry: TokenLogprobs) -> dict[str, float]:
     """The best token of each name, and the one that is there."""
-    found: dict[str, float] = {}
-    pairs = zip(entry.top_pieces, entry.top, strict=False)
-    for piece, (_, logprob) in pairs:
-        found.setdefault(_name(piece), max(logprob, LEAST))
-    found.setdefault(_name(entry.piece), max(entry.logprob, LEAST))
-    return found
+    tops = zip(entry.top_pieces, entry.top, strict=True)
+    named = [(piece, logprob) for piece, (_, logprob) in tops]
+    named.append((entry.piece, entry.logprob))
+    return {_name(piece): max(logprob, LEAST) for piece, logprob in reversed(named)}
