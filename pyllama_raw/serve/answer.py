@@ -117,7 +117,7 @@ class TextAnswer(Response):
         if isinstance(error, Failure):
             return error
         failure = failure_of(error, self._service.retry_s(self._asked.found.engine))
-        failure.param = self._asked.param_of(error)
+        failure.param = self._asked.param_of(error) or failure.param
         return failure
 
 
