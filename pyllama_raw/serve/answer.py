@@ -87,7 +87,7 @@ class TextAnswer(Response):
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
     ) -> None:
-        async with create_task_group() as pings:
+        async with _together() as pings:
             pings.start_soon(events.ping, self._service.config.ping_s)
             async with _together() as group:
                 for prompt, generation in enumerate(generations):
@@ -116,7 +116,9 @@ class TextAnswer(Response):
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):
             return error
-        return failure_of(error, self._service.retry_s(self._asked.found.engine))
+        failure = failure_of(error, self._service.retry_s(self._asked.found.engine))
+        failure.param = self._asked.param_of(error) or failure.param
+        return failure
 
 
 def _check_begun(results: Sequence[Sequence[Result]]) -> None:
