@@ -11,16 +11,23 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from anyio import create_task_group
 from anyio.abc import TaskGroup
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pyllama_raw import FinishReason, Generation, PyllamaError, Result
+from pyllama_raw import (
+    FinishReason,
+    Generation,
+    PyllamaError,
+    RequestOptions,
+    Result,
+)
 from pyllama_raw.serve.asked import Asked, Codec
 from pyllama_raw.serve.events import EventStream
+from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import Failure, failure_of
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
@@ -43,6 +50,8 @@ class TextAnswer(Response):
         events = EventStream(send)
         whole: Response | None = None
         is_whole = False
+        exchange = self._exchange = Exchange.of(scope)
+        exchange.model = self._asked.found.name
         with self._service.opened(self._asked.found.name):
             async with with_client(receive):
                 try:
@@ -52,7 +61,9 @@ class TextAnswer(Response):
                     if events.has_begun:
                         await events.write(self._codec.failed(failure))
                     else:
-                        whole = JSON(failure.body(), failure.status, failure.headers)
+                        whole = JSON(*failure.parts)
+                    if failure.status in (429, 503):
+                        exchange.refused = failure.code
                 is_whole = True
         if whole is not None:
             await whole(scope, receive, send)
@@ -65,6 +76,7 @@ class TextAnswer(Response):
                 await stack.enter_async_context(generation)
                 for generation in self._generations()
             ]
+            stack.callback(self._count, generations)
             if self._asked.streams:
                 await self._stream(generations, events)
                 return None
@@ -73,14 +85,27 @@ class TextAnswer(Response):
                     group.start_soon(generation.collect_all)
             results = [generation.results for generation in generations]
             _check_begun(results)
-            return JSON(self._codec.whole(results))
+            outputs = [result for of_prompt in results for result in of_prompt]
+            self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
+            n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
+            headers = {"x-cached-tokens": str(n_cached)}
+            return JSON(self._codec.whole(results), headers=headers)
 
     def _generations(self) -> list[Generation]:
         asked = self._asked
         generate = asked.found.engine.generate
-        return [
-            generate(prompt, asked.params, **asked.options) for prompt in asked.prompts
-        ]
+        options: RequestOptions = {**asked.options}
+        options["cache_salt"] = self._service.salt(
+            self._exchange, options.get("cache_salt")
+        )
+        return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
+
+    def _count(self, generations: Sequence[Generation]) -> None:
+        """Tokens of the prompts, of what ended and of what was left."""
+        for generation in generations:
+            with suppress(PyllamaError):  # it has not begun, or has not ended
+                self._exchange.n_prompt += len(generation.prompt_token_ids)
+                self._exchange.n_cached += generation.result.usage.cached_tokens
 
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
@@ -102,6 +127,7 @@ class TextAnswer(Response):
         async for delta in generation:
             frames = b"" if has_begun else self._codec.begin()
             has_begun = True
+            self._exchange.n_output += len(delta.token_ids)
             await events.write(frames + self._codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +15,7 @@ from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import probes
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, failure_of
+from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.openai import chat
@@ -41,13 +43,14 @@ def make_app(
     if not engines:
         raise ConfigError("a service needs an engine: give one or more by name")
     service = Service(dict(engines), config or ServeConfig())
-    app = FastAPI(title="pyllama_raw", version=__version__)
+    app = FastAPI(title="pyllama_raw", version=__version__, responses=DESCRIBED)
     app.state.service = service
     for routes in ROUTES:
         app.include_router(routes(service))
     app.add_exception_handler(RequestValidationError, _wrong_body)
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
+    app.add_exception_handler(HTTPException, _refused)
     app.add_middleware(Gate, service=service)
     return app
 
@@ -61,13 +64,24 @@ async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: 
     for part in place:
         param += f"[{part}]" if isinstance(part, int) else f".{part}"
     name = param.removeprefix(".") or "body"
+    if first["type"] == "json_invalid":
+        name = "body"
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
-    return JSON(failure.body(), failure.status)
+    return JSON(*failure.parts)
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """An error before anything of the answer was computed."""
     assert isinstance(error, Failure | PyllamaError)
     failure = error if isinstance(error, Failure) else failure_of(error, 1)
-    return JSON(failure.body(), failure.status, failure.headers)
+    return JSON(*failure.parts)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """No such route or method, or a body that is no text."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    code = HTTPStatus(error.status_code).name.lower()
+    failure = Failure(error.status_code, code, message, headers=error.headers)
+    return JSON(*failure.parts)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from pyllama_raw import PyllamaError
 from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull
 
@@ -54,6 +56,38 @@ class Failure(Exception):
         kind = TYPES.get(self.status, "server_error")
         told = {"message": self.message, "type": kind, "param": self.param}
         return {"error": told | {"code": self.code} | self.more}
+
+    @property
+    def parts(self) -> tuple[dict[str, Any], int, dict[str, str]]:
+        """The body, the status and the headers."""
+        return self.body(), self.status, self.headers
+
+
+class ErrorText(BaseModel):
+    """An error, for programs and for people."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    message: str
+    """The mistake, what is allowed, and what to do."""
+    type: str
+    """The kind of error."""
+    param: str | None
+    """The field that is wrong, such as `messages[0].content`."""
+    code: str | None
+    """A word for programs."""
+
+
+class ErrorBody(BaseModel):
+    """The answer if something goes wrong."""
+
+    error: ErrorText
+
+
+DESCRIBED: dict[int | str, dict[str, Any]] = {  # for the OpenAPI description
+    "4XX": {"model": ErrorBody, "description": "The request is wrong, or has to wait"},
+    "5XX": {"model": ErrorBody, "description": "The service cannot answer now"},
+}
 
 
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:
