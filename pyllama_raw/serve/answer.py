@@ -10,11 +10,13 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from typing import Any
 
 from anyio import create_task_group
 from anyio.abc import TaskGroup
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +32,7 @@ from pyllama_raw.serve.events import EventStream
 from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import Failure, failure_of
 from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.service import Found, Service
 
 UNBEGUN = {  # ends before the answer began
     FinishReason.DEADLINE: (504, "deadline_s was over before the answer began"),
@@ -110,7 +112,7 @@ class TextAnswer(Response):
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
     ) -> None:
-        async with create_task_group() as pings:
+        async with _together() as pings:
             pings.start_soon(events.ping, self._service.config.ping_s)
             async with _together() as group:
                 for prompt, generation in enumerate(generations):
@@ -186,3 +188,20 @@ async def with_client(receive: Receive) -> AsyncIterator[None]:
         group.start_soon(leave)
         yield
         group.cancel_scope.cancel()
+
+
+async def while_client(
+    service: Service, found: Found, request: Request, work: Coroutine[Any, Any, Any]
+) -> Response:
+    """The result of *work* as JSON; *work* is cancelled when the client leaves."""
+    response = Response()  # of a client that has left: nobody reads it
+    exchange = Exchange.of(request.scope)
+    exchange.model = found.name
+    with closing(work), service.opened(found.name):
+        async with with_client(request.receive):
+            try:
+                response = JSON(await work)
+            except PyllamaError as error:
+                retry_s = service.retry_s(found.engine)
+                raise failure_of(error, retry_s) from error
+    return response

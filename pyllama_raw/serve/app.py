@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.serve import probes
+from pyllama_raw.serve import adapters, facts, models, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
@@ -21,7 +21,10 @@ from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.openai import chat
 from pyllama_raw.serve.service import Service
 
-ROUTES: tuple[Callable[[Service], APIRouter], ...] = (chat.routes, probes.routes)
+ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
+    *(chat.routes, vectors.routes, tokens.routes),
+    *(models.routes, adapters.routes, facts.routes, probes.routes),
+)
 
 
 def make_app(
@@ -64,8 +67,6 @@ async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: 
     for part in place:
         param += f"[{part}]" if isinstance(part, int) else f".{part}"
     name = param.removeprefix(".") or "body"
-    if first["type"] == "json_invalid":
-        name = "body"
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
     return JSON(*failure.parts)

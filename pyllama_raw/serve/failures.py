@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pyllama_raw import PyllamaError
-from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull
+from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull, Unsupported
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -53,7 +53,8 @@ class Failure(Exception):
 
     def body(self) -> dict[str, Any]:
         """The answer, for a JSON encoder."""
-        kind = TYPES.get(self.status, "server_error")
+        other = "server_error" if self.status >= 500 else TYPES[400]
+        kind = TYPES.get(self.status, other)
         told = {"message": self.message, "type": kind, "param": self.param}
         return {"error": told | {"code": self.code} | self.more}
 
@@ -108,4 +109,6 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             return Failure(400, code, str(error), "messages", more=more)
         case InvalidRequest():
             return Failure(400, error.code, str(error), error.name)
+        case Unsupported():
+            return Failure(400, error.code, str(error), "model")
     return Failure(error.http_status, error.code, str(error), headers=headers)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from time import time
 from typing import NamedTuple
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import Unsupported
-from pyllama_raw.results import Operation
+from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.access_log import AccessLog
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.cors import Origins
@@ -37,6 +38,7 @@ class Service:
     engines: Mapping[str, AsyncEngine]
     config: ServeConfig
     drains: bool = False  # no new requests are taken
+    started: int = field(default_factory=lambda: int(time()))  # Unix time
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
@@ -55,35 +57,43 @@ class Service:
         Raises:
             Failure: there is no such model, or it cannot do this.
         """
-        base, _, adapter = (name or "").partition(":")
-        if name is not None and name in self.engines:
-            found = Found(name, self.engines[name], {})
-        elif base in self.engines and adapter in self._adapters(base):
-            found = Found(base, self.engines[base], {adapter: 1.0})
-        elif name is None or self.config.any_model:
-            found = self._first(need)
-        else:
-            raise Failure(
-                404,
-                "model_not_found",
-                f"there is no model {name!r}: there are {', '.join(self.engines)}",
-                "model",
-            )
+        has_none = name is None or (self.config.any_model and not self._named(name))
+        found = self._first(need) if has_none else self.named(name)
         try:
             found.engine.capabilities.check(need)
         except Unsupported as error:
             raise Failure(400, error.code, str(error), "model") from error
         return found
 
+    def named(self, name: str | None) -> Found:
+        """The model that *name* stands for; None: the first. Raises Failure."""
+        if name is None:
+            first, engine = next(iter(self.engines.items()))
+            return Found(first, engine, {})
+        found = self._named(name)
+        if found is None:
+            message = f"there is no model {name!r}: there are {', '.join(self.engines)}"
+            raise Failure(404, "model_not_found", message, "model")
+        return found
+
+    def _named(self, name: str) -> Found | None:
+        if name in self.engines:
+            return Found(name, self.engines[name], {})
+        base, _, adapter = name.rpartition(":")
+        if base in self.engines and adapter in self._adapters(base):
+            return Found(base, self.engines[base], {adapter: 1.0})
+        return None
+
     def _first(self, need: Operation) -> Found:
-        for name, engine in self.engines.items():
-            try:
-                engine.capabilities.check(need)
-            except Unsupported:
-                continue
-            return Found(name, engine, {})
-        name, engine = next(iter(self.engines.items()))
-        return Found(name, engine, {})
+        """The first model that can do what is asked; of vectors, one that is made for it."""
+        able = [
+            Found(name, engine, {})
+            for name, engine in self.engines.items()
+            if need in engine.capabilities.operations
+        ]
+        if need is Operation.EMBED:
+            able.sort(key=lambda found: not _states_pooling(found.engine))
+        return able[0] if able else self.named(None)
 
     def _adapters(self, name: str) -> set[str]:
         return {info.name for info in self.engines[name].adapters()}
@@ -120,3 +130,7 @@ def _places(engines: Iterable[AsyncEngine]) -> Places:
     infos = [engine.info for engine in engines]
     n_waiting = sum(info.config.scheduler.max_waiting for info in infos)
     return Places(sum(info.n_slots for info in infos), n_waiting)
+
+
+def _states_pooling(engine: AsyncEngine) -> bool:
+    return engine.capabilities.model.pooling not in (None, Pooling.NONE, Pooling.RANK)

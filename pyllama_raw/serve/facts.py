@@ -1,0 +1,100 @@
+"""What people and monitors ask of a running service: `/metrics`, `/slots`, `/props`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from pyllama_raw import AsyncEngine, __version__
+from pyllama_raw.api.metrics import EngineMetrics
+from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.service import Service
+
+
+def routes(service: Service) -> APIRouter:
+    """Endpoints of facts."""
+    router = APIRouter(tags=["facts"])
+    metrics = _Metrics(service)
+
+    @router.get("/metrics")
+    async def told() -> Response:
+        """Counts and times, in the text format of Prometheus, each with its model."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @router.get("/props")
+    async def props(model: str | None = None) -> Response:
+        """The model and what its options came to."""
+        found = service.named(model)
+        return JSON(_props(found.name, found.engine))
+
+    @router.get("/slots")
+    async def slots(model: str | None = None) -> Response:
+        """What runs now, by slot, and what waits."""
+        engine = service.named(model).engine
+        return JSON(_slots(engine))
+
+    return router
+
+
+def _props(name: str, engine: AsyncEngine) -> dict[str, Any]:
+    info = asdict(engine.info)
+    del info["config"], info["metadata"]
+    return {
+        "model": name,
+        "model_path": engine.info.model_path,
+        "total_slots": engine.info.n_slots,
+        "default_generation_settings": {"n_ctx": engine.n_ctx_slot},
+        "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
+        "build_info": f"pyllama_raw {__version__}",
+        "modalities": _modalities(engine),
+        "stats": asdict(engine.stats()),
+        **info,
+    }
+
+
+def _modalities(engine: AsyncEngine) -> dict[str, bool]:
+    takes = engine.info.config.media is not None
+    return {"vision": takes, "audio": takes}
+
+
+def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
+    stats = engine.stats()
+    return [
+        {"id": i, "n_ctx": engine.n_ctx_slot, "is_processing": i < stats.running}
+        for i in range(stats.n_slots)
+    ]
+
+
+class _Metrics(Collector):
+    """The metrics of all engines, each sample with the name of its model."""
+
+    def __init__(self, service: Service) -> None:
+        self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """In the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Families of all engines."""
+        found: dict[str, Metric] = {}
+        for model, metrics in self._of.items():
+            for family in metrics.collect():
+                known = found.setdefault(family.name, _empty(family))
+                for sample in family.samples:
+                    labels = {**sample.labels, "model_name": model}
+                    known.samples.append(sample._replace(labels=labels))
+        yield from found.values()
+
+
+def _empty(family: Metric) -> Metric:
+    return Metric(family.name, family.documentation, family.type)

@@ -1,0 +1,136 @@
+"""
+What clients ask of a tokenizer and a template, in the words of llama-server and of vLLM.
+
+`content` in, `tokens` out are llama-server's words; `prompt`, `count` and `max_model_len`
+are vLLM's. An answer has both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.results import Operation
+from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.service import Service
+
+
+class TokenBody(BaseModel):
+    """Fields that all bodies here have."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    model: str | None = None
+
+
+class TokenizeBody(TokenBody):
+    """A text or a chat that is to become tokens."""
+
+    content: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special: bool | None = None
+    """Whether tokens that begin or end a prompt are added."""
+    add_special_tokens: bool | None = None
+    with_pieces: bool = False
+    """Whether each token comes with its text, or its bytes if these are no text."""
+
+
+class DetokenizeBody(TokenBody):
+    """Tokens that are to become text."""
+
+    tokens: list[int]
+
+
+class TemplateBody(TokenBody):
+    """A chat that is to become a prompt."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Options of the template."""
+        given = {"tools": self.tools, "template_kwargs": self.chat_template_kwargs}
+        return {name: value for name, value in given.items() if value}
+
+
+def routes(service: Service) -> APIRouter:
+    """Endpoints of the tokenizer and the template."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        """Make tokens of a text, or of a chat."""
+        engine = service.named(body.model).engine
+        tokens = await _tokens(engine, body)
+        shown = await _pieces(engine, tokens) if body.with_pieces else tokens
+        n_ctx = engine.n_ctx_slot
+        told = {"tokens": shown, "count": len(tokens), "max_model_len": n_ctx}
+        return JSON(told)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """Make text of tokens."""
+        engine = service.named(body.model).engine
+        text = await engine.detokenize(body.tokens, special=True)
+        return JSON({"content": text, "prompt": text})
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """Tokens that have a role, and the chat template."""
+        engine = service.named(None).engine
+        return JSON(await _described(engine))
+
+    @router.post("/v1/chat/completions/render")
+    @router.post("/apply-template")
+    async def render(body: TemplateBody) -> Response:
+        """The prompt that the chat template makes."""
+        found = service.find(body.model, Operation.GENERATE)
+        return JSON(
+            {"prompt": await found.engine.render(body.messages, **body.options())}
+        )
+
+    return router
+
+
+async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
+    if body.messages is not None:
+        return await engine.tokenize(await engine.render(body.messages))
+    text = body.content if body.content is not None else body.prompt
+    if text is None:
+        message = "give content (a text), prompt or messages"
+        raise Failure(400, "invalid_request", message, "content")
+    return await engine.tokenize(text)
+
+
+async def _pieces(engine: AsyncEngine, tokens: list[int]) -> list[dict[str, Any]]:
+    return [
+        {"id": token, "piece": await engine.detokenize([token], special=True)}
+        for token in tokens
+    ]
+
+
+async def _described(engine: AsyncEngine) -> dict[str, Any]:
+    metadata = engine.info.metadata
+    told: dict[str, Any] = {"chat_template": metadata.get("tokenizer.chat_template")}
+    for role, key in (
+        ("bos", "bos"),
+        ("eos", "eos"),
+        ("pad", "padding"),
+        ("unk", "unknown"),
+    ):
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        has = token is not None and token.isdecimal()
+        text = (
+            await engine.detokenize([int(token)], special=True)
+            if has and token
+            else None
+        )
+        told[f"{role}_token"] = text
+    return told

@@ -1,0 +1,159 @@
+"""`/v1/embeddings` and `/v1/rerank`: texts to vectors and ranks."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.results import Operation
+from pyllama_raw.serve.answer import while_client
+from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.service import Service
+
+
+class VectorBody(BaseModel):
+    """Fields that all bodies here have."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    model: str | None = None
+    """A name of `/v1/models`; left out: the first model that can do it."""
+    priority: int | None = None
+    deadline_s: float | None = None
+
+    def options(self, service: Service) -> dict[str, Any]:
+        """Options of serving the request."""
+        given = {
+            "priority": self.priority,
+            "deadline_s": self.deadline_s or service.config.deadline_s,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class EmbeddingBody(VectorBody):
+    """Texts that are to become vectors."""
+
+    input: str | list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64 is of little-endian float32."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """Only the first ones of each vector."""
+    user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """All of them."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class RerankBody(VectorBody):
+    """Documents that are to be ranked by how they answer a query."""
+
+    query: str
+    documents: list[str | dict[str, Any]] = Field(default_factory=list)
+    texts: list[str] | None = None
+    """Another name of documents; the answer is then a list."""
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    """Only the best ones."""
+    return_documents: bool = False
+    """Whether the answer repeats the documents."""
+
+    @property
+    def given(self) -> list[str]:
+        """All documents as text."""
+        return [_text(each) for each in (self.texts or self.documents)]
+
+
+def routes(service: Service) -> APIRouter:
+    """Endpoints of vectors and ranks."""
+    router = APIRouter(tags=["vectors"])
+
+    @router.post("/v1/embeddings")
+    @router.post("/embeddings", include_in_schema=False)
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        """Make a vector of each text."""
+        found = service.find(body.model, Operation.EMBED)
+        work = _embedded(found.engine, body, body.options(service))
+        return await while_client(service, found, request, work)
+
+    @router.post("/v1/rerank")
+    @router.post("/rerank", include_in_schema=False)
+    @router.post("/reranking", include_in_schema=False)
+    @router.post("/v1/reranking", include_in_schema=False)
+    async def rerank(body: RerankBody, request: Request) -> Response:
+        """Rank documents by how they answer a query, the best first."""
+        found = service.find(body.model, Operation.RANK)
+        work = _ranked(found.name, found.engine, body, body.options(service))
+        return await while_client(service, found, request, work)
+
+    return router
+
+
+async def _embedded(
+    engine: AsyncEngine, body: EmbeddingBody, options: dict[str, Any]
+) -> dict[str, Any]:
+    rows = await engine.embed(body.texts, body.dimensions, **options)
+    n_tokens = await _n_tokens(engine, body.texts)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(row, body)}
+        for index, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return {
+        "object": "list",
+        "model": body.model or engine.model_name,
+        "data": data,
+        "usage": usage,
+    }
+
+
+def _written(row: Any, body: EmbeddingBody) -> Any:
+    if body.encoding_format == "base64":
+        return b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode()
+    return row.tolist()
+
+
+async def _ranked(
+    name: str, engine: AsyncEngine, body: RerankBody, options: dict[str, Any]
+) -> Any:
+    documents = body.given
+    if not documents:
+        raise Failure(
+            400, "invalid_request", "documents: give at least one", "documents"
+        )
+    ranked = await engine.rank(body.query, documents, **options)
+    n_tokens = await _n_tokens(engine, [body.query, *documents])
+    results: list[dict[str, Any]] = []
+    for each in ranked[: body.top_n]:
+        told: dict[str, Any] = {"index": each.index}
+        if body.texts is not None:  # as servers of that name answer
+            told["score"] = each.score
+        else:
+            told["relevance_score"] = each.score
+        if body.return_documents:
+            told["document"] = {"text": documents[each.index]}
+        results.append(told)
+    if body.texts is not None:
+        return results
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return {"object": "list", "model": name, "results": results, "usage": usage}
+
+
+def _text(document: str | dict[str, Any]) -> str:
+    """Raises Failure if an object has no text."""
+    text = document if isinstance(document, str) else document.get("text")
+    if not isinstance(text, str):
+        message = "documents: give texts, or objects with a text"
+        raise Failure(400, "invalid_request", message, "documents")
+    return text
+
+
+async def _n_tokens(engine: AsyncEngine, texts: list[str]) -> int:
+    return sum([await engine.count(text) for text in texts])

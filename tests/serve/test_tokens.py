@@ -1,0 +1,60 @@
+"""Tokens, templates and facts over HTTP."""
+
+import anyio
+import httpx
+import pytest
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.serve import make_app
+from tests.serve.support import LIMIT_S, serving
+from tests.tiny import tiny_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+
+async def test_tokens_go_there_and_back(anyio_backend_name):
+    """
+    In the words of llama-server and of vLLM.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with AsyncEngine.open(tiny_model("llama")) as engine:
+            wanted = await engine.tokenize("a text")
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with httpx.AsyncClient(base_url=url) as client:
+
+                    async def post(path, **body):
+                        return (await client.post(path, json=body)).json()
+
+                    content = await post("/tokenize", content="a text")
+                    prompt = await post("/tokenize", prompt="a text")
+                    text = await post("/detokenize", tokens=wanted)
+                    nothing = await post("/tokenize")
+                    info = (await client.get("/tokenizer_info")).json()
+
+    assert content == prompt
+    assert (content["tokens"], content["count"]) == (wanted, len(wanted))
+    assert content["max_model_len"] == engine.n_ctx_slot
+    assert "a text" in text["content"]
+    assert nothing["error"]["param"] == "content"
+    assert info["eos_token"]
+
+
+async def test_facts_of_a_service(anyio_backend_name):
+    """
+    Its metrics have the name of the model, and its slots are all there.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with AsyncEngine.open(tiny_model("llama")) as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with httpx.AsyncClient(base_url=url) as client:
+                    metrics = (await client.get("/metrics")).text
+                    slots = (await client.get("/slots")).json()
+                    props = (await client.get("/props")).json()
+                    statuses = {
+                        path: (await client.get(path)).status_code
+                        for path in ("/livez", "/readyz", "/health", "/lora-adapters")
+                    }
+
+    assert 'vllm:num_requests_running{model_name="a"} 0.0' in metrics
+    assert len(slots) == props["total_slots"] == engine.stats().n_slots
+    assert set(statuses.values()) == {200}

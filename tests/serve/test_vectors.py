@@ -1,0 +1,92 @@
+"""Vectors and ranks over HTTP, beside a model that generates."""
+
+from base64 import b64decode
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.serve import make_app
+from tests.serve.support import LIMIT_S, serving
+from tests.serve.test_chat import client_of
+from tests.tiny import tiny_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+TEXTS = ["a text", "another one, which is longer"]
+
+
+@asynccontextmanager
+async def three_models(backend):
+    """The address of a service with a generator, an embedder and a reranker."""
+    with anyio.fail_after(LIMIT_S):
+        async with (
+            AsyncEngine.open(tiny_model("llama")) as generator,
+            AsyncEngine.open(tiny_model("bert")) as embedder,
+            AsyncEngine.open(tiny_model("bert-rank")) as reranker,
+        ):
+            engines = {"g": generator, "e": embedder, "r": reranker}
+            async with serving(make_app(engines), backend) as url:
+                yield url, engines
+
+
+async def test_vectors_are_those_of_the_engine(anyio_backend_name):
+    """
+    In both encodings, whole and cut.
+    """
+    async with three_models(anyio_backend_name) as (url, engines):
+        wanted = await engines["e"].embed(TEXTS)
+        async with client_of(url) as client:
+            create = client.embeddings.create
+            floats = await create(model="e", input=TEXTS, encoding_format="float")
+            cut = await create(
+                model="e", input=TEXTS[0], dimensions=8, encoding_format="float"
+            )
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as usual:
+            default = await usual.embeddings.create(model="e", input=TEXTS)
+        async with httpx.AsyncClient(base_url=url) as plain:
+            asked = {"model": "e", "input": TEXTS, "encoding_format": "base64"}
+            answer = (await plain.post("/v1/embeddings", json=asked)).json()
+
+    raw = [b64decode(each["embedding"]) for each in answer["data"]]
+    assert np.allclose([each.embedding for each in floats.data], wanted)
+    assert np.allclose([each.embedding for each in default.data], wanted)
+    assert np.array_equal([np.frombuffer(each, "<f4") for each in raw], wanted)
+    assert len(cut.data[0].embedding) == 8
+    assert np.isclose(np.linalg.norm(cut.data[0].embedding), 1)
+    assert floats.usage.prompt_tokens > 0
+
+
+async def test_ranks_are_those_of_the_engine(anyio_backend_name):
+    """
+    The best first, with the place of each document.
+    """
+    asked = {"model": "r", "query": "a question", "documents": TEXTS, "top_n": 1}
+    async with three_models(anyio_backend_name) as (url, engines):
+        wanted = await engines["r"].rank("a question", TEXTS)
+        async with httpx.AsyncClient(base_url=url) as client:
+            answer = (await client.post("/v1/rerank", json=asked)).json()
+
+    [best] = answer["results"]
+    assert best["index"] == wanted[0].index
+    assert np.isclose(best["relevance_score"], wanted[0].score)
+
+
+async def test_each_model_is_asked_for_what_it_can_do(anyio_backend_name):
+    """
+    The mistake names the field; without a name the first model that can do it is taken.
+    """
+    async with three_models(anyio_backend_name) as (url, _):
+        async with client_of(url) as client:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.embeddings.create(model="r", input="a")
+            models = [model.id async for model in client.models.list()]
+        async with httpx.AsyncClient(base_url=url) as plain:
+            nameless = await plain.post("/v1/embeddings", json={"input": "a"})
+
+    assert (caught.value.param, models) == ("model", ["g", "e", "r"])
+    assert nameless.status_code == 200
