@@ -8,9 +8,9 @@ only when the engines are done.
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
 import anyio
 import uvicorn
@@ -18,15 +18,19 @@ from anyio.abc import TaskStatus
 from fastapi import FastAPI
 
 from pyllama_raw import AsyncEngine, EngineConfig
-from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ServeConfig
 
 
-IDLE_S = (
-    75  # that a connection is kept without a request: longer than balancers keep theirs
-)
-LAST_S = 1  # that clients have to read the rest, once the engines have ended
+OPTIONS: dict[str, Any] = {
+    "log_level": "warning",
+    "lifespan": "off",
+    "ws": "none",
+    "access_log": False,  # the gate has one
+    "server_header": False,
+    "timeout_keep_alive": 75,  # longer than balancers keep connections that are idle
+    "timeout_graceful_shutdown": 1,  # for clients that read slowly, once the engines have ended
+}
 
 
 class _Server(uvicorn.Server):
@@ -51,42 +55,19 @@ async def serve(
 
     Args:
         models: files by the names that clients use; None: the default model.
-
-    Raises:
-        ConfigError: the address cannot be had; before anything is loaded.
     """
     config = config or ServeConfig()
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_listener(host, port))
         engines = {
             name: await stack.enter_async_context(AsyncEngine.open(path, engine_config))
             for name, path in models.items()
         }
         app = make_app(engines, config)
-        options = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=LAST_S,
-        )
-        server = _Server(options)
+        server = _Server(uvicorn.Config(app, host=host, port=port, **OPTIONS))
         async with anyio.create_task_group() as group:
             await group.start(_end_at_signal, app, server, config.drain_s)
-            await server.serve([listener])
+            await server.serve()
             group.cancel_scope.cancel()
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """Nobody is answered yet; those that come wait."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"{host}:{port} cannot be listened at: {error}") from error
 
 
 async def _end_at_signal(
