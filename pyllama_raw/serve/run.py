@@ -21,7 +21,6 @@ from pyllama_raw import AsyncEngine, EngineConfig
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.config import ServeConfig
 
-
 OPTIONS: dict[str, Any] = {
     "log_level": "warning",
     "lifespan": "off",
