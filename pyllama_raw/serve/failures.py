@@ -50,6 +50,8 @@ class Failure(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.headers, self.more = dict(headers or {}), dict(more or {})
+        if status == 503:
+            self.headers.setdefault("retry-after", "1")
 
     def body(self) -> dict[str, Any]:
         """The answer, for a JSON encoder."""

@@ -119,9 +119,8 @@ class Gate:
         """The body of a request that may come in; None: its client left."""
         service = self._service
         if service.drains:
-            headers = {"retry-after": "1"}
             message = "the service is about to end: ask another one"
-            raise Failure(503, "server_is_draining", message, headers=headers)
+            raise Failure(503, "server_is_draining", message)
         service.places.check()
         service.bodies.check(given.get("content-length", "0"))
         service.rates.enter(exchange.client)

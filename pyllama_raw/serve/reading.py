@@ -50,13 +50,10 @@ class Bodies:
                 if not message.get("more_body", False):
                     return b"".join(parts)
                 if self._n_bytes > MANY * self._most:
-                    headers = CLOSE | {"retry-after": "1"}
-                    message_of = "other bodies take all the memory for them: try again"
-                    raise Failure(
-                        503, "server_is_overloaded", message_of, headers=headers
-                    )
-        message_of = f"the body did not come within {self._limit_s:g} s"
-        raise Failure(408, "body_timeout", message_of, headers=CLOSE)
+                    told = "other bodies take all the memory for them: try again"
+                    raise Failure(503, "server_is_overloaded", told, headers=CLOSE)
+        told = f"the body did not come within {self._limit_s:g} s"
+        raise Failure(408, "body_timeout", told, headers=CLOSE)
 
     @contextmanager
     def _counted(self, parts: list[bytes]) -> Iterator[None]:

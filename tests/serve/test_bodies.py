@@ -75,8 +75,10 @@ async def test_a_slow_body_is_not_waited_for(anyio_backend_name):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"\xff\xff", b"null", b'"\xe4"', b"[" * 100_000, b"9" * 5000]
-    + [b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}"],
+    [
+        *[b"", b"{", b"\xff\xff", b"null", b'"\xe4"', b"[" * 100_000, b"9" * 5000],
+        b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
 )
 async def test_what_is_no_chat_is_refused(body, anyio_backend_name):
     """

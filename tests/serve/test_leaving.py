@@ -28,8 +28,8 @@ def n_cancelled(engine):
 
 
 async def until(holds):
-    while not holds():
-        await anyio.sleep(1e-4)  # the threads of the engine and of clients go on
+    while not holds():  # noqa: ASYNC110 - nothing tells of it
+        await anyio.sleep(1e-4)  # the engine's thread needs the GIL
 
 
 async def leave_in_prefill(url, engine):
