@@ -26,7 +26,7 @@ from pyllama_raw.serve.service import Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
 ADMIN = ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-BODILESS = {"GET", "HEAD", "OPTIONS"}
+CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
 IDS = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -94,7 +94,7 @@ class Gate:
             return
         try:
             self._check_key(scope, given, exchange)
-            if scope["method"] in BODILESS:
+            if scope["method"] not in CHANGING:
                 await self._app(scope, receive, send)
                 return
             body = await self._body(given, receive, exchange)
@@ -108,9 +108,10 @@ class Gate:
 
     def _check_key(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in OPEN and scope["method"] in BODILESS:
+        has_body = scope["method"] in CHANGING
+        if path in OPEN and not has_body:
             return
-        changes = path.startswith(ADMIN) and scope["method"] not in BODILESS
+        changes = path.startswith(ADMIN) and has_body
         exchange.key = self._service.keys.check(given, changes=changes)
 
     async def _body(
