@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -46,19 +45,24 @@ def make_app(
     if not engines:
         raise ConfigError("a service needs an engine: give one or more by name")
     service = Service(dict(engines), config or ServeConfig())
-    app = FastAPI(title="pyllama_raw", version=__version__, responses=DESCRIBED)
+    app = FastAPI(
+        title="pyllama_raw",
+        version=__version__,
+        responses=DESCRIBED,
+        strict_content_type=False,  # a page of another host cannot leave it out
+    )
     app.state.service = service
     for routes in ROUTES:
         app.include_router(routes(service))
     app.add_exception_handler(RequestValidationError, _wrong_body)
+    app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
-    app.add_exception_handler(HTTPException, _refused)
     app.add_middleware(Gate, service=service)
     return app
 
 
-async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _wrong_body(request: Request, error: Exception) -> Response:
     """The first mistake, with the field as OpenAI writes it: `messages[0].content`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
@@ -67,8 +71,24 @@ async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: 
     for part in place:
         param += f"[{part}]" if isinstance(part, int) else f".{part}"
     name = param.removeprefix(".") or "body"
+    if first["type"] == "json_invalid":
+        name = "body"
+    elif name == "body" and "json" not in request.headers.get("content-type", "json"):
+        first = {"msg": "send it with the header `content-type: application/json`"}
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
+    return JSON(*failure.parts)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """No such route, another method, or a body that is no JSON."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(
+        error.status_code, "invalid_request"
+    )
+    param = "body" if error.status_code == 400 else None
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    failure = Failure(error.status_code, code, message, param, headers=error.headers)
     return JSON(*failure.parts)
 
 
@@ -76,13 +96,4 @@ async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG0
     """An error before anything of the answer was computed."""
     assert isinstance(error, Failure | PyllamaError)
     failure = error if isinstance(error, Failure) else failure_of(error, 1)
-    return JSON(*failure.parts)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    """No such route or method, or a body that is no text."""
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    code = HTTPStatus(error.status_code).name.lower()
-    failure = Failure(error.status_code, code, message, headers=error.headers)
     return JSON(*failure.parts)

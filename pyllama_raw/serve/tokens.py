@@ -23,7 +23,9 @@ from pyllama_raw.serve.service import Service
 class TokenBody(BaseModel):
     """Fields that all bodies here have."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="ignore", strict=True, use_attribute_docstrings=True
+    )
 
     model: str | None = None
 

@@ -21,7 +21,9 @@ from pyllama_raw.serve.service import Service
 class VectorBody(BaseModel):
     """Fields that all bodies here have."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="ignore", strict=True, use_attribute_docstrings=True
+    )
 
     model: str | None = None
     """A name of `/v1/models`; left out: the first model that can do it."""
