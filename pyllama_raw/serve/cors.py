@@ -38,13 +38,13 @@ class Origins:
         asks = "access-control-request-method" in given and "origin" in given
         return bool(self._allowed) and method == "OPTIONS" and asks
 
-    def preflight(self, given: Headers) -> RawHeaders:
+    def preflight(self, given: Headers) -> dict[str, str]:
         """Further headers of that answer."""
         names = given.get("access-control-request-headers", "")
         if not NAMES.fullmatch(names):
             names = "authorization, content-type, x-api-key, x-request-id"
-        return [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", names.encode()),
-            (b"access-control-max-age", b"600"),
-        ]
+        return {
+            "access-control-allow-methods": "GET, POST, DELETE",
+            "access-control-allow-headers": names,
+            "access-control-max-age": "600",
+        }

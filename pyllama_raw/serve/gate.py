@@ -16,12 +16,13 @@ import re
 from uuid import uuid4
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.serve.exchange import LEFT, Exchange
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.reading import replayed
+from pyllama_raw.serve.reading import let_go, replayed
 from pyllama_raw.serve.service import Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
@@ -85,12 +86,10 @@ class Gate:
     ) -> None:
         """Let the request in, or answer that it cannot come in."""
         service, exchange = self._service, Exchange.of(scope)
+        body: bytes | None = None
         if service.origins.answers(scope["method"], given):
-            headers = service.origins.preflight(given)
-            await send(
-                {"type": "http.response.start", "status": 204, "headers": headers}
-            )
-            await send({"type": "http.response.body"})
+            answer = Response(None, 204, service.origins.preflight(given))
+            await answer(scope, receive, send)
             return
         try:
             self._check_key(scope, given, exchange)
@@ -104,7 +103,7 @@ class Gate:
                 await self._app(scope, replayed(body, receive), send)
         except Failure as failure:
             exchange.refused = failure.code
-            await JSON(*failure.parts)(scope, receive, send)
+            await _refuse(failure, receive if body is None else None, send)
 
     def _check_key(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -126,3 +125,20 @@ class Gate:
         service.bodies.check(given.get("content-length", "0"))
         service.rates.enter(exchange.client)
         return await service.bodies.read(receive)
+
+
+async def _refuse(failure: Failure, unread: Receive | None, send: Send) -> None:
+    """
+    Answer at once, and end when the client had time to read it.
+
+    Args:
+        unread: what the rest of the body comes from.
+    """
+    response = JSON(*failure.parts)
+    start = {"status": response.status_code, "headers": response.raw_headers}
+    await send({"type": "http.response.start", **start})
+    part = {"body": response.body, "more_body": True}
+    await send({"type": "http.response.body", **part})
+    if unread is not None:
+        await let_go(unread)
+    await send({"type": "http.response.body"})

@@ -12,6 +12,7 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
+LINGER_S, LINGER_BYTES = 1.0, 2**23  # for the rest of a body that is refused
 MANY = 4  # times the largest body: that all may have which are being read
 
 
@@ -65,6 +66,22 @@ class Bodies:
     def _too_large(self, size: str) -> Failure:
         message = f"the body {size}: at most {self._most} bytes are allowed"
         return Failure(413, "body_too_large", message, headers=CLOSE)
+
+
+async def let_go(receive: Receive) -> None:
+    """
+    Pass over a body that nobody reads, for a while.
+
+    A connection that is closed while its client still sends is reset, and an answer that is
+    on its way may be lost.
+    """
+    n_bytes = 0
+    with move_on_after(LINGER_S):
+        while n_bytes < LINGER_BYTES:
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

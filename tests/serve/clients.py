@@ -52,7 +52,7 @@ class Wire:
         try:
             while True:
                 self._buffer += await self._stream.receive()
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
+        except anyio.EndOfStream:
             return self._buffer
 
     async def head(self) -> tuple[int, dict[str, str]]:

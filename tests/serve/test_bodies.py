@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from pyllama_raw.serve import ServeConfig, make_app
+from pyllama_raw.serve.keys import VARIABLE
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.clients import chat, wire
 from tests.serve.support import LIMIT_S, chatting, serving
@@ -28,6 +29,22 @@ async def test_a_large_body_is_refused_by_its_head(anyio_backend_name):
     assert (status, headers["connection"]) == (413, "close")
     assert told["error"]["code"] == "body_too_large"
     assert str(MANY) in told["error"]["message"]
+
+
+async def test_a_refusal_reaches_who_still_sends(anyio_backend_name, monkeypatch):
+    """
+    A body of 5 MB is let go by, so that no reset of the connection overtakes the answer.
+    """
+    monkeypatch.setenv(VARIABLE, "sk-1")
+    with anyio.fail_after(LIMIT_S):
+        async with chatting() as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with wire(url) as client:
+                    await client.post(b" " * (5 * 2**20), connection="close")
+                    status, *_ = await client.answer()
+                    assert await client.rest() == b""
+
+    assert status == 401
 
 
 async def test_a_body_of_unknown_length_is_counted(anyio_backend_name):
