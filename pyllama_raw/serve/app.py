@@ -89,6 +89,10 @@ async def _refused(request: Request, error: Exception) -> Response:
     param = "body" if error.status_code == 400 else None
     message = f"{request.method} {request.url.path}: {error.detail}"
     failure = Failure(error.status_code, code, message, param, headers=error.headers)
+    path = getattr(request.scope.get("route"), "path", None)
+    if error.status_code == 405 and path in (paths := request.app.openapi()["paths"]):
+        # the router knows the methods of one of the routes that have the path
+        failure.headers["allow"] = ", ".join(paths[path]).upper()
     return JSON(*failure.parts)
 
 

@@ -14,7 +14,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pyllama_raw import PyllamaError
-from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull, Unsupported
+from pyllama_raw.errors import (
+    AdapterLoadFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    Unsupported,
+)
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -113,4 +119,6 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             return Failure(400, error.code, str(error), error.name)
         case Unsupported():
             return Failure(400, error.code, str(error), "model")
+        case AdapterLoadFailed():
+            return Failure(400, error.code, str(error), "path")
     return Failure(error.http_status, error.code, str(error), headers=headers)
