@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyllama_raw.serve.exchange import LEFT, Exchange
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.reading import let_go, replayed
+from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
@@ -103,7 +103,8 @@ class Gate:
                 await self._app(scope, replayed(body, receive), send)
         except Failure as failure:
             exchange.refused = failure.code
-            await _refuse(failure, receive if body is None else None, send)
+            is_unread = body is None and not is_small(given)
+            await _refuse(failure, receive if is_unread else None, send)
 
     def _check_key(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))

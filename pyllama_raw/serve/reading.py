@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from anyio import move_on_after
@@ -12,6 +12,7 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
 CLOSE = {"connection": "close"}  # what is left of the body is not read
+SMALL = 2**14  # bytes
 LINGER_S, LINGER_BYTES = 1.0, 2**23  # for the rest of a body that is refused
 MANY = 4  # times the largest body: that all may have which are being read
 
@@ -66,6 +67,13 @@ class Bodies:
     def _too_large(self, size: str) -> Failure:
         message = f"the body {size}: at most {self._most} bytes are allowed"
         return Failure(413, "body_too_large", message, headers=CLOSE)
+
+
+def is_small(given: Mapping[str, str]) -> bool:
+    """Whether a body comes with the head of its request, as far as the head tells."""
+    length = given.get("content-length", "")
+    chunked = "transfer-encoding" in given
+    return not chunked and (not length or (length.isdecimal() and int(length) <= SMALL))
 
 
 async def let_go(receive: Receive) -> None:
