@@ -15,7 +15,7 @@ from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import adapters, facts, models, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, failure_of
+from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.openai import chat, completions
@@ -49,6 +49,7 @@ def make_app(
     app = FastAPI(
         title="pyllama_raw",
         version=__version__,
+        responses=DESCRIBED,
         strict_content_type=False,  # a page of another host cannot leave it out
     )
     app.state.service = service
@@ -72,7 +73,7 @@ async def _wrong_body(request: Request, error: Exception) -> Response:
         first = {"msg": "send it with the header `content-type: application/json`"}
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
-    return JSON(failure.body(), failure.status)
+    return JSON(*failure.parts)
 
 
 def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
@@ -97,11 +98,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     param = "body" if error.status_code == 400 else None
     message = f"{request.method} {request.url.path}: {error.detail}"
     failure = Failure(error.status_code, code, message, param, headers=error.headers)
-    return JSON(failure.body(), failure.status, failure.headers)
+    path = getattr(request.scope.get("route"), "path", None)
+    if error.status_code == 405 and path in (paths := request.app.openapi()["paths"]):
+        # the router knows the methods of one of the routes that have the path
+        failure.headers["allow"] = ", ".join(paths[path]).upper()
+    return JSON(*failure.parts)
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """An error before anything of the answer was computed."""
     assert isinstance(error, Failure | PyllamaError)
     failure = error if isinstance(error, Failure) else failure_of(error, 1)
-    return JSON(failure.body(), failure.status, failure.headers)
+    return JSON(*failure.parts)

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, __version__
 from pyllama_raw.api.metrics import EngineMetrics
@@ -23,7 +23,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["facts"])
     metrics = _Metrics(service)
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
