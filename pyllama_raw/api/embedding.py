@@ -119,13 +119,17 @@ class Embedder:
         **options: object,
     ) -> list[Vectors]:
         """An array for each of *texts*, or *joined* into one of all."""
-        encode = partial(
-            self.parts.vocab.tokenize, add_special=True, parse_special=False
-        )
-        tokens = await self.tokens(checked_texts(texts), "texts", encode)
+        tokens = await self.text_tokens(texts)
         values = await self.compute(tokens, "texts", pooling, progress, options)
         make = partial(_shaped, values, shape, joined=joined)
         return await self._workers.run("text", make)
+
+    async def text_tokens(self, texts: Iterable[str]) -> list[array[int]]:
+        """Tokens of each of *texts*; raises as tokens()."""
+        encode = partial(
+            self.parts.vocab.tokenize, add_special=True, parse_special=False
+        )
+        return await self.tokens(checked_texts(texts), "texts", encode)
 
     async def tokens(
         self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]

@@ -30,6 +30,7 @@ from pyllama_raw.prompts.prompt import PromptEncoder
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.events import Events
     from pyllama_raw.core.memory.cache_stats import CacheStats
+    from pyllama_raw.core.stats import SlotStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
     from pyllama_raw.options.requests import Need
@@ -193,6 +194,12 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
             AdapterNotFound: there is none of that name.
         """
         self._thread.adapters.unload(checked_adapter(name))
+
+    async def slots(self) -> tuple[SlotStats, ...]:
+        """The slots that run a request, by number, between two steps."""
+        from pyllama_raw.api.workers import answer_of
+
+        return await answer_of(self._thread.call(self._parts.scheduler.slots))
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""

@@ -95,6 +95,7 @@ class Facts:
             **media,
             state=self._state,
             watcher_faults=self._thread.n_watcher_faults,
+            queue_s=self._thread.queue_s,
         )
 
     def health(self, stall_s: float = STALL_S) -> Health:

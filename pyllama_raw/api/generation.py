@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -41,6 +41,7 @@ class Prepared:
 
     requests: tuple[Request, ...]
     seeds: tuple[int, ...]
+    names: Mapping[int, bytes] = field(default_factory=dict)  # of control tokens
 
 
 class Generation(Owner):
@@ -205,7 +206,7 @@ class Generation(Owner):
                 return
             pairs = zip(prepared.requests, prepared.seeds, strict=True)
             self._choices = tuple(
-                Choice(i, request, seed, self._pieces)
+                Choice(i, request, seed, self._pieces, prepared.names)
                 for i, (request, seed) in enumerate(pairs)
             )
             self._submit(prepared.requests)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -114,13 +114,28 @@ class Preparation:
         if request.spans and params.prompt_logprobs is not None:
             allowed = "None with images and sounds"
             raise InvalidSampling("prompt_logprobs", params.prompt_logprobs, allowed)
-        return _fork(request, params, seed, request_ids)
+        prepared = _fork(request, params, seed, request_ids)
+        return replace(prepared, names=await self._names(params))
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None
     ) -> array[int]:
         """Tokens of *prompt*; raises as prepare()."""
         return (await self._read(prompt, options)).tokens
+
+    async def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
+        """
+        Tokens of *text*. Raises InvalidRequest, PromptTooLong, ClosedError.
+
+        Args:
+            adds: it gets the tokens that begin and end prompts.
+            parses: control tokens that are spelled in it are understood.
+        """
+        encode = partial(
+            self._encoder.encode_text, text, add_special=adds, parse_special=parses
+        )
+        with reading_prompt(text):
+            return await self._workers.run("text", encode)
 
     async def _read(
         self,
@@ -149,6 +164,18 @@ class Preparation:
         detokenize = partial(self._encoder.detokenize, token_ids, special)
         with reading_prompt(token_ids):
             return await self._workers.run("text", detokenize)
+
+    async def pieces(self, token_ids: Sequence[int], special: bool) -> list[bytes]:
+        """The bytes of each of *token_ids*. Raises InvalidRequest, ClosedError."""
+        pieces = partial(self._encoder.pieces, token_ids, special)
+        with reading_prompt(token_ids):
+            return await self._workers.run("text", pieces)
+
+    async def _names(self, params: SamplingParams) -> Mapping[int, bytes]:
+        """The names of control tokens, if *params* ask for log-probabilities."""
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return {}
+        return await self._workers.run("text", self._encoder.control_names)
 
     async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
         """The stop strings and rules of *params*, made once for all outputs of a request."""

@@ -11,6 +11,7 @@ from pyllama_raw.api.many import complete_all
 from pyllama_raw.errors import ClosedError, DeadlineExceeded, InvalidRequest
 from pyllama_raw.options.arguments import (
     checked_chat,
+    checked_flag,
     checked_options,
     checked_params,
     checked_prompts,
@@ -32,21 +33,51 @@ class TextVerbs(Facts):
 
     _preparation: Preparation
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> list[int]:
         """
-        Token ids of *text* as a prompt: special tokens are added and understood.
+        Token ids of *prompt* as the model gets them; rows of images and sounds are negative.
 
-        Control tokens that are spelled in a prompt are understood, because a program
-        writes it. In messages of a chat, and in what embed() and rank() take, they stay
-        text, because a user may have written that.
+        Control tokens that are spelled in a text are understood, because a program writes
+        it. In messages of a chat, and in what embed() and rank() take, they stay text,
+        because a user may have written that.
+
+        Args:
+            add_special: a text gets the tokens that begin and end prompts of the model.
+            parse_special: False: control tokens that are spelled in a text stay text, too.
 
         Raises:
-            InvalidRequest: not text.
-            PromptTooLong: it does not fit a slot; as of generate().
+            InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
         """
-        if not isinstance(text, str):
-            raise InvalidRequest("text", text, "text")
-        return list(await self._preparation.encode(text))
+        chat = checked_chat(options)
+        adds = checked_flag("add_special", add_special)
+        parses = checked_flag("parse_special", parse_special)
+        if adds and parses:
+            return list(await self._preparation.encode(prompt, chat))
+        if not isinstance(prompt, str) or chat:
+            allowed = (
+                "a text without chat options, or leave add_special and parse_special"
+            )
+            raise InvalidRequest("prompt", prompt, allowed)
+        tokens = self._preparation.encode_text(prompt, adds=adds, parses=parses)
+        return list(await tokens)
+
+    async def pieces(
+        self, token_ids: Sequence[int], special: bool = True
+    ) -> list[bytes]:
+        """
+        The bytes of each of *token_ids*, which may be a part of a character.
+
+        Args:
+            special: control tokens have their names; otherwise nothing.
+        """
+        return await self._preparation.pieces(token_ids, special)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
         """

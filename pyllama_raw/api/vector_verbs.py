@@ -75,6 +75,11 @@ class VectorVerbs(Facts):
         shape = embedder.shape(dimensions, normalize=normalize)
         return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
 
+    async def count_texts(self, texts: Iterable[str]) -> list[int]:
+        """Tokens of each of *texts*, as embed() computes them; raises as embed()."""
+        embedder = await self._embedders.get()
+        return list(map(len, await embedder.text_tokens(texts)))
+
     async def rank(
         self,
         query: str,

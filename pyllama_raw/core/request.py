@@ -134,6 +134,10 @@ class TokenLogprobs(NamedTuple):
     """Natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...]
     """(id, logprob) of the likely tokens, the best first."""
+    piece: bytes = b""
+    """The bytes of the token, part of a character perhaps; a control token has its name."""
+    top_pieces: tuple[bytes, ...] = ()
+    """The bytes of each token of `top`."""
 
 
 class SamplerUse(NamedTuple):

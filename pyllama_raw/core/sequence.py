@@ -16,6 +16,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.core.spans import position, whole
+from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import PyllamaError
 
@@ -183,6 +184,22 @@ class Running:
     def n_behind(self) -> int:
         """Tokens not computed; 1 means decode."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def stats(self) -> SlotStats:
+        """The slot at this moment."""
+        sequence = self.sequence
+        assert sequence.admitted is not None
+        return SlotStats(
+            slot=self.slot,
+            request_id=self.request.request_id,
+            client=self.request.client,
+            n_prompt=self.request.n_prompt,
+            n_cached=sequence.n_cached,
+            n_computed=self.n_computed,
+            n_output=sequence.n_output,
+            admitted_s=sequence.admitted,
+        )
 
     def note_cached(self, tier: CacheTier | None) -> None:
         """Note that the slot was filled from *tier*; it counts at the first start."""

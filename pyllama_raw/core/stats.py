@@ -93,6 +93,28 @@ class SchedulerStats:
     """Tokens of all outputs."""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotStats:
+    """A slot that runs a request, at one moment."""
+
+    slot: int
+    """The number of the slot."""
+    request_id: int
+    """The request, as events and logs name it."""
+    client: str | None
+    """The sender of the request."""
+    n_prompt: int
+    """Tokens of its prompt."""
+    n_cached: int
+    """Prompt tokens that were not computed when it first got a slot."""
+    n_computed: int
+    """Tokens that the slot holds, of the prompt and of the output."""
+    n_output: int
+    """Tokens that were generated."""
+    admitted_s: float
+    """The time at which it first got a slot, on the engine clock."""
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """Seconds of an executor since it was made, by what they went into."""

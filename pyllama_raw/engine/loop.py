@@ -26,6 +26,7 @@ from pyllama_raw.engine.mailbox import (
     Mailbox,
     Submit,
 )
+from pyllama_raw.engine.pace import Pace
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.room import WaitingRoom
@@ -52,13 +53,14 @@ class EngineLoop:
         self._door = door
         self._room = WaitingRoom()
         self._files, self._media = parts.files, parts.media
+        self.pace = Pace()
         self.driver = Driver(
             parts.scheduler,
             parts.executor,
             clock,
             self._deliver,
             opened=door.opened,
-            watchers=(door, *parts.logs.watchers),
+            watchers=(door, self.pace, *parts.logs.watchers),
         )
         self._opened = door.opened
         self.delivery = Delivery(door.opened, self.leave, self._lose)

@@ -98,6 +98,12 @@ class EngineThread:
         return self._loop.stats
 
     @property
+    def queue_s(self) -> float | None:
+        """Seconds until a request that comes now has a slot; None: not known."""
+        n_slots = self._parts.scheduler.limits.n_slots
+        return self._loop.pace.queue_s(self.opened, n_slots)
+
+    @property
     def cpu_share(self) -> float | None:
         """What part of their time the latest decodes had a CPU; None: not known."""
         return self._loop.cpu_share.latest

@@ -73,6 +73,18 @@ class Vocab:
     def eot(self) -> int | None:
         return self._special(lib.llama_vocab_eot)
 
+    @property
+    def fill_tokens(self) -> dict[str, int | None]:
+        """Tokens for models that fill a gap in a text; None: it has no such token."""
+        return {
+            "prefix": self._special(lib.llama_vocab_fim_pre),
+            "suffix": self._special(lib.llama_vocab_fim_suf),
+            "middle": self._special(lib.llama_vocab_fim_mid),
+            "pad": self._special(lib.llama_vocab_fim_pad),
+            "repo": self._special(lib.llama_vocab_fim_rep),
+            "separator": self._special(lib.llama_vocab_fim_sep),
+        }
+
     def _special(self, read: Any) -> int | None:
         token = int(read(self.ptr))
         return token if 0 <= token < self.n_tokens else None

@@ -12,7 +12,7 @@ from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from threading import Condition
 from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
@@ -175,19 +175,51 @@ class PromptEncoder:
                 messages = self._media.take_chat(messages).messages
             return self._chat.render(messages, settings).text
 
+    def encode_text(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        """Tokens of *text*, perhaps none. Raises InvalidRequest, PromptTooLong."""
+        with self._using_vocab():
+            tokens = self._tokenize(
+                text, add_special=add_special, parse_special=parse_special
+            )
+        self._check_fits(len(tokens))
+        return tokens
+
     def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """Their pieces as text. Raises InvalidRequest, ClosedError."""
+        decoder = getincrementaldecoder("utf-8")(errors="replace")
+        pieces = self.pieces(token_ids, special)
+        texts = [
+            decoder.decode(b"".join(pieces[at : at + MANY_IDS]))
+            for at in range(0, len(pieces), MANY_IDS)
+        ]
+        return "".join([*texts, decoder.decode(b"", final=True)])
+
+    def pieces(self, token_ids: Sequence[int], special: bool) -> list[bytes]:
+        """The bytes of each. Raises InvalidRequest, ClosedError."""
         if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
             raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
-        decoder = getincrementaldecoder("utf-8")(errors="replace")
-        pieces: dict[int, bytes] = {}
-        texts: list[str] = []
+        known: dict[int, bytes] = {}
+        pieces: list[bytes] = []
         with self._using_vocab():
             for part in self._parts(token_ids):
-                for token in {*part} - pieces.keys():
-                    pieces[token] = self._vocab.piece(token, special)
-                texts.append(decoder.decode(b"".join(map(pieces.__getitem__, part))))
-        return "".join([*texts, decoder.decode(b"", final=True)])
+                for token in {*part} - known.keys():
+                    known[token] = self._vocab.piece(token, special)
+                pieces += map(known.__getitem__, part)
+        return pieces
+
+    def control_names(self) -> dict[int, bytes]:
+        """Names of the control tokens, which have no piece; the first call may take long."""
+        with self._using_vocab():
+            return self._control_names
+
+    @cached_property
+    def _control_names(self) -> dict[int, bytes]:
+        controls = (name for name, found in self._vocab.special_texts.items() if found)
+        encode = partial(self._vocab.tokenize, add_special=False, parse_special=True)
+        tokens = {name: encode(name) for name in controls}
+        return {ids[0]: name.encode() for name, ids in tokens.items() if len(ids) == 1}
 
     def run(self, function: Callable[[], T]) -> T:
         """Call *function*, which may use the vocabulary."""

@@ -44,8 +44,10 @@ async def test_control_tokens_are_for_prompts():
     async with open_engine("bert") as engine:
         n_prompt = len(await engine.tokenize("a<|endoftext|>"))
         (rows,) = await engine.embed_tokens(["a<|endoftext|>"])
+        counts = await engine.count_texts(["a<|endoftext|>", "a"])
 
     assert (n_prompt, len(rows)) == (3, 14)  # with the first token of all prompts
+    assert counts == [14, 2]
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3-embedding"])

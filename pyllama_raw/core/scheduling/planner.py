@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 from pyllama_raw.core.memory.cache_stats import CacheStats, Ledger
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Event, FinishReason, Request
-from pyllama_raw.core.stats import Occupancy, SchedulerStats
+from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import Fetched, StepPlan, StepResult, Written
 from pyllama_raw.errors import PyllamaError
 
@@ -69,6 +69,10 @@ class Planner(Protocol):
         """The state of this moment and all totals."""
 
     # -- what a scheduler without a memory leaves as it is ------------------------
+
+    def slots(self) -> tuple[SlotStats, ...]:
+        """The slots that run a request, by number."""
+        return ()
 
     def last_plans(self) -> Iterator[StepPlan]:
         """Plans that keep idle slots in files, when no request is left."""

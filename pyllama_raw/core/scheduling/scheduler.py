@@ -44,7 +44,7 @@ from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
-from pyllama_raw.core.stats import Occupancy, SchedulerStats
+from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
 from pyllama_raw.core.step import DecodeStatus, Fetched, StepPlan, StepResult, Written
 from pyllama_raw.core.victims import Victim
 from pyllama_raw.errors import PyllamaError
@@ -182,6 +182,10 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
         return self._roster.stats()
+
+    def slots(self) -> tuple[SlotStats, ...]:
+        """The slots that run a request, by number."""
+        return tuple(running.stats for running in self._slots.running.values())
 
     def cache_stats(self) -> CacheStats:
         """Counts of what was reused and what is stored."""
