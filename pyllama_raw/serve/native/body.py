@@ -108,10 +108,11 @@ class NativeBody(TextBody):
 
     async def _biases(self, found: Found) -> dict[str, Any]:
         given = self.logit_bias or {}
+        by_id = isinstance(given, dict)  # its names may be token ids
         biases: dict[int, float] = {}
         never: set[int] = set()
         for key, bias in given.items() if isinstance(given, dict) else given:
-            if isinstance(key, int) or (key.isdecimal() and len(key) < 11):
+            if isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11):
                 tokens = [int(key)]
             else:
                 tokens = await found.engine.tokenize(key, add_special=False)

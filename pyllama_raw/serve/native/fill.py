@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from pydantic import BaseModel, ConfigDict
 
 from pyllama_raw import AsyncEngine
+from pyllama_raw.errors import PromptTooLong
 from pyllama_raw.serve.failures import Failure
 
 NEEDED = ("prefix", "suffix", "middle")
@@ -42,20 +41,30 @@ async def fill_prompt(
     if missing:
         message = f"the model fills no gaps: it has no token for {', '.join(missing)}"
         raise Failure(501, "unsupported", message, "model")
-    plain = partial(engine.tokenize, add_special=False, parse_special=False)
     begins = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos is not None else []
     n_free = engine.n_ctx_slot - n_output - len(begins) - len(NEEDED)
     n_free = max(n_free, engine.n_ctx_slot // 2)
-    prefix, suffix = [await plain(text) if text else [] for text in texts]
-    suffix = suffix[: n_free // 4]
+    suffix = (await _fitting(engine, texts[1], end=False))[: n_free // 4]
+    prefix = await _fitting(engine, texts[0], end=True)
     prefix = prefix[max(len(prefix) - (n_free - len(suffix)), 0) :]
     n_free -= len(prefix) + len(suffix)
     files: list[int] = []
     for each in reversed(extra):
-        tokens = await plain(f"{each.filename}\n{each.text}\n")
-        tokens = [*([fill["separator"]] if "separator" in fill else []), *tokens]
+        tokens = [fill["separator"]] if "separator" in fill else []
+        tokens += await _fitting(engine, f"{each.filename}\n{each.text}\n", end=True)
         if len(files) + len(tokens) > n_free:
             break
         files = tokens + files
     middle = [fill["prefix"], *prefix, fill["suffix"], *suffix, fill["middle"]]
     return begins + files + middle
+
+
+async def _fitting(engine: AsyncEngine, text: str, *, end: bool) -> list[int]:
+    """Tokens of *text*, or of its *end* or beginning that fits a slot."""
+    while text:
+        try:
+            return await engine.tokenize(text, add_special=False, parse_special=False)
+        except PromptTooLong as error:
+            n_kept = len(text) * error.n_ctx_slot // (error.n_prompt + 1)
+            text = text[len(text) - n_kept :] if end else text[:n_kept]
+    return []
