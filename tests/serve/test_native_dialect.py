@@ -105,6 +105,8 @@ async def test_words_of_llama_cpp_are_understood(anyio_backend_name):
             client, **greedy | {"n_predict": 9}, stop=[first["content"]]
         )
         nothing = await answer(client, prompt="a prompt", n_predict=0)
+        order = {"samplers": ["typ_p", "temperature"], "suppress_tokens": [1]}
+        ordered = await answer(client, prompt="a", **order, logit_bias=[["b", False]])
         endless = await answer(client, prompt="a prompt", n_predict=-1)
 
     assert told["generation_settings"]["repeat_last_n"] == -1
@@ -112,6 +114,7 @@ async def test_words_of_llama_cpp_are_understood(anyio_backend_name):
     assert first["content"] not in [other["content"] for other in others]
     assert (stop["stop_type"], stop["stopping_word"]) == ("word", first["content"])
     assert (nothing["content"], nothing["tokens_predicted"]) == ("", 0)
+    assert ordered["generation_settings"]["samplers"] == order["samplers"]
     assert endless["truncated"]
     assert endless["tokens_predicted"] + 4 >= engine.n_ctx_slot - 8
 

@@ -28,11 +28,12 @@ NAMES = {  # of llama.cpp's server, and those of SamplingParams
     "repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n",
     "samplers": "stages",
 }  # fmt: skip
+STAGES = {"typ_p": "typical"}  # others have one name
 SAME = {
-    "max_tokens", "n", "stop", "seed", "temperature", "top_p", "presence_penalty",
+    "max_tokens", "n", "seed", "temperature", "top_p", "presence_penalty",
     "frequency_penalty", "grammar", "json_schema", "top_n_sigma", "adaptive_target",
 }  # fmt: skip
-OFF = {"logprobs": (0,), "grammar": ("",), "stop": ("", []), "seed": (2**32 - 1,)}
+OFF = {"logprobs": (0,), "grammar": ("",), "seed": (2**32 - 1,)}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
@@ -83,7 +84,7 @@ class NativeBody(TextBody):
         self, service: Service, found: Found, prompts: list[ReadPrompt]
     ) -> Asked:
         """As the engine takes it; raises Failure and InvalidSampling."""
-        params = SamplingParams(**self._params(found), **await self._biases(found))
+        params = SamplingParams(**self._params(found) | await self._biases(found))
         options = self.options(found, service.config)
         if self.lora is not None:
             options["adapters"] = self._scales(found)
@@ -103,6 +104,10 @@ class NativeBody(TextBody):
         given["max_tokens"] = max(n_predict or 0, 1)
         if self.post_sampling_probs:
             given["logprobs_of"] = "sampler"
+        if self.samplers is not None:
+            given["stages"] = [STAGES.get(name, name) for name in self.samplers]
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        given["stop"] = [text for text in stop if text]
         _adapt(given)
         return given
 
@@ -120,7 +125,7 @@ class NativeBody(TextBody):
                 never.update(tokens)
             else:
                 biases |= dict.fromkeys(tokens, bias)
-        return {"logit_bias": biases, "suppress_tokens": sorted(never)}
+        return {"logit_bias": biases} | ({"suppress_tokens": [*never]} if never else {})
 
     def _scales(self, found: Found) -> dict[str, float]:
         """By name; raises Failure if there is no such adapter."""
@@ -145,10 +150,6 @@ def _adapt(given: dict[str, Any]) -> None:
             given[name] = None
     if "grammar" in given:
         given.pop("json_schema", None)
-    stages = given.get("stages", ())
-    given |= (
-        {"stages": ["typical" if s == "typ_p" else s for s in stages]} if stages else {}
-    )
 
 
 def settings(asked: Asked) -> dict[str, Any]:
@@ -156,6 +157,7 @@ def settings(asked: Asked) -> dict[str, Any]:
     params, eos = asked.params, asked.found.engine.info.vocab.eos
     told = params.model_dump()
     told |= {theirs: told.pop(ours) for theirs, ours in NAMES.items()}
+    theirs = {ours: theirs for theirs, ours in STAGES.items()}
     never = [*params.suppress_tokens]
     never += [eos.token_id] if params.ignore_eos and eos is not None else []
     biases = [*params.logit_bias.items(), *((token, None) for token in never)]
@@ -164,6 +166,7 @@ def settings(asked: Asked) -> dict[str, Any]:
     return told | {
         "max_tokens": params.max_tokens,
         "logit_bias": [{"token": token, "bias": bias} for token, bias in biases],
+        "samplers": [theirs.get(stage, stage) for stage in params.stages],
         "post_sampling_probs": params.logprobs_of == "sampler",
         "stream": asked.streams,
         "lora": dict(asked.options.get("adapters") or {}),
