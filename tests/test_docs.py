@@ -87,7 +87,7 @@ SHOWN = {
 
 
 COMMANDS = ("bench", "chat", "embed", "generate", "info", "plot", "rank", "simulate")
-COMMANDS += ("trace", "tune")
+COMMANDS += ("serve", "trace", "tune")
 
 
 def blocks(path: Path, language: str) -> list[str]:

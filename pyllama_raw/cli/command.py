@@ -37,7 +37,7 @@ COMMANDS = {
         "cli.options", "cli.vectors", "rank documents by how they answer a query"
     ),
     "serve": Command(
-        "cli.serve", "cli.serve", "answer over HTTP, as OpenAI's API does"
+        "cli.serve_options", "cli.serve", "answer over HTTP, as OpenAI's API does"
     ),
     "info": Command("cli.options", "cli.info", "show library, devices, model, limits"),
     "tune": Command(
@@ -65,7 +65,11 @@ COMMANDS = {
     ),
 }
 GROUPS = {"bench": "measure, compare and report speed"}
-OF_BENCH = ("plot", "bench")  # need packages of the extra `bench`
+EXTRAS = {
+    "plot": "bench",
+    "bench": "bench",
+    "serve": "serve",
+}  # whose packages they need
 STATUS = """\
 exit status:
   0    everything that was asked for succeeded
@@ -137,7 +141,7 @@ def root_parser() -> Parser:
 
 def _fill(name: str, parser: Parser) -> None:
     """Add the flags of a command."""
-    _found(COMMANDS[name].flags, f"add_{name.rsplit(maxsplit=1)[-1]}")(parser)
+    _found(COMMANDS[name].flags, name, "add_")(parser)
     parser.set_defaults(run=partial(_run, name), parser=parser)
 
 
@@ -147,20 +151,21 @@ def _run(name: str, parsed: Namespace) -> int:
 
     if note := note_of(parsed):
         sys.stderr.write(f"{note}\n")
-    words = name.split()
-    try:
-        run = _found(COMMANDS[name].run, words[-1])
-    except ImportError as error:
-        if words[0] not in OF_BENCH:
-            raise
-        missing = "pip install httpx matplotlib psutil"
-        raise ConfigError(f"{error}: run `{missing}`, the extra `bench`") from error
+    run = _found(COMMANDS[name].run, name)
     status: int = run(parsed)
     return status
 
 
-def _found(module: str, function: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(
-        import_module(f"pyllama_raw.{module}"), function
-    )
-    return found
+def _found(module: str, name: str, prefix: str = "") -> Callable[..., Any]:
+    """A function of the command *name*, whose packages an extra may bring."""
+    words = name.split()
+    try:
+        found = import_module(f"pyllama_raw.{module}")
+    except ImportError as error:
+        extra = EXTRAS.get(words[0])
+        if extra is None:
+            raise
+        advice = f"run `pip install 'pyllama_raw[{extra}]'`"
+        raise ConfigError(f"{error}: {advice}") from error
+    function: Callable[..., Any] = getattr(found, prefix + words[-1])
+    return function

@@ -44,6 +44,8 @@ def _words(text: str) -> list[str]:
 
 HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "policy": {"metavar": "NAME"},
+    "host": {"metavar": "ADDRESS"},
+    "uds": {"metavar": "PATH"},
     "devices": {"action": "append", "metavar": "NAME"},
     "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
     "stages": {"type": _words, "metavar": "NAMES"},

@@ -1,36 +1,89 @@
-"""`pyllama-raw serve`: models over HTTP."""
+"""`serve`: models over HTTP."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from pathlib import Path
+from typing import Any
 
-from pyllama_raw.cli.parser import Parser
+import anyio
+
+from pyllama_raw.cli.engine_options import given, profile_of
+from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.info import info
+from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError
+from pyllama_raw.options.config import (
+    CacheConfig,
+    ContextConfig,
+    LogConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.serve.deployment import Deployment, read
+from pyllama_raw.serve.run import deploy
 
 
-def add_serve(parser: Parser) -> None:
-    """Add the flags."""
-    parser.add_argument("model", nargs="*", help="GGUF files; default: a small model")
-    parser.add_argument("--alias", action="append", help="the name of a model, in turn")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+def serve(options: Namespace) -> int:
+    """Run the command; return its exit status."""
+    deployment = deployment_of(options)
+    if options.dry_run:
+        return max(_shown(options, path) for path in deployment.models.values())
+    terminal = Terminal(sys.stdout, sys.stderr)
 
-
-def serve(parsed: Namespace) -> int:
-    """Answer until a signal comes."""
-    import anyio
+    def loading(name: str, fraction: float) -> None:
+        terminal.status(f"{name}: {fraction:.0%} loaded")
 
     try:
-        from pyllama_raw.serve import run
-    except ImportError as error:
-        missing = "pip install fastapi uvicorn"
-        raise ConfigError(f"{error}: run `{missing}`, the extra `serve`") from error
-    files = parsed.model or [None]
-    names = parsed.alias or [str(file or "default") for file in files]
-    models = dict(zip(names, files, strict=True))
-
-    async def answer() -> None:
-        await run.serve(models, host=parsed.host, port=parsed.port)
-
-    anyio.run(answer)
+        anyio.run(deploy, deployment, loading, terminal.say)
+    except BaseExceptionGroup as errors:
+        raise first(errors) from None
     return 0
+
+
+def deployment_of(options: Namespace) -> Deployment:
+    """
+    The file, with the flags in place of what it says.
+
+    Raises:
+        ConfigError: names the flag or the field.
+    """
+    fields = read(options.config) if options.config is not None else {}
+    fields |= given(options, ListenConfig.model_fields)
+    service = given(options, ServeConfig.model_fields)
+    fields["service"] = fields.get("service", {}) | service
+    if options.models:
+        fields["models"] = _named(options)
+    elif options.alias:
+        raise ConfigError("--alias names a MODEL: give as many models")
+    return Deployment.of(fields, _flags(options))
+
+
+def _named(options: Namespace) -> dict[str, Any]:
+    """The models that were given, by name."""
+    names = options.alias or [Path(file).stem for file in options.models]
+    if len(names) != len(options.models) or len({*names}) != len(names):
+        told = f"{len(names)} names for {len(options.models)} models"
+        raise ConfigError(f"{told}: give each MODEL an --alias of its own")
+    return {n: {"path": file} for n, file in zip(names, options.models, strict=True)}
+
+
+def _flags(options: Namespace) -> dict[str, dict[str, Any]]:
+    """Options of engines by part; those of a profile give way to flags."""
+    parts = {
+        "model": given(options, ModelConfig.model_fields),
+        "context": given(options, ContextConfig.model_fields),
+        "scheduler": given(options, SchedulerConfig.model_fields),
+        "cache": given(options, CacheConfig.model_fields),
+        "media": given(options, ("mmproj",)),
+        "log": given(options, LogConfig.model_fields),
+        "engine": given(options, ("sampler_placement", "deterministic")),
+    }
+    return profile_of(options).settings.updated(parts).model_dump()
+
+
+def _shown(options: Namespace, path: str | None) -> int:
+    """Facts of one model, as `info` tells them."""
+    return info(Namespace(**vars(options) | {"model": path, "json": False}))

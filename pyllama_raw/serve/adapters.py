@@ -15,7 +15,9 @@ from pyllama_raw.serve.service import Service
 class AdapterBody(BaseModel):
     """An adapter that is to be loaded."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
     model: str | None = None
     """The model that it is for; left out: the first."""

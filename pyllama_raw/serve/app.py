@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -45,18 +46,23 @@ def make_app(
     if not engines:
         raise ConfigError("a service needs an engine: give one or more by name")
     service = Service(dict(engines), config or ServeConfig())
-    app = FastAPI(title="pyllama_raw", version=__version__)
+    app = FastAPI(
+        title="pyllama_raw",
+        version=__version__,
+        strict_content_type=False,  # a page of another host cannot leave it out
+    )
     app.state.service = service
     for routes in ROUTES:
         app.include_router(routes(service))
     app.add_exception_handler(RequestValidationError, _wrong_body)
+    app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
     app.add_middleware(Gate, service=service)
     return app
 
 
-async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _wrong_body(request: Request, error: Exception) -> Response:
     """The first mistake, with the field as OpenAI writes it: `messages[0].content`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
@@ -65,9 +71,25 @@ async def _wrong_body(request: Request, error: Exception) -> Response:  # noqa: 
     for part in place:
         param += f"[{part}]" if isinstance(part, int) else f".{part}"
     name = param.removeprefix(".") or "body"
+    if first["type"] == "json_invalid":
+        name = "body"
+    elif name == "body" and "json" not in request.headers.get("content-type", "json"):
+        first = {"msg": "send it with the header `content-type: application/json`"}
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
     return JSON(failure.body(), failure.status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """No such route, another method, or a body that is no JSON."""
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(
+        error.status_code, "invalid_request"
+    )
+    param = "body" if error.status_code == 400 else None
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    failure = Failure(error.status_code, code, message, param, headers=error.headers)
+    return JSON(failure.body(), failure.status, failure.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -58,7 +58,7 @@ class ResponseFormat(BaseModel):
 class TextBody(BaseModel):
     """What both bodies of OpenAI's API have that ask for text."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
 
     model: str | None = None
     """A name of `/v1/models`; left out: the first model that generates."""

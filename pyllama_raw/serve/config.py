@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from pyllama_raw.options.frozen import Frozen
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class ServeConfig(BaseModel):
-    """Options of the service, whatever models it has."""
+class ListenConfig(Frozen):
+    """Where a service listens."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True
-    )
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 is all of the machine's."""
+    port: Annotated[int, Field(ge=0, le=2**16 - 1)] = 8000
+    """Port to listen at; 0 is a free one, which is told."""
+    uds: str | None = None
+    """A Unix socket to listen at instead."""
+
+
+class ServeConfig(Frozen):
+    """Options of the service, whatever models it has."""
 
     any_model: bool = False
     """A name that no model has is taken for the first model that can do what is asked."""

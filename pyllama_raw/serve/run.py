@@ -8,55 +8,80 @@ only when the engines are done.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
+from socket import socket
 
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
 from fastapi import FastAPI
 
-from pyllama_raw import AsyncEngine, EngineConfig
+from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.app import make_app
-from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.config import ListenConfig
+from pyllama_raw.serve.deployment import Deployment
+
+Loading = Callable[[str, float], None]
+Say = Callable[[str], None]
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to serve()."""
+    """Says where it listens, and leaves signals to serve()."""
+
+    def __init__(self, config: uvicorn.Config, say: Say) -> None:
+        super().__init__(config)
+        self._say = say
 
     def install_signal_handlers(self) -> None:
         """Install none."""
 
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        if self.started:
+            address = self.config.uds
+            if address is None:
+                port = self.servers[0].sockets[0].getsockname()[1]
+                address = f"http://{self.config.host}:{port}"
+            self._say(f"serving at {address}")
 
-async def serve(
-    models: Mapping[str, str | None],
-    engine_config: EngineConfig | None = None,
-    config: ServeConfig | None = None,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-) -> None:
+
+async def deploy(deployment: Deployment, loading: Loading, say: Say) -> None:
     """
-    Answer at *host*:*port* until SIGTERM or SIGINT; a second signal ends what runs.
+    Serve *deployment* until SIGTERM or SIGINT; a second signal ends what runs.
 
     Args:
-        models: files by the names that clients use; None: the default model.
+        loading: called in a worker thread with a model and the fraction that is loaded.
+        say: called with the address once requests are taken.
     """
-    config = config or ServeConfig()
     async with AsyncExitStack() as stack:
-        engines = {
-            name: await stack.enter_async_context(AsyncEngine.open(path, engine_config))
-            for name, path in models.items()
-        }
-        app = make_app(engines, config)
-        options = uvicorn.Config(
-            app, host=host, port=port, log_level="warning", lifespan="off"
-        )
-        server = _Server(options)
-        async with anyio.create_task_group() as group:
-            await group.start(_end_at_signal, app, server, config.drain_s)
-            await server._serve()
-            group.cancel_scope.cancel()
+        engines = {}
+        for name, path in deployment.models.items():
+            config = deployment.configs.get(name)
+            progress = partial(loading, name)
+            opening = AsyncEngine.open(path, config, progress=progress)
+            engines[name] = await stack.enter_async_context(opening)
+        await serve(make_app(engines, deployment.service), deployment, say)
+
+
+async def serve(app: FastAPI, listen: ListenConfig, say: Say) -> None:
+    """Answer until a signal comes and the engines are done, or drain_s are over."""
+    options = uvicorn.Config(
+        app,
+        host=listen.host,
+        port=listen.port,
+        uds=listen.uds,
+        log_level="warning",
+        lifespan="off",
+    )
+    server = _Server(options, say)
+    drain_s = app.state.service.config.drain_s
+    async with anyio.create_task_group() as group:
+        await group.start(_end_at_signal, app, server, drain_s)
+        await server._serve()
+        group.cancel_scope.cancel()
 
 
 async def _end_at_signal(

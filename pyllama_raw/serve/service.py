@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import Unsupported
-from pyllama_raw.results import Operation
+from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
@@ -70,13 +70,15 @@ class Service:
         return None
 
     def _first(self, need: Operation) -> Found:
-        for name, engine in self.engines.items():
-            try:
-                engine.capabilities.check(need)
-            except Unsupported:
-                continue
-            return Found(name, engine, {})
-        return self.named(None)
+        """The first model that can do what is asked; of vectors, one that is made for it."""
+        able = [
+            Found(name, engine, {})
+            for name, engine in self.engines.items()
+            if need in engine.capabilities.operations
+        ]
+        if need is Operation.EMBED:
+            able.sort(key=lambda found: not _states_pooling(found.engine))
+        return able[0] if able else self.named(None)
 
     def _adapters(self, name: str) -> set[str]:
         return {info.name for info in self.engines[name].adapters()}
@@ -94,3 +96,7 @@ class Service:
         """Seconds after which a request that found no room may find some, 1 to 60."""
         stats = engine.stats()
         return min(1 + stats.waiting // max(stats.n_slots, 1), LONGEST_RETRY_S)
+
+
+def _states_pooling(engine: AsyncEngine) -> bool:
+    return engine.capabilities.model.pooling not in (None, Pooling.NONE, Pooling.RANK)

@@ -20,13 +20,17 @@ from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+class TokenBody(BaseModel):
+    """Fields that all bodies here have."""
+
+    model_config = ConfigDict(
+        extra="ignore", strict=True, use_attribute_docstrings=True
+    )
 
     model: str | None = None
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(TokenBody):
     """A text or a chat that is to become tokens."""
 
     content: str | None = None
@@ -39,13 +43,13 @@ class TokenizeBody(_Body):
     """Whether each token comes with its text, or its bytes if these are no text."""
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(TokenBody):
     """Tokens that are to become text."""
 
     tokens: list[int]
 
 
-class TemplateBody(_Body):
+class TemplateBody(TokenBody):
     """A chat that is to become a prompt."""
 
     messages: list[dict[str, Any]]

@@ -18,8 +18,12 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Service
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+class VectorBody(BaseModel):
+    """Fields that all bodies here have."""
+
+    model_config = ConfigDict(
+        extra="ignore", strict=True, use_attribute_docstrings=True
+    )
 
     model: str | None = None
     """A name of `/v1/models`; left out: the first model that can do it."""
@@ -35,7 +39,7 @@ class _Body(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class EmbeddingBody(_Body):
+class EmbeddingBody(VectorBody):
     """Texts that are to become vectors."""
 
     input: str | list[str]
@@ -51,7 +55,7 @@ class EmbeddingBody(_Body):
         return [self.input] if isinstance(self.input, str) else self.input
 
 
-class RerankBody(_Body):
+class RerankBody(VectorBody):
     """Documents that are to be ranked by how they answer a query."""
 
     query: str

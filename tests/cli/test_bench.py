@@ -231,4 +231,4 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyllama_raw.lab.cli.bench", None)
 
     assert main(["bench", "report", "x"]) == 2
-    assert "pip install httpx matplotlib psutil" in capsys.readouterr().err
+    assert "pip install 'pyllama_raw[bench]'" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""`pyllama-raw serve`: flags, files, and a process that answers."""
+
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from pyllama_raw.cli import main
+from pyllama_raw.cli.command import root_parser
+from pyllama_raw.cli.serve import deployment_of
+from tests.serve.support import LIMIT_S
+from tests.tiny import tiny_model
+
+FILE = """
+port = 8080
+[service]
+drain_s = 5
+[context]
+n_ctx = 4096
+[models.small]
+path = "small.gguf"
+[models.large]
+path = "large.gguf"
+[models.large.scheduler]
+n_slots = 2
+"""
+
+
+def made(*arguments):
+    return deployment_of(root_parser().parse_args(["serve", *map(str, arguments)]))
+
+
+def test_a_file_says_the_same_as_flags_which_win(tmp_path):
+    """
+    Options of all models, of one model, of the service and of the address.
+    """
+    file = tmp_path / "service.toml"
+    file.write_text(FILE)
+    made_of_file = made("--config", file, "--port", 9000, "--n-ctx", 8192)
+    small, large = made_of_file.configs["small"], made_of_file.configs["large"]
+
+    assert made_of_file.models == {"small": "small.gguf", "large": "large.gguf"}
+    assert (made_of_file.port, made_of_file.service.drain_s) == (9000, 5)
+    assert (small.context.n_ctx, large.context.n_ctx) == (8192, 8192)
+    assert (small.scheduler.n_slots, large.scheduler.n_slots) == (8, 2)
+
+
+def test_models_are_named_by_their_files_or_as_they_are_told():
+    """
+    In their order.
+    """
+    assert made("a.gguf", "b/c.gguf").models == {"a": "a.gguf", "c": "b/c.gguf"}
+    assert made("a.gguf", "--alias", "x").models == {"x": "a.gguf"}
+    assert made().models == {"default": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a.gguf", "b.gguf", "--alias", "x"), "1 names for 2 models"),
+        (("a.gguf", "b/a.gguf"), "give each MODEL an --alias of its own"),
+        (("--alias", "x"), "--alias names a MODEL"),
+        (("--config", "missing.toml"), "missing.toml"),
+        (("--port", "99999"), "--port 99999: give at most 65535"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_the_flags(arguments, message, capsys):
+    """
+    Before anything is loaded.
+    """
+    try:
+        status = main(["serve", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.native
+def test_a_process_answers_at_a_port_that_it_tells():
+    """
+    For two models, until SIGTERM comes.
+    """
+    files = [str(tiny_model("llama")), str(tiny_model("bert"))]
+    command = [sys.executable, "-m", "pyllama_raw", "serve", *files]
+    command += ["--alias", "a", "--alias", "b", "--port", "0", "--slots", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        with httpx.Client(base_url=url) as client:
+            models = client.get("/v1/models").json()["data"]
+            body = {"model": "b", "input": "a"}
+            vectors = client.post("/v1/embeddings", json=body).json()["data"]
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+
+    assert [model["id"] for model in models] == ["a", "b"]
+    assert (len(vectors), code) == (1, 0)
+
+
+@pytest.mark.native
+def test_a_dry_run_shows_what_would_be_served(capsys):
+    """
+    The limits of each model, as `info` tells them; nothing listens.
+    """
+    assert main(["serve", str(tiny_model("llama")), "--slots", "3", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+
+    assert "n_slots            3" in told
