@@ -52,6 +52,7 @@ FILL = {
     "tokenizer.ggml.fim_mid_token_id": vocab.UNKNOWN,
 }
 TEXT_PATHS = ("/completion", "/completions", "/infill")  # how those end that write
+CHAT_PATHS = ("/chat/completions", "/apply-template")
 NAMES_OF_N_PREDICT = {"n_predict", "max_tokens", "max_completion_tokens"}
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 WITHOUT = {"slots": ("/slots", 501), "metrics": ("/metrics", 501), "ui": ("/", 404)}
@@ -95,8 +96,8 @@ async def serve(flags: Namespace) -> None:
     if flags.api_key:
         os.environ["PYLLAMA_RAW_API_KEYS"] = flags.api_key
     config: dict[str, Any] = {"any_model": True}
-    if flags.cors_origins:
-        config["cors_origins"] = [flags.cors_origins]
+    if "cors_origins" in ServeConfig.model_fields:
+        config["cors_origins"] = [flags.cors_origins or "*"]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model, engine_config = resolved(flags, Path(folder))
@@ -175,6 +176,7 @@ class Front:
         given = {"seed": flags.seed, "temperature": flags.temp}
         self._values = {n: v for n, v in given.items() if v is not None}
         self._n_predict = flags.n_predict
+        self._thinks = flags.reasoning != "off"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
@@ -186,7 +188,7 @@ class Front:
             await send(
                 {"type": "http.response.body", "body": json.dumps(told).encode()}
             )
-        elif scope.get("method") == "POST" and path.endswith(TEXT_PATHS):
+        elif scope.get("method") == "POST" and path.endswith(TEXT_PATHS + CHAT_PATHS):
             await self._app(*await self._filled(scope, receive), send)
         else:
             await self._app(scope, receive, send)
@@ -200,10 +202,7 @@ class Front:
             more = message.get("more_body", False)
         asked = json.loads(body)
         if isinstance(asked, dict):
-            asked = self._values | {n: v for n, v in asked.items() if v is not None}
-            if self._n_predict and not NAMES_OF_N_PREDICT & asked.keys():
-                is_native = scope["path"] in TEXT_PATHS
-                asked["n_predict" if is_native else "max_tokens"] = self._n_predict
+            asked = self._completed(scope["path"], asked)
         body = json.dumps(asked).encode()
         size = (b"content-length", str(len(body)).encode())
         headers = [h for h in scope["headers"] if h[0] != b"content-length"]
@@ -213,6 +212,18 @@ class Front:
             return parts.pop() if parts else await receive()
 
         return {**scope, "headers": [*headers, size]}, again
+
+    def _completed(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if path.endswith(TEXT_PATHS):
+            values = self._values
+            if self._n_predict and not NAMES_OF_N_PREDICT & asked.keys():
+                name = "n_predict" if path in TEXT_PATHS else "max_tokens"
+                values = values | {name: self._n_predict}
+        if path.endswith(CHAT_PATHS):
+            variables = {"enable_thinking": self._thinks}
+            values = values | {"chat_template_kwargs": variables}
+        return values | {n: v for n, v in asked.items() if v is not None}
 
 
 if __name__ == "__main__":

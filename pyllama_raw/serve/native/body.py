@@ -18,11 +18,6 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
 from pyllama_raw.serve.service import Found, Service
 
-IGNORED = {  # they keep, tell or plan something, or end an output sooner
-    "backend_sampling", "n_cache_reuse", "n_discard", "n_indent", "n_keep",
-    "return_progress", "sse_ping_interval", "t_max_predict_ms", "t_max_prompt_ms",
-    "timings_per_token", "verbose",
-}  # fmt: skip
 NAMES = {  # of llama.cpp's server, and those of SamplingParams
     "n_predict": "max_tokens", "n_cmpl": "n", "n_probs": "logprobs",
     "repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n",
@@ -73,8 +68,6 @@ class NativeBody(TextBody):
 
     cache_prompt: bool = True
     """Whether earlier requests may save work of this one."""
-    id_slot: int = -1
-    """Without effect: the engine chooses the slot."""
     return_tokens: bool = False
     """Whether a whole answer has its token ids; events always have."""
     response_fields: list[str] = Field(default_factory=list)
@@ -94,8 +87,6 @@ class NativeBody(TextBody):
         return Asked(found, tokens, params, options, bool(self.stream))
 
     def _params(self, found: Found) -> dict[str, Any]:
-        for name in IGNORED:
-            (self.model_extra or {}).pop(name, None)
         named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
         given = {n: v for n, v in self._unnamed().items() if v is not None}
         given |= {NAMES.get(name, name): value for name, value in named.items()}
