@@ -32,7 +32,8 @@ OFF = {"logprobs": (0,), "grammar": ("",), "seed": (2**32 - 1,)}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
-Biases = dict[str, Bias] | list[tuple[TokenId | str, Bias]]
+Pair = Annotated[tuple[TokenId | str, Bias], Field(strict=False)]  # JSON has only lists
+Biases = dict[str, Bias] | list[Pair]
 
 
 class LoraScale(BaseModel):
