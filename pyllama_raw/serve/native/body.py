@@ -74,6 +74,12 @@ class NativeBody(TextBody):
     response_fields: list[str] = Field(default_factory=list)
     """The only fields of the answer, such as `generation_settings/n_predict`."""
 
+    @property
+    def n_most(self) -> int | None:
+        """Most tokens of an output; None: what is left of the context."""
+        n_predict = self.max_tokens if self.n_predict is None else self.n_predict
+        return None if n_predict == -1 else n_predict
+
     async def asked(
         self, service: Service, found: Found, prompts: list[ReadPrompt]
     ) -> Asked:
@@ -91,9 +97,8 @@ class NativeBody(TextBody):
         named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
         given = {n: v for n, v in self._unnamed().items() if v is not None}
         given |= {NAMES.get(name, name): value for name, value in named.items()}
-        n_predict = self.n_predict if self.n_predict is not None else self.max_tokens
-        n_predict = found.engine.n_ctx_slot if n_predict in (None, -1) else n_predict
-        given["max_tokens"] = max(n_predict or 0, 1)
+        most = self.n_most
+        given["max_tokens"] = found.engine.n_ctx_slot if most is None else max(most, 1)
         if self.post_sampling_probs:
             given["logprobs_of"] = "sampler"
         if self.samplers is not None:

@@ -131,20 +131,22 @@ class CompletionCodec(Codec):
 def timings(result: Result, n_output: int) -> dict[str, float]:
     """Counts of tokens with their times; the first output token belongs to the prompt."""
     n_cached = result.usage.cached_tokens
-    n_computed = result.usage.prompt_tokens - n_cached
-    prompt_ms = 1e3 * (result.timings.prefill_s or 0.0)
-    output_ms = 1e3 * (result.timings.decode_s or 0.0)
-    n_gaps = max(n_output - 1, 0)
+    n_prompt, times = result.usage.prompt_tokens - n_cached, result.timings
     return {
         "cache_n": n_cached,
-        "prompt_n": n_computed,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / n_computed if n_computed else 0.0,
-        "prompt_per_second": 1e3 * n_computed / prompt_ms if prompt_ms else 0.0,
+        "prompt_n": n_prompt,
+        **_speed("prompt", n_prompt, times.prefill_s),
         "predicted_n": n_output,
-        "predicted_ms": output_ms,
-        "predicted_per_token_ms": output_ms / n_gaps if n_gaps else 0.0,
-        "predicted_per_second": 1e3 * n_gaps / output_ms if output_ms else 0.0,
+        **_speed("predicted", max(n_output - 1, 0), times.decode_s),
+    }
+
+
+def _speed(name: str, n: int, seconds: float | None) -> dict[str, float]:
+    ms = 1e3 * (seconds or 0.0)
+    return {
+        f"{name}_ms": ms,
+        f"{name}_per_token_ms": ms / n if n else 0.0,
+        f"{name}_per_second": 1e3 * n / ms if ms else 0.0,
     }
 
 

@@ -42,7 +42,7 @@ async def fill_prompt(
         message = f"the model fills no gaps: it has no token for {', '.join(missing)}"
         raise Failure(501, "unsupported", message, "model")
     begins = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos is not None else []
-    n_free = engine.n_ctx_slot - n_output - len(begins) - len(NEEDED)
+    n_free = engine.n_ctx_slot - max(n_output, 1) - len(begins) - len(NEEDED)
     n_free = max(n_free, engine.n_ctx_slot // 2)
     suffix = (await _fitting(engine, texts[1], end=False))[: n_free // 4]
     prefix = await _fitting(engine, texts[0], end=True)

@@ -51,7 +51,9 @@ def routes(service: Service) -> APIRouter:
     async def infill(body: InfillBody) -> Response:
         """Fill a gap in a text, with a model that has learnt it."""
         found = service.find(body.model, Operation.GENERATE)
-        n_output = max(body.n_predict or 0, body.max_tokens or 0, 1)
+        n_output = body.n_most
+        if n_output is None:
+            n_output = found.engine.n_ctx_slot // 4
         texts = (body.input_prefix + body.prompt, body.input_suffix)
         tokens = await fill_prompt(found.engine, texts, body.input_extra, n_output)
         prompts = [await ReadPrompt.of(found.engine, tokens)]
