@@ -27,7 +27,7 @@ class CompletionCodec(Codec):
         self, asked: Asked, prompts: Sequence[ReadPrompt], body: NativeBody
     ) -> None:
         self._asked, self._prompts, self._body = asked, prompts, body
-        self._has_output = body.n_predict != 0
+        self._has_output = body.n_most != 0
         self._n_predicted: defaultdict[int, int] = defaultdict(int)
 
     def begin(self) -> bytes:
