@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.failures import Failure
 
 
 class PromptString(BaseModel):
-    """A text as an object."""
+    """A text as an object; images and sounds beside it belong in a chat."""
+
+    model_config = ConfigDict(extra="forbid")
 
     prompt_string: str
-    multimodal_data: list[str] = Field(default_factory=list)
-    """Refused: images and sounds belong in a chat."""
 
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
@@ -59,9 +59,6 @@ async def _tokens(engine: AsyncEngine, given: object) -> list[int]:
             tokens.append(item)
             continue
         text = item.prompt_string if isinstance(item, PromptString) else item
-        if isinstance(item, PromptString) and item.multimodal_data:
-            message = "multimodal_data is not taken here: send it in a chat"
-            raise Failure(501, "unsupported", message, "prompt")
         if not isinstance(text, str):
             message = "prompt: a list with token ids may have texts beside them"
             raise Failure(400, "invalid_request", message, "prompt")
