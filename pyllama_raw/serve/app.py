@@ -18,11 +18,12 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.native import routes as native
 from pyllama_raw.serve.openai import chat, completions
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    *(chat.routes, completions.routes, vectors.routes, tokens.routes),
+    *(chat.routes, completions.routes, native.routes, vectors.routes, tokens.routes),
     *(models.routes, adapters.routes, facts.routes, probes.routes),
 )
 
