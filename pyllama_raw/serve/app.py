@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -61,6 +62,16 @@ def make_app(
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
     app.add_middleware(Gate, service=service)
+    if (
+        service.config.cors_origins
+    ):  # before the gate, as questions of browsers have no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.config.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
+        )
     return app
 
 

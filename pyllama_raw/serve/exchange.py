@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.types import Scope
 
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve.keys import Key
 
 LEFT = 499  # the status of a client that left before it had one
@@ -44,6 +48,11 @@ class Exchange:
         """The owner of the key; "" without keys."""
         return "" if self.key is None else self.key.name
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the prompt and the output."""
+        return self.n_prompt + self.n_output
+
     def line(self) -> dict[str, Any]:
         """The line of the access log; no text of a request is in it."""
         return {
@@ -61,3 +70,20 @@ class Exchange:
             "output_tokens": self.n_output,
             "client": self.client or None,
         }
+
+
+class AccessLog:
+    """A line of JSON for each request; "-" is the standard output."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ConfigError if it cannot be written."""
+        file = Path("/dev/stdout" if path == "-" else path)
+        try:
+            self._file = file.open("ab", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"access_log {path!r}: {error}") from error
+
+    def write(self, exchange: Exchange) -> None:
+        """Write one line at once; a disk that is full loses lines and no requests."""
+        with suppress(OSError):
+            self._file.write(to_json(exchange.line()) + b"\n")

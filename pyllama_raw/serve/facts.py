@@ -79,6 +79,7 @@ class _Metrics(Collector):
         self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._registry.register(service.traffic)
 
     def text(self) -> bytes:
         """In the text format of Prometheus."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypedDict
 
 from pyllama_raw import PyllamaError
 from pyllama_raw.errors import (
@@ -72,22 +72,16 @@ class Failure(Exception):
         return self.body(), self.status, self.headers
 
 
-class ErrorText(BaseModel):
+class ErrorText(TypedDict):
     """An error, for programs and for people."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
-
     message: str
-    """The mistake, what is allowed, and what to do."""
     type: str
-    """The kind of error."""
     param: str | None
-    """The field that is wrong, such as `messages[0].content`."""
     code: str | None
-    """A word for programs."""
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(TypedDict):
     """The answer if something goes wrong."""
 
     error: ErrorText

@@ -16,7 +16,6 @@ import re
 from uuid import uuid4
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.serve.exchange import LEFT, Exchange
@@ -45,7 +44,6 @@ class Gate:
         given = Headers(scope=scope)
         exchange = self._begin(scope, given)
         own = [(b"x-request-id", exchange.request_id.encode())]
-        own += self._service.origins.headers(given)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -87,10 +85,6 @@ class Gate:
         """Let the request in, or answer that it cannot come in."""
         service, exchange = self._service, Exchange.of(scope)
         body: bytes | None = None
-        if service.origins.answers(scope["method"], given):
-            answer = Response(None, 204, service.origins.preflight(given))
-            await answer(scope, receive, send)
-            return
         try:
             self._check_key(scope, given, exchange)
             if scope["method"] not in CHANGING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,56 +27,32 @@ ADMIN = "admin"
 
 
 class Key(NamedTuple):
-    """The owner of a key, and what its salts are derived from."""
+    """The owner of a key, and the digest of the key that salts are derived from."""
 
     name: str
-    seed: bytes
+    digest: bytes
 
     def salt(self, given: str | None) -> str:
         """The cache_salt for a request that gives *given*: no other key has the same."""
         mixed = (given or "").encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(mixed, key=self.seed, digest_size=16).hexdigest()
+        return hashlib.blake2b(mixed, key=self.digest, digest_size=16).hexdigest()
 
 
 class Keys:
     """The keys that are allowed; without any, all may come in."""
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        """
-        Args:
-            keys: owners by their keys.
-        """
+    def __init__(self, config: ServeConfig) -> None:
+        """Raises ConfigError: the file or the variable has no key, or a line is none."""
         self._secret = secrets.token_bytes(32)
-        self._owners = {
-            self._digest(key.encode()): Key(name, hashlib.sha256(key.encode()).digest())
-            for key, name in keys.items()
-        }
-        self.has_admin = ADMIN in keys.values()
-
-    @classmethod
-    def of(cls, config: ServeConfig) -> Keys:
-        """
-        Those of the file and of the environment.
-
-        Raises:
-            ConfigError: there is no such file, or it has no key, or a line is none.
-        """
-        keys: dict[str, str] = {}
+        self._owners: dict[bytes, Key] = {}
         if config.api_keys_file is not None:
             path = Path(config.api_keys_file)
             try:
-                lines = path.read_text().splitlines()
+                self._add(path.read_text().splitlines(), str(path))
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(
-                    f"the keys in {path} cannot be read: {error}"
-                ) from error
-            keys |= _read(lines, str(path))
+                raise ConfigError(f"the keys in {path}: {error}") from error
         if (value := os.environ.get(VARIABLE)) is not None:
-            keys |= _read(value.split(","), VARIABLE)
-        return cls(keys)
-
-    def __len__(self) -> int:
-        return len(self._owners)
+            self._add(value.split(","), VARIABLE)
 
     def check(self, given: Mapping[str, str], *, changes: bool) -> Key | None:
         """
@@ -95,39 +71,32 @@ class Keys:
             message = "a key is needed, as `Authorization: Bearer KEY` or `X-Api-Key`"
             raise Failure(401, "invalid_api_key", message, headers=headers)
         if changes and (key is None or key.name != ADMIN):
-            message = f"this needs the key of {ADMIN!r}" + (
-                "" if self.has_admin else ", and the service was started without one"
-            )
+            message = f"this needs a key of {ADMIN!r}, which a service may not have"
             raise Failure(403, "admin_key_needed", message)
         return key
 
     def _find(self, given: Mapping[str, str]) -> Key | None:
-        if not self._owners:
-            return None
         kind, _, token = given.get("authorization", "").partition(" ")
         token = token if kind.lower() == "bearer" else ""
         found = (
-            self._owners.get(self._digest(key.strip().encode("latin-1")))
+            self._owners.get(self._hidden(key.strip().encode("latin-1")))
             for key in (token, given.get("x-api-key", ""))
         )
-        return next(filter(None, found), None)
+        return next(filter(None, found), None) if self._owners else None
 
-    def _digest(self, key: bytes) -> bytes:
+    def _add(self, lines: list[str], where: str) -> None:
+        n_before = len(self._owners)
+        for number, line in enumerate(lines, 1):
+            words = line.partition("#")[0].split()
+            if len(words) > 2:
+                raise ConfigError(f"line {number} of {where} is no key, nor NAME KEY")
+            if words:
+                name = words[0] if len(words) == 2 else f"key{number}"
+                key = words[-1].encode()
+                owner = Key(name, hashlib.sha256(key).digest())
+                self._owners[self._hidden(key)] = owner
+        if len(self._owners) == n_before:
+            raise ConfigError(f"{where} has no keys: give one, or leave {where} out")
+
+    def _hidden(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._secret).digest()
-
-
-def _read(lines: list[str], where: str) -> dict[str, str]:
-    keys = dict(_pairs(lines, where))
-    if not keys:
-        raise ConfigError(f"{where} has no key: give one, or leave {where} out")
-    return keys
-
-
-def _pairs(lines: list[str], where: str) -> Iterator[tuple[str, str]]:
-    """Keys with the names of their owners."""
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if len(words) > 2:
-            raise ConfigError(f"line {number} of {where} is no key, nor NAME KEY")
-        if words:
-            yield words[-1], words[0] if len(words) == 2 else f"key{number}"

@@ -1,4 +1,4 @@
-"""How much a client may ask for: budgets that fill evenly, one of requests, one of tokens."""
+"""How much a key may ask for in a minute: a budget of requests, and one of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyllama_raw.serve.failures import Failure
 
 
 class Bucket:
-    """A budget of at most what fills it in a minute; it can be overdrawn."""
+    """A budget that fills evenly, up to that of a minute; it can be overdrawn."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._per_minute, self._level, self._at = per_minute, float(per_minute), now
@@ -28,43 +28,33 @@ class Bucket:
 
 
 class Rates:
-    """The budgets of each key; without keys all clients share one."""
+    """The budgets of each key; without keys all clients share them."""
 
     def __init__(
         self, config: ServeConfig, clock: Callable[[], float] = monotonic
     ) -> None:
-        self._config, self._clock = config, clock
-        self._buckets: dict[tuple[str, str], Bucket] = {}
+        given = {
+            "requests": config.requests_per_minute,
+            "tokens": config.tokens_per_minute,
+        }
+        self._limits = {what: limit for what, limit in given.items() if limit}
+        self._clock = clock
+        self._buckets: dict[tuple[str, str], Bucket] = {}  # by budget and key
 
     def enter(self, name: str) -> None:
-        """
-        Count a request of the key *name*.
-
-        Raises:
-            Failure: it has to wait.
-        """
-        requests = self._bucket("requests", name, self._config.requests_per_minute)
-        tokens = self._bucket("tokens", name, self._config.tokens_per_minute)
-        for what, bucket in (("requests", requests), ("tokens", tokens)):
-            if bucket is None:
-                continue
-            if wait_s := bucket.wait_s(1, self._clock()):
+        """Count a request of the key *name*. Raises Failure if it has to wait."""
+        for what in self._limits:
+            if wait_s := self._bucket(what, name).wait_s(1, self._clock()):
                 headers = {"retry-after": str(ceil(wait_s))}
                 message = f"too many {what} in a minute: try again in {wait_s:.1f} s"
                 raise Failure(429, "rate_limit_exceeded", message, headers=headers)
-        if requests is not None:
-            requests.take(1)
+        self.charge("requests", name, 1)
 
-    def charge(self, name: str, n_tokens: int) -> None:
-        """Take the tokens of an answer, which are known when it has ended."""
-        bucket = self._bucket("tokens", name, self._config.tokens_per_minute)
-        if bucket is not None:
-            bucket.take(n_tokens)
+    def charge(self, what: str, name: str, n: int) -> None:
+        """Take *n*; tokens are known when an answer has ended."""
+        if what in self._limits:
+            self._bucket(what, name).take(n)
 
-    def _bucket(self, what: str, name: str, per_minute: int | None) -> Bucket | None:
-        if per_minute is None:
-            return None
-        place = (what, name)
-        if place not in self._buckets:
-            self._buckets[place] = Bucket(per_minute, self._clock())
-        return self._buckets[place]
+    def _bucket(self, what: str, name: str) -> Bucket:
+        new = Bucket(self._limits[what], self._clock())
+        return self._buckets.setdefault((what, name), new)

@@ -11,10 +11,8 @@ from typing import NamedTuple
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.results import Operation, Pooling
-from pyllama_raw.serve.access_log import AccessLog
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.cors import Origins
-from pyllama_raw.serve.exchange import Exchange
+from pyllama_raw.serve.exchange import AccessLog, Exchange
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import Keys
 from pyllama_raw.serve.places import Places
@@ -44,8 +42,8 @@ class Service:
     def __post_init__(self) -> None:
         """Raises ConfigError: a file of the options cannot be used."""
         config = self.config
-        self.keys, self.rates = Keys.of(config), Rates(config)
-        self.origins, self.bodies = Origins(config.cors_origins), Bodies(config)
+        self.keys, self.rates = Keys(config), Rates(config)
+        self.bodies = Bodies(config)
         self._log = None if config.access_log is None else AccessLog(config.access_log)
         self.places_of = {n: _places([engine]) for n, engine in self.engines.items()}
         self.places = _places(self.engines.values())
@@ -121,7 +119,7 @@ class Service:
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""
         self.traffic.ended(exchange, route)
-        self.rates.charge(exchange.client, exchange.n_prompt + exchange.n_output)
+        self.rates.charge("tokens", exchange.client, exchange.n_tokens)
         if self._log is not None:
             self._log.write(exchange)
 

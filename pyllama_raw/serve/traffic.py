@@ -25,13 +25,11 @@ class Traffic(Collector):
         self._n_requests = Counter[tuple[str, str, str]]()
         self._n_refused = Counter[str]()
         self._n_left = 0
-        self._n_bytes = 0
 
     def ended(self, exchange: Exchange, route: str) -> None:
         """Take in one request; *route* is "" if there is none of its path."""
         method = exchange.method if exchange.method in METHODS else "other"
         self._n_requests[method, route, str(exchange.status)] += 1
-        self._n_bytes += exchange.n_bytes
         self._n_left += not exchange.is_whole
         if exchange.refused is not None:
             self._n_refused[exchange.refused] += 1
@@ -52,5 +50,3 @@ class Traffic(Collector):
         yield GaugeMetricFamily(name, text, self.in_flight)
         name, text = "pyllama_raw:http_disconnects", "Clients that left before the end"
         yield CounterMetricFamily(name, text, self._n_left)
-        name, text = "pyllama_raw:http_sent_bytes", "Bytes of bodies of answers"
-        yield CounterMetricFamily(name, text, self._n_bytes)

@@ -63,7 +63,13 @@ async def leave_within_a_body(url, engine):
 LEAVES = (leave_in_prefill, leave_a_stream, leave_before_an_answer)
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(333, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "n",
+    [
+        2,
+        *(pytest.param(167, marks=pytest.mark.nightly, id=f"{i}") for i in range(2)),
+    ],
+)
 async def test_nothing_is_left_of_clients_that_leave(n, anyio_backend_name):
     """
     Their requests are cancelled, their slots and places are free, and no object of theirs
