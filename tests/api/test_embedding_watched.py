@@ -196,3 +196,18 @@ async def test_a_context_that_cannot_be_made_is_an_error_of_the_call(monkeypatch
         vectors = await engine.embed(["a"])
 
     assert (len(result.token_ids), vectors.shape) == (40, (1, 64))
+
+
+async def test_vectors_that_are_there_need_no_worker():
+    """
+    A call whose last vector comes while the engine ends has its array all the same.
+    """
+    async with open_engine("bert") as engine:
+
+        def told(n_done: int) -> None:
+            if n_done == 3:
+                engine._workers.close()
+
+        vectors = await engine.embed(TEXTS[:3], progress=told)
+
+    assert vectors.shape == (3, 64)
