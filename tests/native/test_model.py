@@ -146,7 +146,6 @@ def test_a_closed_model_is_refused_everywhere(model_path):
     model.close()
 
     for use in (
-        lambda: model.n_embd,
         lambda: model.meta,
         model.chat_template,
         lambda: vocab.bos,
