@@ -4,7 +4,10 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "pyllama_raw"
 FOLDERS = ("api", "core", "engine", "testing")  # that have requests
@@ -109,3 +112,26 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     ]
 
     assert headless == []
+
+
+def imports(path: Path, names: set[str]) -> set[str]:
+    """Those of *names* that *path* imports, for types only, too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return found & names
+
+
+@pytest.mark.parametrize("folder", ["_ffi", "native", "engine"])
+def test_files_of_a_folder_do_not_import_each_other_in_a_circle(folder):
+    """
+    A file is understood without those that use it; a CycleError names the circle.
+    """
+    files = {
+        f"pyllama_raw.{folder}.{path.stem}": path
+        for path in (PACKAGE / folder).glob("*.py")
+    }
+    graph = {name: imports(path, set(files)) for name, path in files.items()}
+
+    assert len(list(TopologicalSorter(graph).static_order())) == len(files)

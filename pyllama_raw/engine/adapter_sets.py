@@ -24,9 +24,8 @@ class AdapterSets:
         self.spent_s = 0.0  # on switches, by what one costs
         self.switch_s = SWITCH_S  # what one costs
         self._known: dict[int, Adapter] = {}
-        self._first: tuple[int, int] | None = (
-            None  # tokens and time of the first decode
-        )
+        # Tokens and time of the first decode.
+        self._first: tuple[int, int] | None = None
 
     def add(self, number: int, adapter: Adapter) -> None:
         """Take over *adapter*, which sets name by *number* from now on."""

@@ -53,33 +53,13 @@ class TimedExecutor(Executor, Protocol):
 class TextVocab(Protocol):
     """The part of a vocabulary that turns prompts into tokens."""
 
-    @property
-    def n_tokens(self) -> int:
-        """Token ids are below this."""
-
-    @property
-    def bos(self) -> int | None:
-        """Token that begins a text."""
-
-    @property
-    def eos(self) -> int | None:
-        """Token that ends a text."""
-
-    @property
-    def sep(self) -> int | None:
-        """Token that stands between two texts."""
-
-    @property
-    def add_bos(self) -> bool:
-        """Whether add_special puts bos in front."""
-
-    @property
-    def add_eos(self) -> bool:
-        """Whether add_special puts eos behind."""
-
-    @property
-    def add_sep(self) -> bool:
-        """Whether sep stands between two texts."""
+    n_tokens: int  # token ids are below this
+    bos: int | None  # begins a text
+    eos: int | None  # ends a text
+    sep: int | None  # stands between two texts
+    add_bos: bool  # whether add_special puts bos in front
+    add_eos: bool  # whether add_special puts eos behind
+    add_sep: bool  # whether sep stands between two texts
 
     @property
     def eog_tokens(self) -> frozenset[int]:

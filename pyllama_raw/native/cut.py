@@ -37,9 +37,7 @@ class RowRun(NamedTuple):
     n_pos: int  # positions until what stands behind
     is_causal: bool  # if not, all rows see each other: they are computed in one decode
     positions: tuple[array[int], ...]  # of the rows if they begin at 0: 1 section or 4
-    moves: tuple[
-        bool, ...
-    ]  # whether the positions of a section count from the beginning
+    moves: tuple[bool, ...]  # whether positions of a section count from the beginning
 
     def positions_at(
         self, pos: int, start: int = 0, stop: int | None = None

@@ -45,7 +45,30 @@ class Model(Handle):
         self.path = path
         self.header = header  # with the overrides
         self.vocab_only = vocab_only
+        # Facts, which stay when it is closed.
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(pointer))
+        self.n_layer = int(lib.llama_model_n_layer(pointer))
+        self.n_embd = int(lib.llama_model_n_embd(pointer))
+        self.n_embd_inp = int(
+            lib.llama_model_n_embd_inp(pointer)
+        )  # in place of a token
+        self.n_embd_out = int(
+            lib.llama_model_n_embd_out(pointer)
+        )  # of the vector of a text
+        self.n_cls_out = int(lib.llama_model_n_cls_out(pointer))  # scores of a text
+        self.n_swa = int(
+            lib.llama_model_n_swa(pointer)
+        )  # tokens of its window; 0: none
+        self.n_params = int(lib.llama_model_n_params(pointer))
+        self.size_bytes = int(lib.llama_model_size(pointer))  # of all tensors
+        self.ftype = text(
+            lib.llama_ftype_name(lib.llama_model_ftype(pointer))
+        )  # of most
+        self.has_encoder = bool(lib.llama_model_has_encoder(pointer))
+        self.is_recurrent = bool(lib.llama_model_is_recurrent(pointer))
+        self.is_hybrid = bool(lib.llama_model_is_hybrid(pointer))
         self.vocab = Vocab(self, self.n_ctx_train)
+        self.n_vocab = self.vocab.n_tokens
 
     @classmethod
     def load(
@@ -101,42 +124,12 @@ class Model(Handle):
                 )
 
     @property
-    def n_vocab(self) -> int:
-        return int(lib.llama_vocab_n_tokens(self.vocab.ptr))
-
-    @property
-    def n_ctx_train(self) -> int:
-        return int(lib.llama_model_n_ctx_train(self.ptr))
-
-    @property
-    def n_embd(self) -> int:
-        return int(lib.llama_model_n_embd(self.ptr))
-
-    @property
-    def n_embd_inp(self) -> int:
-        """Width of a row of embeddings in place of a token."""
-        return int(lib.llama_model_n_embd_inp(self.ptr))
-
-    @property
-    def n_embd_out(self) -> int:
-        """Floats of a vector that is made of a text."""
-        return int(lib.llama_model_n_embd_out(self.ptr))
-
-    @property
-    def n_cls_out(self) -> int:
-        """Scores that are made of a text."""
-        return int(lib.llama_model_n_cls_out(self.ptr))
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes that scores are of; empty texts where the file has none."""
         found = (lib.llama_model_cls_label(self.ptr, i) for i in range(self.n_cls_out))
         return tuple(text(label) if label else "" for label in found)
 
-    @property
-    def n_layer(self) -> int:
-        return int(lib.llama_model_n_layer(self.ptr))
-
+    # Without a layer libllama ends the process where these are read.
     @property
     def n_head(self) -> int:
         return int(lib.llama_model_n_head(self.ptr))
@@ -146,42 +139,11 @@ class Model(Handle):
         return int(lib.llama_model_n_head_kv(self.ptr))
 
     @property
-    def n_swa(self) -> int:
-        """Width of the sliding attention window in tokens; 0: none."""
-        return int(lib.llama_model_n_swa(self.ptr))
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return int(lib.llama_model_size(self.ptr))
-
-    @property
-    def n_params(self) -> int:
-        return int(lib.llama_model_n_params(self.ptr))
-
-    @property
     def desc(self) -> str:
         """Architecture, size class and file type in words."""
         buffer = ffi.new("char[]", 256)
         lib.llama_model_desc(self.ptr, buffer, len(buffer))
         return text(buffer)
-
-    @property
-    def ftype(self) -> str:
-        """The quantisation of most tensors, as llama.cpp names it."""
-        return text(lib.llama_ftype_name(lib.llama_model_ftype(self.ptr)))
-
-    @property
-    def has_encoder(self) -> bool:
-        return bool(lib.llama_model_has_encoder(self.ptr))
-
-    @property
-    def is_recurrent(self) -> bool:
-        return bool(lib.llama_model_is_recurrent(self.ptr))
-
-    @property
-    def is_hybrid(self) -> bool:
-        return bool(lib.llama_model_is_hybrid(self.ptr))
 
     @cached_property
     def meta(self) -> dict[str, str]:

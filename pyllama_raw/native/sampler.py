@@ -30,9 +30,8 @@ FIRST_MAX = 128  # candidates that are worth choosing before all else is done
 class SamplerChain(Handle):
     """A llama_sampler chain. Belongs to one request, or is the lane of a slot."""
 
-    spent = (
-        False  # was a lane: libllama takes a chain once, and apply() would skip stages
-    )
+    # It was a lane: libllama takes a chain once, and apply() would skip stages.
+    spent = False
 
     @classmethod
     def build(cls, stages: Sequence[Stage], vocab: Vocab) -> Self:

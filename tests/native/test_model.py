@@ -146,10 +146,8 @@ def test_a_closed_model_is_refused_everywhere(model_path):
     model.close()
 
     for use in (
-        lambda: model.n_embd,
         lambda: model.meta,
         model.chat_template,
-        lambda: vocab.bos,
         lambda: vocab.pieces[5],
         lambda: vocab.tokenize("a", add_special=False, parse_special=False),
         lambda: make_context(model),
