@@ -125,7 +125,10 @@ class Embedder:
         values = await self.compute(tokens, "texts", pooling, progress, options)
         counts = list(map(len, tokens))
         make = partial(_shaped, values, counts, shape, joined=joined)
-        return await self._workers.run("text", make)
+        try:
+            return await self._workers.run("text", make)
+        except ClosedError:  # just now: what was computed before is the caller's
+            return make()
 
     async def tokens(
         self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]

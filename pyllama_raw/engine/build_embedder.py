@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyllama_raw.core.memory.limits import ContextLimits
@@ -34,7 +35,7 @@ def assemble_embedder(
     model, info = use.model, capabilities.model
     executor = text_contexts(model, config, AbortFlag())
     context = executor.prepare(info.pooling or Pooling.NONE)
-    limits = executor.limits
+    limits = replace(executor.limits, n_cells=context.n_ctx)
 
     def release() -> None:
         executor.shutdown()

@@ -236,17 +236,6 @@ class Scheduler:
         if texts and self._texts_are_next:
             self._texts_are_next = False
             return self._texts.plan(now)
-        plan = self._plan(now)
-        if texts:
-            self._texts_are_next = bool(plan)
-            plan = plan or self._texts.plan(now)
-        waits = self._memory.restores.is_fetching
-        if self.has_work and not (plan or self._roster.events or waits):
-            self._roster.stall(now)  # no later plan would be another one
-        return plan
-
-    def _plan(self, now: float) -> StepPlan:
-        """A step of the sequences in slots; empty if there is nothing to do."""
         if self._policy is not None:
             self._policy.begin(now)
         if self._for_priority:
@@ -258,6 +247,12 @@ class Scheduler:
         steady = plan.steady and not self._memory.restores.is_loading
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
+        if texts:
+            self._texts_are_next = bool(plan)
+            return plan or self._texts.plan(now)
+        waits = self._memory.restores.is_fetching
+        if self.has_work and not (plan or self._roster.events or waits):
+            self._roster.stall(now)  # no later plan would be another one
         return plan
 
     def _make_way(self, now: float) -> None:
