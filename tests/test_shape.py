@@ -39,7 +39,7 @@ OTHERS = {
 BY_NUMBER = re.compile(r"\b(\w*[dD]ict|\w*set|Counter)\[int\b")
 
 # A user's word for what is the same thing inside, as far as users see it.
-DOUBLE = {"Delta", "Model", "Score", "Timings"}
+DOUBLE = {"Model"}
 
 
 # Folders whose docstrings still begin with one of these, behind which the noun is to be found.

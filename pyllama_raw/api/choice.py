@@ -58,7 +58,7 @@ class Choice:
 
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
-        if type(event) is core.Delta:
+        if type(event) is core.NewTokens:
             tokens, ends = event.tokens, self.request.stop_token_ids
             self._tokens += tokens
             self._logprobs += self._spelt(event.logprobs)

@@ -60,13 +60,14 @@ class AsyncEngine(VectorVerbs):
         encoder = PromptEncoder.of(parts)
         self._workers = Workers()
         try:
-            super().__init__(parts, EngineThread(parts, encoder.close))
+            thread = EngineThread(parts, encoder.close)
         except BaseException:
             self._workers.close()
             raise
-        self._preparation = Preparation(parts, encoder, self._thread, self._workers)
+        self._preparation = Preparation(parts, encoder, thread, self._workers)
         ids = self._preparation.request_ids
-        self._embedder = Embedder(parts, encoder, self._thread, self._workers, ids)
+        embedder = Embedder(parts, encoder, thread, self._workers, ids)
+        super().__init__(parts, thread, embedder)
 
     @classmethod
     def open(

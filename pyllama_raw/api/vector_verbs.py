@@ -11,13 +11,19 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.embedding import Embedder, TextPooling, Told
     from pyllama_raw.api.ranking import Ranked
     from pyllama_raw.api.vectors import Vectors
+    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.thread import EngineThread
     from pyllama_raw.options.requests import TextOptions
 
 
 class VectorVerbs(Facts):
-    """From texts to vectors and ranks."""
+    """An engine as far as texts become vectors and ranks."""
 
-    _embedder: Embedder
+    def __init__(
+        self, parts: EngineParts, thread: EngineThread, embedder: Embedder
+    ) -> None:
+        super().__init__(parts, thread)
+        self._embedder = embedder
 
     async def embed(
         self,

@@ -129,7 +129,7 @@ class EmbedRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class Moments:
     """Moments on the engine clock, in seconds; None if it never came to that."""
 
     submitted: float
@@ -163,7 +163,7 @@ class SamplerUse(NamedTuple):
     """Why not on the backend; empty if they were."""
 
 
-class Delta(NamedTuple):
+class NewTokens(NamedTuple):
     """
     Output tokens, one or several.
 
@@ -196,11 +196,11 @@ class Finished:
     n_cached: int  # prompt tokens that were not computed
     cache_tier: CacheTier | None  # where they came from
     n_preempted: int
-    timings: Timings
+    timings: Moments
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
     sampler: SamplerUse | None = None  # written by the engine; None: no tokens
     detail: FinishDetail | None = None  # of STOP and LENGTH
     encode_s: float | None = None  # written by the engine; None: it has no media
 
 
-Event = Delta | Embedded | Finished
+Event = NewTokens | Embedded | Finished

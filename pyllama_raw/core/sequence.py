@@ -11,8 +11,8 @@ from pyllama_raw.core.request import (
     FinishDetail,
     Finished,
     FinishReason,
+    Moments,
     Request,
-    Timings,
     TokenLogprobs,
 )
 from pyllama_raw.core.spans import position, whole
@@ -124,7 +124,7 @@ class Sequence:
             n_cached=self.n_cached,
             cache_tier=self.cache_tier,
             n_preempted=self.n_preempted,
-            timings=Timings(
+            timings=Moments(
                 submitted=self.submitted,
                 admitted=self.admitted,
                 first_token=times[0] if times else None,

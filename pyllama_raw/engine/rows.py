@@ -15,7 +15,7 @@ from pyllama_raw.core.step import (
     PrefillSpan,
     RowFailed,
     Sampled,
-    Score,
+    ScoredPrefill,
     Work,
 )
 from pyllama_raw.engine.built_samplers import BuiltSamplers
@@ -58,7 +58,7 @@ class Rows:
         )
         samplers = [self._open[work.request_id].sampler for work in decodes]
         for work in works[n_rows:]:
-            add = batch.add_scored if type(work) is Score else batch.add
+            add = batch.add_scored if type(work) is ScoredPrefill else batch.add
             add(work.tokens, work.pos, work.slot, work.samples)
             if work.samples:
                 samplers.append(self._open[work.request_id].sampler)

@@ -17,8 +17,8 @@ from pyllama_raw.core.step import (
     PrefillSpan,
     RowFailed,
     Sampled,
-    Score,
     Scored,
+    ScoredPrefill,
     StepPlan,
     StepResult,
     Work,
@@ -185,7 +185,7 @@ class FakeExecutor:
         params = self._requests[work.request_id].sampling
         asked = params if isinstance(params, SamplingParams) else SamplingParams()
         output = self._sample(step, work, asked.logprobs)
-        if type(work) is not Score:
+        if type(work) is not ScoredPrefill:
             return output
         n_top = asked.prompt_logprobs or 0
         scores = (
@@ -250,7 +250,7 @@ class FakeExecutor:
 
 def _count_rows(work: Work) -> int:
     """Output rows of *work*; the targets are those of its tokens that have one."""
-    if type(work) is not Score:
+    if type(work) is not ScoredPrefill:
         return int(work.samples)
     assert len(work.targets) == len(work.tokens) - work.samples
     assert work.targets[:-1] == work.tokens[1 : len(work.targets)]

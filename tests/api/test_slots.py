@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from pyllama_raw import AsyncEngine, SamplingParams
-from pyllama_raw.core.request import Finished, FinishReason, Timings
+from pyllama_raw.core.request import Finished, FinishReason, Moments
 from pyllama_raw.engine.pace import Pace
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
@@ -71,7 +71,7 @@ def opened(n_running: int, n_waiting: int) -> OpenRequests:
 
 
 def ended(admitted: float | None, finished: float) -> Finished:
-    moments = Timings(0.0, admitted, None, finished, ())
+    moments = Moments(0.0, admitted, None, finished, ())
     return Finished(0, FinishReason.STOP, None, 1, 1, 0, None, 0, moments)
 
 

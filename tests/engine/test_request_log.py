@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.namespace import Private
-from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Timings
+from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Moments
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import (
@@ -25,7 +25,7 @@ IDS = BlockIds(b"a key")
 
 
 def ended(request_id=1, **changes):
-    timings = Timings(2.0, 3.0, 4.0, 9.0, (1.0, 4.0))
+    timings = Moments(2.0, 3.0, 4.0, 9.0, (1.0, 4.0))
     plain = Finished(
         request_id, FinishReason.STOP, None, 20, 3, 16, CacheTier.HOST, 1, timings
     )

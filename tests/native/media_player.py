@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_raw.core.request import Delta, Finished, Request
+from pyllama_raw.core.request import Finished, NewTokens, Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,
@@ -217,7 +217,7 @@ class MediaPlayer:
         for event in events:
             if isinstance(event, Finished):
                 self.ends[event.request_id] = event
-            elif isinstance(event, Delta):
+            elif isinstance(event, NewTokens):
                 self.tokens[event.request_id] += event.tokens
 
     def n_computed_rows(self) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Items
 
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import (
-    Delta,
     FinishDetail,
     FinishReason,
     LengthLimit,
+    NewTokens,
     StopString,
     StopToken,
 )
@@ -100,7 +100,7 @@ class Outputs:
                 tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
                 self._forget(running, n_sampled - n_taken)
         request_id = running.request.request_id
-        self._roster.events.append(new(Delta, (request_id, tokens, logprobs)))
+        self._roster.events.append(new(NewTokens, (request_id, tokens, logprobs)))
         if end is not None:
             self._finish(sequence, *end, now)
         elif len(running.tokens) >= self._limits.n_ctx_slot:

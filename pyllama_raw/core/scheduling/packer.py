@@ -20,7 +20,14 @@ from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.spans import span_at
-from pyllama_raw.core.step import Decode, Prefill, PrefillSpan, Score, StepPlan, Work
+from pyllama_raw.core.step import (
+    Decode,
+    Prefill,
+    PrefillSpan,
+    ScoredPrefill,
+    StepPlan,
+    Work,
+)
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
 
@@ -234,7 +241,7 @@ class Packer:
         return (
             len(works) == len(self._slots.running)
             and slots == sorted(slots)
-            and all(work.samples and type(work) is not Score for work in works)
+            and all(work.samples and type(work) is not ScoredPrefill for work in works)
             and not any(running.points for running in prompts)
             and not self._roster.could_start
         )
@@ -275,5 +282,5 @@ def _prefill(running: Running, n_tokens: int) -> Work:
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
         targets = tokens[start + 1 : end + 1]
-        return Score(request_id, slot, pos, chunk, samples, targets)
+        return ScoredPrefill(request_id, slot, pos, chunk, samples, targets)
     return Prefill(request_id, slot, pos, chunk, samples)
