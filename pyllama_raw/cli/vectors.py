@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.api.blocking import Engine
 from pyllama_raw.cli.engine_options import engine_config, model_spec
-from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.inputs import lines_of
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError, InvalidRequest
@@ -33,56 +33,45 @@ def embed(options: Namespace) -> int:
     if options.npy is not None:
         check_writable(options.npy)
 
-    async def make(engine: AsyncEngine, told: Told) -> None:
+    with _opened(options, "embed", len(texts)) as (engine, told):
         shape = options.dimensions, not options.raw
         if options.tokens:
-            _tell(await engine.embed_tokens(texts, *shape, progress=told))
-            return
-        pooling = options.pooling
-        vectors = await engine.embed(texts, *shape, pooling, progress=told)
+            _tell(engine.embed_tokens(texts, *shape, progress=told))
+            return 0
+        vectors = engine.embed(texts, *shape, options.pooling, progress=told)
         if options.npy is None:
             _tell(vectors)
         else:
             _save(options.npy, vectors)
-
-    return _run(options, "embed", len(texts), make)
+    return 0
 
 
 def rank(options: Namespace) -> int:
     """Run the command; return its exit status."""
     documents = _texts(options)
 
-    async def make(engine: AsyncEngine, told: Told) -> None:
-        ranked = await engine.rank(options.query, documents, progress=told)
+    with _opened(options, "rank", len(documents)) as (engine, told):
+        ranked = engine.rank(options.query, documents, progress=told)
         _write(
             {"index": one.index, "score": one.score, "document": documents[one.index]}
             for one in ranked
         )
+    return 0
 
-    return _run(options, "rank", len(documents), make)
 
-
-def _run(
-    options: Namespace,
-    needs: Need,
-    n_texts: int,
-    make: Callable[[AsyncEngine, Told], Awaitable[None]],
-) -> int:
+@contextmanager
+def _opened(
+    options: Namespace, needs: Need, n_texts: int
+) -> Iterator[tuple[Engine, Told]]:
+    """An engine, and a function that shows how many texts are done."""
     path, config = resolve_model(model_spec(options)), engine_config(options)
     terminal = Terminal(sys.stdout, sys.stderr)
-
-    async def main() -> None:
-        terminal.status("loading the model")
-        async with AsyncEngine.open(path, config, needs=needs) as engine:
-            await make(
-                engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
-            )
-
+    terminal.status("loading the model")
     try:
-        run(main)
+        with Engine.open(path, config, needs=needs) as engine:
+            yield engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
     finally:
         terminal.close()
-    return 0
 
 
 def _texts(options: Namespace) -> list[str]:

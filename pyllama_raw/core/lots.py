@@ -22,9 +22,7 @@ from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.spans import Span, span_at
 
 SHARE = 0.04  # of the time, for switches
-SWITCH_S = (
-    0.01  # what it costs to go from one set of adapters to another, until it is known
-)
+SWITCH_S = 0.01  # to go from one set of adapters to another, until the cost is known
 
 T = TypeVar("T")
 

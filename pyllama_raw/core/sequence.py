@@ -77,13 +77,11 @@ class Sequence:
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""
-        spans = self.request.spans
-        return position(spans, index) if spans else index
+        return position(self.request.spans, index)
 
     def whole(self, n_rows: int) -> int:
         """The most of the first *n_rows* that can be kept, or had by others."""
-        spans = self.request.spans
-        return whole(spans, n_rows) if spans else n_rows
+        return whole(self.request.spans, n_rows)
 
     @property
     def n_in_chunks(self) -> int:

@@ -89,9 +89,8 @@ class Slots:
     @property
     def n_not_running(self) -> int:
         """Cells that no running sequence holds; a split slot never lacks any."""
-        limits = self.limits
-        if not limits.unified:
-            return limits.n_slots * limits.n_ctx_slot
+        if not self.limits.unified:
+            return self.n_free_cells
         idle = {place.slot for place in self.all if type(place) is Idle}
         return self.n_free_cells + self.cells.n_only_of(idle)
 

@@ -209,10 +209,6 @@ class Roster:
         for sequence in list(self.alive.values()):
             self.finish(sequence, error, now)
 
-    def take_events(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits

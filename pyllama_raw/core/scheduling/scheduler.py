@@ -169,7 +169,8 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """Events that arose outside apply(): cancelled, past the deadline, no space."""
-        return self._roster.take_events()
+        events, self._roster.events = self._roster.events, []
+        return events
 
     @property
     def occupancy(self) -> Occupancy:
@@ -214,7 +215,7 @@ class Scheduler:
 
     def take_report(self, report: Written | Fetched) -> None:
         """Take in what came of a file that a plan asked for; call schedule() then."""
-        self._memory.take_report(report)
+        self._memory.tiers.take_report(report)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """

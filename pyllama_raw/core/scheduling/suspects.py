@@ -60,9 +60,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.all: list[Suspect] = []
-        self._stretch = (
-            1  # tokens for which the next one to be isolated is computed alone
-        )
+        self._stretch = 1  # tokens that the next isolated one computes alone
 
     def accuse(self, parts: Iterable[Part], *, alone: bool) -> Sequence | None:
         """
