@@ -45,8 +45,8 @@ class Sequence:
         "n_output",
         "n_overtaken",
         "n_preempted",
-        "order",
         "prompt_logprobs",
+        "rank",
         "request",
         "stop_finder",
         "submitted",
@@ -58,7 +58,8 @@ class Sequence:
         self, request: Request, order: int, now: float, n_chunked: int = NO_LIMIT
     ) -> None:
         self.request = request
-        self.order = order  # of arrival; kept through preemption
+        # The order of sequences, kept through preemption: low priority number, then arrival.
+        self.rank = (request.priority, order)
         self.tokens: array[int] = array("i", request.tokens)
         self.n_chunked = n_chunked
         self.n_output = 0
@@ -95,11 +96,6 @@ class Sequence:
         return (
             request.scores_prompt and len(self.prompt_logprobs) < request.n_prompt - 1
         )
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The order of sequences: low priority number, then early arrival."""
-        return (self.request.priority, self.order)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* tokens after the first *n_keep*."""

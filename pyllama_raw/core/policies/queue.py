@@ -32,9 +32,13 @@ class PolicyQueue(WaitingQueue):
     """Sequences that hold no slot, with keys."""
 
     def __init__(
-        self, keys: Literal["fixed", "changing", "by_client"], max_overtakes: int
+        self,
+        keys: Literal["fixed", "changing", "by_client"],
+        max_overtakes: int,
+        ask: Ask,
     ) -> None:
         super().__init__()
+        self._ask = ask
         self._changes = keys != "fixed"
         self._by_client = keys == "by_client"
         self._max_overtakes = max_overtakes
@@ -45,13 +49,9 @@ class PolicyQueue(WaitingQueue):
         super().remove(sequence)
         self._keys.pop(sequence, None)
 
-    def candidates(self, ask: Ask) -> Iterator[Sequence]:
-        """
-        Sequences to be admitted, the best first; one that was is gone when the next is asked for.
-
-        If the policy fails, the others follow by rank.
-        """
-        asked, overdue = self._ask(ask, self._due()), None
+    def candidates(self) -> Iterator[Sequence]:
+        """Sequences by their keys; if the policy fails, the others follow by rank."""
+        asked, overdue = self._renew(self._due()), None
         keys = self._keys
         heap = [(keys[each], rank, each) for rank, each in self._items if each in keys]
         heapify(heap)
@@ -67,23 +67,24 @@ class PolicyQueue(WaitingQueue):
                 yield chosen
                 if self._by_client and chosen not in self._keys:
                     new = self._new()
-                    asked = self._ask(ask, new)
+                    asked = self._renew(new)
                     for each in new if asked else ():
                         heappush(heap, (self._keys[each], each.rank, each))
         if not asked:
-            yield from list(self)
+            yield from super().candidates()
 
     def note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
-        """*by* was admitted; the count of *blocked* is kept elsewhere."""
+        """The first one was passed, too."""
+        super().note_overtaken(by, blocked)
         if self._items:
             first = self.head
             if first is not blocked and first.rank < by.rank:
                 first.n_overtaken += 1
 
-    def _ask(self, ask: Ask, sequences: Iterable[Sequence]) -> bool:
+    def _renew(self, sequences: Iterable[Sequence]) -> bool:
         """Give *sequences* their keys of now; False if the policy failed."""
         for each in sequences:
-            key = () if each.n_preempted else ask(each)
+            key = () if each.n_preempted else self._ask(each)
             if key is None:
                 return False
             self._keys.pop(each, None)

@@ -8,7 +8,7 @@ reported. It is passed on only if the report raises: a user may interrupt a hook
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -51,7 +51,7 @@ class PolicyRunner:
         max_overtakes: int,
         report: Callable[[PolicyFault], None],
     ) -> None:
-        self.queue = PolicyQueue(policy.keys, max_overtakes)
+        self.queue = PolicyQueue(policy.keys, max_overtakes, self._order_key)
         self.n_faults = 0
         self._policy = policy
         self._memory = memory
@@ -69,10 +69,6 @@ class PolicyRunner:
         self._now = now
 
     # -- decisions -----------------------------------------------------------------
-
-    def candidates(self) -> Iterator[Sequence]:
-        """Sequences to be admitted, the best first."""
-        return self.queue.candidates(self._order_key)
 
     def _order_key(self, sequence: Sequence) -> Numbers | None:
         self._probed = sequence

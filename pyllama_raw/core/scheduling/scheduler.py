@@ -15,7 +15,7 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Literal
@@ -284,7 +284,7 @@ class Scheduler:
             return  # libllama lacks space: start none until a step has worked
         room = self._slots.n_unpromised
         blocked: Sequence | None = None
-        for sequence in self._candidates():
+        for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
             wanted = growth(sequence)
             if wanted > room and not alone:
                 if sequence.n_overtaken >= self._max_overtakes:
@@ -294,22 +294,10 @@ class Scheduler:
                 room -= wanted
                 alone = False
                 self._roster.start(sequence, now)
-                self._note_overtaken(sequence, blocked)
+                self._roster.waiting.note_overtaken(sequence, blocked)
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
             if at_limit or not self._slots.has_free:
                 return
-
-    def _candidates(self) -> Iterable[Sequence]:
-        """Sequences that may start in this step, the best first."""
-        if self._policy is None:
-            return self._roster.waiting.first(ADMISSION_WINDOW)
-        return islice(self._policy.candidates(), ADMISSION_WINDOW)
-
-    def _note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
-        if blocked is not None:
-            blocked.n_overtaken += 1
-        if self._policy is not None:
-            self._policy.queue.note_overtaken(by, blocked)
 
     # -- results ----------------------------------------------------------------
 
