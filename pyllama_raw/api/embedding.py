@@ -127,7 +127,9 @@ class Embedder:
         make = partial(_shaped, values, counts, shape, joined=joined)
         try:
             return await self._workers.run("text", make)
-        except ClosedError:  # just now: what was computed before is the caller's
+        except (
+            ClosedError
+        ):  # the engine was drained, and has ended with the last vector
             return make()
 
     async def tokens(

@@ -89,7 +89,7 @@ def assemble(
 
     n_slots, texts = config.scheduler.n_slots, None
     if Operation.EMBED in capabilities.operations:
-        texts = text_contexts(model, config, flag)
+        texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,

@@ -33,7 +33,7 @@ def assemble_embedder(
         ContextFailed, NativeError: nothing is left behind but *use*.
     """
     model, info = use.model, capabilities.model
-    executor = text_contexts(model, config, AbortFlag())
+    executor = text_contexts(model, config)
     context = executor.prepare(info.pooling or Pooling.NONE)
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
@@ -61,18 +61,13 @@ def assemble_embedder(
     )
 
 
-def text_contexts(model: Model, config: EngineConfig, flag: AbortFlag) -> EmbedExecutor:
-    """
-    An executor of texts, which has no context yet.
-
-    Args:
-        flag: aborts its steps.
-    """
+def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
+    """An executor of texts, which has no context yet."""
     fields: dict[str, Any] = config.context.model_dump()
     fields |= step_fields(model, config) | {"kv_unified": True}
 
     def make_context(pooling: Pooling) -> Context:
-        context = Context(model, abort=flag, pooling=pooling.value, **fields)
+        context = Context(model, abort=AbortFlag(), pooling=pooling.value, **fields)
         try:
             probe(context)
         except BaseException:
@@ -82,7 +77,7 @@ def text_contexts(model: Model, config: EngineConfig, flag: AbortFlag) -> EmbedE
 
     n_ctx, n_pack = fields["n_ctx"], fields["n_ubatch"]
     limits = ContextLimits(fields["n_seq_max"], n_ctx - n_pack, n_pack, n_ctx)
-    return EmbedExecutor(limits, make_context, flag=flag)
+    return EmbedExecutor(limits, make_context)
 
 
 def step_fields(model: Model, config: EngineConfig) -> dict[str, int]:

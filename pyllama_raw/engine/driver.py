@@ -12,7 +12,8 @@ from dataclasses import replace
 from logging import getLogger
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduling.planner import Planner, SlotChange
+from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
@@ -36,7 +37,7 @@ class Driver:
 
     def __init__(
         self,
-        scheduler: Planner,
+        scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],

@@ -30,7 +30,7 @@ from pyllama_raw.core.step import (
     StepResult,
     Vector,
 )
-from pyllama_raw.engine.abort import AbortGate, PolledFlag
+from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.errors import (
     ClosedError,
@@ -54,18 +54,16 @@ class EmbedExecutor:
     Args:
         limits: of each context.
         make_context: makes an empty context that pools like this.
-        flag: aborts a decode of these contexts.
+            Each has a flag of its own, so an abort of one concerns no other.
     """
 
     def __init__(
         self,
         limits: ContextLimits,
         make_context: Callable[[Pooling], Context],
-        *,
-        flag: PolledFlag,
     ) -> None:
         self.limits = limits
-        self._gate = AbortGate(flag)
+        self.gate = AbortGate()
         self._make_context = make_context
         self._contexts: dict[Pooling, Context] = {}  # in the order of their last use
         self._used: Pooling | None = None  # by the last step
@@ -110,7 +108,7 @@ class EmbedExecutor:
 
     def stop(self, request_id: int | None = None) -> None:
         """Abort a step that nobody wants. Thread: any."""
-        self._gate.stop(request_id)
+        self.gate.stop(request_id)
 
     def shutdown(self) -> None:
         """Free the contexts; no call may follow."""
@@ -120,15 +118,7 @@ class EmbedExecutor:
                 self._contexts.popitem()[1].close()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute the texts of *plan*."""
-        self._gate.enter(plan.works)
-        try:
-            return self.compute(plan)
-        finally:
-            self._gate.leave()
-
-    def compute(self, plan: StepPlan) -> StepResult:
-        """Compute the texts of *plan*, which has no moves, in a step that can be aborted."""
+        """Compute the texts of *plan*, which has no moves."""
         works = [work for work in plan.works if isinstance(work, Encode)]
         assert len(works) == len(plan.works)
         assert not plan.moves
@@ -136,16 +126,22 @@ class EmbedExecutor:
             return StepResult()
         pooling = Pooling(plan.lot.name)
         try:
-            return self._run(works, pooling)
+            context = self._context_for(pooling)
+            assert context.abort is not None
+            self.gate.enter(works, context.abort)
+            return self._run(works, context, pooling)
         except DecodeAborted:
             self._clear(pooling)
             return StepResult(DecodeStatus.ABORTED)
         except NativeError as error:
             self._drop(pooling)
             return StepResult(DecodeStatus.FAILED, error=error)
+        finally:
+            self.gate.leave()
 
-    def _run(self, works: list[Encode], pooling: Pooling) -> StepResult:
-        context = self._context_for(pooling)
+    def _run(
+        self, works: list[Encode], context: Context, pooling: Pooling
+    ) -> StepResult:
         self._fill(context, works)
         outcome = context.step(self._batch, self._no_samplers)
         self._decode_ns += outcome.decode_ns

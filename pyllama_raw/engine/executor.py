@@ -91,7 +91,8 @@ class NativeExecutor:
         texts: EmbedExecutor | None = None,
     ) -> None:
         self._texts = texts
-        self._gate = AbortGate(flag)
+        self._gate = AbortGate() if texts is None else texts.gate
+        self._flag = flag
         self._make_context = make_context
         self._eog_tokens = frozenset(eog_tokens)
         self._kind = kind
@@ -191,13 +192,13 @@ class NativeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the moves, decode and sample."""
-        self._gate.enter(plan.works)
         if self._disk is not None:
             self._disk.others_compute = bool(plan.works)
+        if plan.lot.makes_vectors:
+            assert self._texts is not None
+            return self._texts.execute(plan)
+        self._gate.enter(plan.works, self._flag)
         try:
-            if plan.lot.makes_vectors:
-                assert self._texts is not None
-                return self._texts.compute(plan)
             return self._execute(plan)
         finally:
             self._gate.leave()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
-from pyllama_raw.core.scheduling.planner import Planner
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.adapters import AdapterHost
@@ -131,7 +131,7 @@ class TextContexts(Protocol):
 class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
 
-    scheduler: Planner
+    scheduler: Scheduler
     executor: TimedExecutor
     vocab: TextVocab
     chat_template: str | None

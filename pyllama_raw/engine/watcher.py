@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.planner import SlotChange
+from pyllama_raw.core.scheduling.slot_change import SlotChange
 
 EngineChange = Literal["running", "closing", "closed", "failed"]
 

@@ -7,7 +7,7 @@ from logging import getLogger
 from threading import current_thread, main_thread
 
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.planner import SlotChange
+from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.engine.watcher import EngineChange, StepRecord, Watcher
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")

@@ -119,7 +119,7 @@ class Context(SlotMemory):
         super().__init__(pointer, partial(_free, runner), parents=parents)
         self.model = model
         self.has_lanes = bool(lanes)
-        self._abort = abort
+        self.abort = abort  # the flag that its decodes poll
         self._runner = runner
         self._read_back(params)
         self._tokens = array("i", bytes(4 * self.n_outputs_max))
@@ -255,7 +255,7 @@ class Context(SlotMemory):
         """
         assert self.ptr
         return bool(
-            lib.plr_drop(self._runner, self._abort.ptr if self._abort else ffi.NULL)
+            lib.plr_drop(self._runner, self.abort.ptr if self.abort else ffi.NULL)
         )
 
     def decode(self, batch: Batch | RowBatch) -> None:

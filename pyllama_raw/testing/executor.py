@@ -91,7 +91,7 @@ class FakeExecutor:
     ) -> None:
         self.limits = limits
         self.flag = flag or FakeFlag()
-        self._gate = AbortGate(self.flag)
+        self._gate = AbortGate()
         self.n_steps = 0
         self.plans: list[StepPlan] = []
         self.memory = FakeMemory(limits)
@@ -126,7 +126,7 @@ class FakeExecutor:
         self._gate.stop(request_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self._gate.enter(plan.works)
+        self._gate.enter(plan.works, self.flag)
         try:
             return self._execute(plan)
         finally:

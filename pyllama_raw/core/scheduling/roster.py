@@ -16,7 +16,7 @@ from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.policies.runner import PolicyRunner
 from pyllama_raw.core.request import EmbedRequest, Event, FinishReason, Lot, Request
 from pyllama_raw.core.scheduling.deadlines import Deadlines
-from pyllama_raw.core.scheduling.planner import Note, SlotChange
+from pyllama_raw.core.scheduling.slot_change import Note, SlotChange
 from pyllama_raw.core.scheduling.texts import Texts, TextSequence
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import are_valid

@@ -39,8 +39,8 @@ from pyllama_raw.core.scheduling.budget_modes import BudgetMode
 from pyllama_raw.core.scheduling.failures import Failures
 from pyllama_raw.core.scheduling.outputs import Outputs
 from pyllama_raw.core.scheduling.packer import Packer
-from pyllama_raw.core.scheduling.planner import Note
 from pyllama_raw.core.scheduling.roster import Roster
+from pyllama_raw.core.scheduling.slot_change import Note
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.scheduling.text_steps import TextSteps
 from pyllama_raw.core.sequence import Sequence

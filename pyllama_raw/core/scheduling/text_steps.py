@@ -45,7 +45,7 @@ class TextSteps:
         self._n_alone = 0  # steps to come with a single text, after one that failed
 
     def plan(self, now: float) -> StepPlan:
-        """The next step; empty if there is no text."""
+        """The next step, while a request for vectors is there."""
         self._planned = now
         n_texts = 1 if self._n_alone else self._max_texts
         plan = self._roster.texts.pack(self._budget.limit(streams=True), n_texts)

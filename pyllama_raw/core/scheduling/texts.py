@@ -84,9 +84,11 @@ class Texts:
             self._cut = None
 
     def pack(self, n_tokens: int, n_texts: int) -> StepPlan:
-        """Fill a step by *n_tokens*, except for a single text, and *n_texts* at most."""
-        if not self.all:
-            return StepPlan()
+        """
+        Fill a step by *n_tokens*, except for a single text, and *n_texts* at most.
+
+        There is a request.
+        """
         if self._cut is not None:
             lot = self._cut.request.lot
         else:
