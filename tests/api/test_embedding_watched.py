@@ -141,22 +141,6 @@ async def test_draining_waits_for_texts():
     assert (len(found[0]), states) == (5 * len(TEXTS), ["ready", 1])
 
 
-async def test_vectors_outlive_the_workers_of_a_closed_engine():
-    """
-    A caller whose texts are computed has its vectors, although no worker is left.
-    """
-
-    def close(n_done: int) -> None:
-        if n_done == 2:
-            engine._workers.close()
-
-    async with open_engine("bert") as engine:
-        expected = await engine.embed(["a", "b"])
-        found = await engine.embed(["a", "b"], progress=close)
-
-    assert found.tolist() == expected.tolist()
-
-
 async def test_texts_that_nobody_wants_change_no_stream():
     """
     The abort of their steps leaves the tokens of a stream as they are alone.
