@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.serve import adapters, facts, models, probes, tokens, vectors
+from pyllama_raw.serve import adapters, facts, models, page, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
@@ -26,6 +26,7 @@ from pyllama_raw.serve.service import Service
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     *(chat.routes, completions.routes, native.routes, vectors.routes, tokens.routes),
     *(models.routes, adapters.routes, facts.routes, probes.routes),
+    page.routes,
 )
 
 
