@@ -59,6 +59,7 @@ class Model(Handle):
         self.n_swa = int(
             lib.llama_model_n_swa(pointer)
         )  # tokens of its window; 0: none
+        self.n_params = int(lib.llama_model_n_params(pointer))
         self.size_bytes = int(lib.llama_model_size(pointer))  # of all tensors
         self.ftype = text(
             lib.llama_ftype_name(lib.llama_model_ftype(pointer))
@@ -151,6 +152,13 @@ class Model(Handle):
         if length >= len(buffer):
             buffer = ffi.new("char[]", length + 1)
             read(self.ptr, index, buffer, len(buffer))
+        return text(buffer)
+
+    @property
+    def desc(self) -> str:
+        """Architecture, size class and file type in words."""
+        buffer = ffi.new("char[]", 256)
+        lib.llama_model_desc(self.ptr, buffer, len(buffer))
         return text(buffer)
 
     def chat_template(self) -> str | None:
