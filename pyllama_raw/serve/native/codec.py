@@ -20,7 +20,7 @@ from pyllama_raw.serve.native.prompts import ReadPrompt
 NO_SLOT = -1  # the engine may move a request while it runs
 
 
-class CompletionCodec(Codec):
+class NativeCodec(Codec):
     """Writes the answer to one or more prompts; output *index* counts through all."""
 
     def __init__(

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.native.body import NativeBody
-from pyllama_raw.serve.native.codec import CompletionCodec
+from pyllama_raw.serve.native.codec import NativeCodec
 from pyllama_raw.serve.native.fill import ExtraFile, fill_prompt
 from pyllama_raw.serve.native.prompts import Prompts, ReadPrompt, read_prompts
 from pyllama_raw.serve.service import Found, Service
@@ -66,4 +66,4 @@ async def _answer(
     service: Service, found: Found, body: NativeBody, prompts: list[ReadPrompt]
 ) -> TextAnswer:
     asked = await body.asked(service, found, prompts)
-    return TextAnswer(service, asked, CompletionCodec(asked, prompts, body))
+    return TextAnswer(service, asked, NativeCodec(asked, prompts, body))
