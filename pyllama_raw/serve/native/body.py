@@ -90,7 +90,8 @@ class NativeBody(TextBody):
             params = SamplingParams(**given)
         except InvalidSampling as error:
             theirs = {ours: theirs for theirs, ours in NAMES.items()}
-            name = theirs.get(error.name, error.name)
+            base, *place = error.name.partition("[")
+            name = theirs.get(base, base) + "".join(place)
             message = str(error).replace(f"SamplingParams.{error.name}", name)
             raise Failure(400, error.code, message, name) from error
         options = self.options(found, service.config)
