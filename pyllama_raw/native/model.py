@@ -161,13 +161,6 @@ class Model(Handle):
             read(self.ptr, index, buffer, len(buffer))
         return text(buffer)
 
-    @property
-    def desc(self) -> str:
-        """Architecture, size class and file type in words."""
-        buffer = ffi.new("char[]", 256)
-        lib.llama_model_desc(self.ptr, buffer, len(buffer))
-        return text(buffer)
-
     def chat_template(self) -> str | None:
         """The Jinja source of the default chat template, if there is one."""
         found = lib.llama_model_chat_template(self.ptr, ffi.NULL)
