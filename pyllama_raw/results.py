@@ -20,6 +20,7 @@ from pyllama_raw.api.results import (
     Timings,
     Usage,
 )
+from pyllama_raw.api.vectors import Vectors
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.request import (
     CacheTier,
@@ -31,9 +32,10 @@ from pyllama_raw.core.request import (
     StopToken,
     TokenLogprobs,
 )
+from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
 from pyllama_raw.engine.capabilities import Capabilities, Operation
-from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
 from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord, Watcher
@@ -69,11 +71,15 @@ __all__ = [
     "Result",
     "SamplerUse",
     "Score",
+    "SlotStats",
+    "SpecialToken",
     "StepRecord",
     "StopString",
     "StopToken",
     "Timings",
     "TokenLogprobs",
     "Usage",
+    "Vectors",
+    "VocabInfo",
     "Watcher",
 ]

@@ -41,7 +41,7 @@ BAD_BODIES: tuple[tuple[bytes, int, str | None], ...] = (  # body, status, place
     (
         b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
         400,
-        "content",
+        "messages[0].content[0]",
     ),
     (
         b'{"messages": [{"role": "user", "content": "%b"}]}' % (b"a b " * 50_000),

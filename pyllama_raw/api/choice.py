@@ -6,7 +6,8 @@ Tokens become text here, in the reader's thread, while the engine computes the n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
 from pyllama_raw.core import request as core
@@ -14,23 +15,36 @@ from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import Finished, FinishReason, Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 
+NO_NAMES: Mapping[int, bytes] = MappingProxyType({})
+
 
 class Choice:
     """The part of one output that has been read."""
 
     def __init__(
-        self, index: int, request: Request, seed: int, pieces: Sequence[bytes]
+        self,
+        index: int,
+        request: Request,
+        seed: int,
+        pieces: Sequence[bytes],
+        names: Mapping[int, bytes] = NO_NAMES,
     ) -> None:
+        """
+        Args:
+            pieces: bytes of each token; control tokens have none.
+            names: names of control tokens, if the request asks for log-probabilities.
+        """
         self.index = index
         self.request = request
         self.finished: Finished | None = None
         self.error: PyllamaError | None = None
         self._seed = seed
-        self._pieces = pieces
+        self._pieces, self._names = pieces, names
         self._detokenizer = Detokenizer(request.stop)
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # one a token, or none at all
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._n_shown_texts = self._n_shown_tokens = 0  # what deltas have shown
         self._is_fresh = False
 
@@ -44,15 +58,16 @@ class Choice:
 
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
-        if type(event) is core.Delta:
+        if type(event) is core.NewTokens:
             tokens, ends = event.tokens, self.request.stop_token_ids
             self._tokens += tokens
-            self._logprobs += event.logprobs
+            self._logprobs += self._spelt(event.logprobs)
             shown = tokens if tokens[-1] not in ends else tokens[:-1]
             text = self._detokenizer.push(b"".join([self._pieces[t] for t in shown]))
         else:
             assert isinstance(event, Finished)
             self.finished, self.error = event, event.error
+            self._prompt_logprobs = tuple(self._spelt(event.prompt_logprobs))
             text = self._detokenizer.flush()
             if not text:
                 return False
@@ -60,6 +75,15 @@ class Choice:
             self._texts.append(text)
         was_fresh, self._is_fresh = self._is_fresh, True
         return not was_fresh
+
+    def _spelt(self, entries: Iterable[TokenLogprobs]) -> Iterable[TokenLogprobs]:
+        """*entries* with the bytes of their tokens."""
+        for entry in entries:
+            top = tuple(self._piece(token) for token, _ in entry.top)
+            yield entry._replace(piece=self._piece(entry.token_id), top_pieces=top)
+
+    def _piece(self, token: int) -> bytes:
+        return self._pieces[token] or self._names.get(token, b"")
 
     def take_delta(self) -> Delta:
         """The part that was not shown before."""
@@ -78,12 +102,10 @@ class Choice:
         timings = Timings(None, None, None, None, None, elapsed_s)
         n_cached, tier = 0, None
         used = detail = None
-        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if finished is not None:
             reason, timings = finished.reason, timings_of(finished)
             n_cached, tier = finished.n_cached, finished.cache_tier
-            prompt_logprobs, used = finished.prompt_logprobs, finished.sampler
-            detail = finished.detail
+            used, detail = finished.sampler, finished.detail
         assert reason is not None
         return Result(
             text="".join(self._texts),
@@ -100,7 +122,7 @@ class Choice:
             seed=self._seed,
             index=self.index,
             logprobs=tuple(self._logprobs),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs,
             sampler=used,
             finish_detail=detail,
         )

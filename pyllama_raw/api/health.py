@@ -42,6 +42,8 @@ class Health:
     The share of their time that decodes had a CPU, over their latest second. Alone it is near 1;
     much less says that other programs take the CPUs. None: not known yet, or a GPU computes.
     """
+    step_s: float = 0.0
+    """Seconds since the last step ended or work came; 0: there is no work, and so no step."""
 
     @property
     def is_ready(self) -> bool:
@@ -65,5 +67,11 @@ def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
         found = HealthState.DRAINING
     elif not thread.has_begun:
         found = HealthState.STARTING
-    oldest_wait_s = max(oldest_wait_s, 0.0)
-    return Health(found, last_step_at, now, oldest_wait_s, thread.cpu_share)
+    return Health(
+        found,
+        last_step_at,
+        now,
+        max(oldest_wait_s, 0.0),
+        thread.cpu_share,
+        max(busy_s, 0.0),
+    )

@@ -34,6 +34,8 @@ class Ranked:
     """The first of its scores: the higher, the better it answers the query."""
     scores: Mapping[str, float]
     """All of them, by the label that the model file has for each, or by its number."""
+    n_tokens: int
+    """Tokens of the query and the document, as one text."""
 
 
 async def rank(
@@ -56,7 +58,9 @@ async def rank(
     )
     names = [label or str(i) for i, label in enumerate(parts.labels)]
     found = [
-        Ranked(index, scores[0], dict(zip(names, scores, strict=True)))
+        Ranked(
+            index, scores[0], dict(zip(names, scores, strict=True)), len(tokens[index])
+        )
         for index, value in enumerate(values)
         if (scores := np.frombuffer(value, np.float32).tolist())
     ]

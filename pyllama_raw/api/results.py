@@ -89,7 +89,7 @@ class Result:
     token_ids: tuple[int, ...]
     """The tokens of the output."""
     finish_reason: FinishReason
-    """Why the output ended."""
+    """The reason why the output ended."""
     usage: Usage
     """Counts of tokens."""
     timings: Timings
@@ -168,6 +168,11 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """Whether the engine takes requests, and if not, how it ended."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
+    queue_s: float | None = None
+    """
+    Seconds until a request that comes now has a slot, an estimate by the latest ones: 0 while
+    a slot is free, None before any request has ended.
+    """
 
 
 def timings_of(finished: core.Finished) -> Timings:

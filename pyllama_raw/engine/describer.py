@@ -1,22 +1,25 @@
-"""What can be said of an engine, also when its context is closed."""
+"""Description of an engine, also when its context is closed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.vocab import Vocab
 from pyllama_raw.options.config import EngineConfig
 
 
 def describer(
     context: Context, config: EngineConfig, limits: ContextLimits
 ) -> Callable[[], EngineInfo]:
-    """What can be said at once is kept: the context may be closed when somebody asks."""
+    """Keep what can be said at once: the context may be closed when somebody asks."""
     wanted = config.resolved_context
-    model_path, metadata = str(context.model.path), dict(context.model.meta)
+    model = context.model
+    model_path, metadata, vocab = str(model.path), dict(model.meta), _vocab(model.vocab)
+    description, n_params, model_bytes = model.desc, model.n_params, model.size_bytes
     taken = context.kernels.taken if context.kernels is not None else ()
     n_ubatch, kernels = context.n_ubatch, {row.computes: row.needs for row in taken}
 
@@ -26,6 +29,10 @@ def describer(
         devices = config.model.devices or tuple(d.name for d in libllama.devices())
         return EngineInfo(
             model_path=model_path,
+            description=description,
+            n_params=n_params,
+            model_bytes=model_bytes,
+            vocab=vocab,
             metadata=metadata,
             n_slots=limits.n_slots,
             n_ctx=limits.n_cells,
@@ -48,3 +55,21 @@ def describer(
         )
 
     return describe
+
+
+def _vocab(vocab: Vocab) -> VocabInfo:
+    def special(token: int | None) -> SpecialToken | None:
+        if token is None:
+            return None
+        text = vocab.piece(token, special=True).decode(errors="replace")
+        return SpecialToken(token, text)
+
+    fill = {name: special(token) for name, token in vocab.fill_tokens.items()}
+    return VocabInfo(
+        n_tokens=vocab.n_tokens,
+        bos=special(vocab.bos),
+        eos=special(vocab.eos),
+        adds_bos=vocab.add_bos,
+        adds_eos=vocab.add_eos,
+        fill={name: token for name, token in fill.items() if token is not None},
+    )

@@ -1,4 +1,4 @@
-"""What an engine is: its model and what its options came to."""
+"""Facts of an engine: its model and what its options came to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token with a task of its own."""
+
+    token_id: int
+    """The token."""
+    text: str
+    """Its name, as chat templates write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabInfo:
+    """The vocabulary of a model; None stands for a token that it does not have."""
+
+    n_tokens: int
+    """Token ids are below this."""
+    bos: SpecialToken | None
+    """The token that begins a text."""
+    eos: SpecialToken | None
+    """The token that ends a text."""
+    adds_bos: bool
+    """Whether a prompt that is a text gets bos in front."""
+    adds_eos: bool
+    """Whether a prompt that is a text gets eos behind."""
+    fill: Mapping[str, SpecialToken]
+    """
+    Tokens for a gap in a text: of "prefix", "suffix", "middle", "pad", "repo" and
+    "separator" those that the model has; it can fill a gap if it has the first three.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """One open engine; none of it changes."""
 
     model_path: str
+    description: str  # of the model: architecture, size class and file type in words
+    n_params: int  # of the model
+    model_bytes: int  # of its tensors
+    vocab: VocabInfo
     metadata: Mapping[str, str]  # of the model file
     n_slots: int
     n_ctx: int  # KV cells of all slots
@@ -27,9 +62,8 @@ class EngineInfo:
     type_v: str
     flash_attn: str  # as asked for: libllama decides by itself what "auto" is
     kv_unified: bool
-    kernels: Mapping[
-        str, str
-    ]  # of ours: the attention or weights, the CPU they are for
+    # Those of ours: the attention or weights, the CPU they are for.
+    kernels: Mapping[str, str]
     devices: tuple[str, ...]  # that the model may use
     versions: Mapping[str, str]  # of pyllama_raw and llama_cpp
     config: EngineConfig

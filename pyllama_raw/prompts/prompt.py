@@ -12,7 +12,7 @@ from array import array
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from threading import Condition
 from typing import TYPE_CHECKING, Literal, Self, TypeGuard, TypeVar
@@ -86,7 +86,7 @@ class PromptEncoder:
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
     ) -> Literal["text", "chat", "template", "media"] | None:
-        """For which workers encode() is; None: for an event loop, too."""
+        """The workers that read() is for; None: an event loop may call it, too."""
         if _is_chat(prompt):
             return settings.workers  # waits for a process
         if isinstance(prompt, str):
@@ -94,10 +94,6 @@ class PromptEncoder:
         if has_media(prompt):
             return "media"
         return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None
-
-    def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
-        """The tokens that read() gives."""
-        return self.read(prompt, settings).tokens
 
     def read(
         self,
@@ -167,7 +163,7 @@ class PromptEncoder:
             ]
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
-        """The text that encode() makes tokens of; raises like it."""
+        """The text that read() makes tokens of; raises like it."""
         if not _is_chat(messages):
             raise InvalidRequest("messages", messages, "chat messages")
         with self._using_vocab():
@@ -175,19 +171,49 @@ class PromptEncoder:
                 messages = self._media.take_chat(messages).messages
             return self._chat.render(messages, settings).text
 
+    def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
+        """
+        Tokens of *text*, perhaps none. Raises InvalidRequest, PromptTooLong, ClosedError.
+
+        Args:
+            adds: it gets the tokens that begin and end prompts.
+            parses: control tokens that are spelled in it are understood.
+        """
+        with self._using_vocab():
+            tokens = self._tokenize(text, add_special=adds, parse_special=parses)
+        self._check_fits(len(tokens))
+        return tokens
+
     def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
-        """Their pieces as text. Raises InvalidRequest, ClosedError."""
+        """The pieces of *token_ids* as text. Raises InvalidRequest, ClosedError."""
+        decoder = getincrementaldecoder("utf-8")(errors="replace")
+        pieces = self.pieces(token_ids, special)
+        texts = [
+            decoder.decode(b"".join(pieces[at : at + MANY_IDS]))
+            for at in range(0, len(pieces), MANY_IDS)
+        ]
+        return "".join([*texts, decoder.decode(b"", final=True)])
+
+    def pieces(self, token_ids: Sequence[int], special: bool) -> list[bytes]:
+        """The bytes of each token. Raises InvalidRequest, ClosedError."""
         if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
             raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
-        decoder = getincrementaldecoder("utf-8")(errors="replace")
-        pieces: dict[int, bytes] = {}
-        texts: list[str] = []
+        known: dict[int, bytes] = {}
+        pieces: list[bytes] = []
         with self._using_vocab():
             for part in self._parts(token_ids):
-                for token in {*part} - pieces.keys():
-                    pieces[token] = self._vocab.piece(token, special)
-                texts.append(decoder.decode(b"".join(map(pieces.__getitem__, part))))
-        return "".join([*texts, decoder.decode(b"", final=True)])
+                for token in {*part} - known.keys():
+                    known[token] = self._vocab.piece(token, special)
+                pieces += map(known.__getitem__, part)
+        return pieces
+
+    def control_names(self) -> dict[int, bytes]:
+        """Names of the control tokens, which have no piece; may take a tenth of a second."""
+        encode = partial(self._vocab.tokenize, add_special=False, parse_special=True)
+        with self._using_vocab():
+            known = self._vocab.special_texts.items()
+            tokens = {name: encode(name) for name, is_control in known if is_control}
+        return {ids[0]: name.encode() for name, ids in tokens.items() if len(ids) == 1}
 
     def run(self, function: Callable[[], T]) -> T:
         """Call *function*, which may use the vocabulary."""
@@ -292,7 +318,6 @@ class PromptEncoder:
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
             text, origins = text[n_own:], origins[n_own:]
-        _check_text(text)
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)

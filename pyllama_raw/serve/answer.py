@@ -145,7 +145,9 @@ class TextAnswer(Response):
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):
             return error
-        return failure_of(error, self._service.retry_s(self._asked.found.engine))
+        failure = failure_of(error, self._service.retry_s(self._asked.found.engine))
+        failure.param = self._asked.param_of(error) or failure.param
+        return failure
 
 
 def _check_begun(results: Sequence[Sequence[Result]]) -> None:

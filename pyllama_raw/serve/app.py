@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -13,17 +14,19 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.serve import adapters, facts, models, probes, tokens, vectors
+from pyllama_raw.serve import adapters, facts, models, page, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.openai import chat
+from pyllama_raw.serve.native import routes as native
+from pyllama_raw.serve.openai import chat, completions
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    *(chat.routes, vectors.routes, tokens.routes),
+    *(chat.routes, completions.routes, native.routes, vectors.routes, tokens.routes),
     *(models.routes, adapters.routes, facts.routes, probes.routes),
+    page.routes,
 )
 
 
@@ -74,21 +77,29 @@ def make_app(
 
 
 async def _wrong_body(request: Request, error: Exception) -> Response:
-    """The first mistake, with the field as OpenAI writes it: `messages[0].content`."""
+    """The deepest mistake, with the field as OpenAI writes it: `messages[0].content`."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
-    param = ""
-    for part in place:
-        param += f"[{part}]" if isinstance(part, int) else f".{part}"
-    name = param.removeprefix(".") or "body"
-    if first["type"] == "json_invalid":
-        name = "body"
-    elif name == "body" and "json" not in request.headers.get("content-type", "json"):
+    first = max(error.errors(), key=lambda mistake: len(mistake["loc"]))
+    name = _place(first["loc"], error.body, is_missing=first["type"] == "missing")
+    is_other = "json" not in request.headers.get("content-type", "json")
+    if name == "body" and first["type"] != "json_invalid" and is_other:
         first = {"msg": "send it with the header `content-type: application/json`"}
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
     return JSON(*failure.parts)
+
+
+def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
+    """The field at *loc*, without pydantic's names for the branches of a union."""
+    name, at = "", body
+    for part in loc[1:]:
+        if isinstance(at, dict) and (part in at or is_missing):
+            name += f".{part}"
+            at = at.get(part)
+        elif isinstance(at, list) and isinstance(part, int):
+            name += f"[{part}]"
+            at = at[part]
+    return name.removeprefix(".") or str(loc[0] if loc[0] == "body" else loc[-1])
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -27,6 +27,10 @@ class ServeConfig(Frozen):
 
     any_model: bool = False
     """A name that no model has is taken for the first model that can do what is asked."""
+    fetch_media: bool = False
+    """Images that a request names by an address are fetched, from public hosts only."""
+    fetch_s: Seconds = 10.0
+    """Seconds that the fetches of one request may take together."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 100 * 2**20
     """Bytes that a body may have."""
     body_s: Seconds = 30.0

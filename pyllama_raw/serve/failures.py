@@ -93,6 +93,11 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {  # for the OpenAPI description
 }
 
 
+def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
+    """The mistake of a client in the field *param*."""
+    return Failure(400, code, f"{param}: {reason}", param)
+
+
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     """
     An error of the engine as a client is told of it.
@@ -108,7 +113,7 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
         case PromptTooLong():
             more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
             code = "context_length_exceeded"
-            return Failure(400, code, str(error), "messages", more=more)
+            return Failure(400, code, str(error), "prompt", more=more)
         case InvalidRequest():
             return Failure(400, error.code, str(error), error.name)
         case Unsupported():

@@ -19,7 +19,7 @@ from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities, capabilities_of
-from pyllama_raw.engine.info import EngineInfo
+from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
 from pyllama_raw.engine.parts import EngineParts
@@ -120,6 +120,17 @@ def _describe(
 ) -> EngineInfo:
     return EngineInfo(
         model_path="fake.gguf",
+        description="fake",
+        n_params=0,
+        model_bytes=0,
+        vocab=VocabInfo(
+            n_tokens=FakeVocab.n_tokens,
+            bos=SpecialToken(BOS, "<s>"),
+            eos=SpecialToken(EOS, "</s>"),
+            adds_bos=FakeVocab.add_bos,
+            adds_eos=FakeVocab.add_eos,
+            fill={},
+        ),
         metadata=metadata,
         n_slots=limits.n_slots,
         n_ctx=limits.n_cells,

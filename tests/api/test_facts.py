@@ -6,8 +6,15 @@ import json
 import anyio
 import pytest
 
-from pyllama_raw import AsyncEngine, EngineConfig, SamplingParams, SchedulerConfig
+from pyllama_raw import (
+    AsyncEngine,
+    EngineConfig,
+    ModelConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
 from pyllama_raw.errors import ClosedError, EngineStopped, InvalidRequest
+from pyllama_raw.results import SpecialToken
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
 from tests.tiny import tiny_model
@@ -104,6 +111,53 @@ async def test_texts_become_tokens_and_tokens_texts():
     assert (n_tokens, broken) == (len(ids), "\ufffd")
 
 
+async def test_a_text_is_tokenized_as_the_caller_says():
+    """
+    Tokens that begin a prompt may be left out, and spelled control tokens be text.
+    """
+    async with fake_engine() as engine:
+        found = [
+            await engine.tokenize("a<s>", add_special=add, parse_special=parse)
+            for add in (True, False)
+            for parse in (True, False)
+        ]
+        nothing = await engine.tokenize("", add_special=False)
+
+    text = [*b"a<s>"]
+    assert found == [[256, 97, 256], [256, *text], [97, 256], text]
+    assert nothing == []
+
+
+async def test_messages_are_tokenized_as_the_model_gets_them():
+    """
+    tokenize() gives what count() counts; options of texts are refused with a chat.
+    """
+    chat = [{"role": "user", "content": "hi</s>"}]
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    async with fake_engine(chat_template=template) as engine:
+        ids, n_tokens = await engine.tokenize(chat), await engine.count(chat)
+        with pytest.raises(InvalidRequest, match="a text without chat options"):
+            await engine.tokenize(chat, add_special=False)
+
+    assert ids == [256, *b"[user]hi</s>"]
+    assert n_tokens == len(ids)
+
+
+async def test_pieces_are_the_bytes_of_tokens():
+    """
+    A piece may be a part of a character; control tokens have names, if asked for.
+    """
+    ids = [256, *"é".encode()]
+    async with fake_engine() as engine:
+        named = await engine.pieces(ids)
+        plain = await engine.pieces(ids, special=False)
+        with pytest.raises(InvalidRequest, match="token ids from 0 to 257"):
+            await engine.pieces([258])
+
+    assert named == [b"<s>", b"\xc3", b"\xa9"]
+    assert plain == [b"", b"\xc3", b"\xa9"]
+
+
 @pytest.mark.parametrize("ids", ["text", [258], [-1], [None], 7, [2**40], range(2**30)])
 async def test_only_token_ids_are_detokenized(ids):
     """
@@ -120,7 +174,13 @@ async def test_a_closed_engine_has_no_vocabulary():
     """
     engine = fake_engine()
     await engine.aclose()
-    for call in (engine.tokenize("a"), engine.detokenize([1]), engine.count("a")):
+    for call in (
+        engine.tokenize("a"),
+        engine.tokenize("a", add_special=False),
+        engine.detokenize([1]),
+        engine.pieces([1]),
+        engine.count("a"),
+    ):
         with pytest.raises(ClosedError):
             await call
 
@@ -141,3 +201,33 @@ async def test_info_tells_what_options_came_to():
     assert set(info.versions) == {"pyllama_raw", "llama_cpp"}
     assert info.n_threads >= 1
     assert info.devices
+    assert info.description.startswith("llama")
+    assert info.n_params > 0
+    assert info.model_bytes > 0
+
+
+@pytest.mark.native
+async def test_info_tells_the_tokens_of_a_vocabulary():
+    """
+    Its size, those that begin and end a text, and those for a gap in one.
+    """
+    path = tiny_model("llama")
+    keys = {
+        "tokenizer.ggml.fim_pre_token_id": 5,
+        "tokenizer.ggml.fim_suf_token_id": 6,
+    }
+    config = EngineConfig(model=ModelConfig(kv_overrides=keys))
+    async with AsyncEngine.open(path) as engine:
+        plain, n_vocab = engine.info.vocab, engine.capabilities.model.n_vocab
+    async with AsyncEngine.open(path, config) as engine:
+        vocab = engine.info.vocab
+        texts = [piece.decode() for piece in await engine.pieces([5, 6])]
+
+    assert plain.n_tokens == n_vocab
+    assert plain.eos is not None
+    assert plain.eos.text == "<|endoftext|>"
+    assert plain.fill == {}
+    assert vocab.fill == {
+        "prefix": SpecialToken(5, texts[0]),
+        "suffix": SpecialToken(6, texts[1]),
+    }

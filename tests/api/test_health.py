@@ -49,11 +49,11 @@ def test_an_engine_that_takes_no_step_is_stalled():
     thread.close()
     assert thread.join(HANG_S)
 
-    assert first == Health(HealthState.READY, None, 154.0, 2.0, None)
-    assert stalled == Health(HealthState.STALLED, None, 156.0, 4.0, None)
+    assert first == Health(HealthState.READY, None, 154.0, 2.0, None, 4.0)
+    assert stalled == Health(HealthState.STALLED, None, 156.0, 4.0, None, 6.0)
     assert closing.state is HealthState.STALLED
-    assert going == Health(HealthState.READY, 156.0, 156.0, 0.0, None)
-    assert idle == Health(HealthState.READY, 156.0, 1000.0, 0.0, None)
+    assert going == Health(HealthState.READY, 156.0, 156.0, 0.0, None, 0.0)
+    assert idle == Health(HealthState.READY, 156.0, 1000.0, 0.0, None, 0.0)
     assert look(EngineState.CLOSING).state is HealthState.DRAINING
     assert look(EngineState.FAILED).state is HealthState.DEAD
 

@@ -7,10 +7,25 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.api.results import Score, TokenLogprobs
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.testing import BOS, FakeExecutor, fake_engine, fake_limits
-from pyllama_raw.testing import fake_logprobs as said
+from pyllama_raw.testing import (
+    BOS,
+    EOS,
+    FakeExecutor,
+    FakeVocab,
+    fake_engine,
+    fake_limits,
+    fake_logprobs,
+)
 
 pytestmark = pytest.mark.anyio
+
+
+def said(n_before: int, token: int, n_top: int) -> TokenLogprobs:
+    """The entry of the fake executor, with the bytes of its tokens."""
+    entry = fake_logprobs(n_before, token, n_top)
+    pieces = [FakeVocab().piece(t, special=True) for t, _ in entry.top]
+    own = FakeVocab().piece(token, special=True)
+    return entry._replace(piece=own, top_pieces=tuple(pieces))
 
 
 async def test_each_output_token_has_its_own():
@@ -43,6 +58,19 @@ async def test_who_does_not_ask_gets_none():
 
     assert [len(result.logprobs) for result in results] == [3, 0]
     assert results[0].logprobs[0].top == ()
+
+
+async def test_control_tokens_have_their_names():
+    """
+    The piece of a token that ends the output is empty; its log-probability names it.
+    """
+    executor = FakeExecutor(fake_limits(), next_token=lambda tokens: EOS)
+    async with fake_engine(executor) as engine:
+        result = await engine.complete("a", SamplingParams(max_tokens=3, logprobs=1))
+
+    (entry,) = result.logprobs
+    assert (result.text, entry.token_id, entry.piece) == ("", EOS, b"</s>")
+    assert len(entry.top_pieces) == 1
 
 
 async def test_prompt_log_probabilities_are_with_the_first_output():

@@ -106,6 +106,10 @@ async def test_documents_are_ranked(name):
         alone = [(await engine.rank(QUERY, [text]))[0] for text in DOCUMENTS]
 
     scores = [one.score for one in ranked]
+    assert [one.n_tokens for one in ranked] == [
+        alone[one.index].n_tokens for one in ranked
+    ]
+    assert all(one.n_tokens > len(QUERY.split()) for one in ranked)
     assert sorted(one.index for one in ranked) == list(range(len(DOCUMENTS)))
     assert scores == sorted(scores, reverse=True)
     assert len(set(scores)) == len(DOCUMENTS)

@@ -1,81 +1,91 @@
-"""Clients that do what no library does: they send half, say nothing, and leave."""
+"""OpenAI's client at a server of one engine, and streams put together again."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
+from typing import Any
 
 import anyio
-from anyio.abc import SocketStream
+import openai
 
-PATH = "/v1/chat/completions"
-
-
-def chat(text: str = "a chat", **fields) -> bytes:
-    asked = {"messages": [{"role": "user", "content": text}], "stream": True}
-    return json.dumps(asked | fields).encode()
-
-
-class Wire:
-    """One connection."""
-
-    def __init__(self, stream: SocketStream) -> None:
-        self._stream = stream
-        self._buffer = b""
-
-    async def post(self, body: bytes, path: str = PATH, **headers: str) -> None:
-        """Send all of a request."""
-        await self.begin(path, content_length=str(len(body)), **headers)
-        await self.send(body)
-
-    async def begin(self, path: str = PATH, **headers: str) -> None:
-        """Send the head of a request; `_` in names stands for `-`."""
-        told = {"host": "here", "content_type": "application/json"} | headers
-        lines = [f"{name.replace('_', '-')}: {value}" for name, value in told.items()]
-        head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
-        await self.send(head.encode())
-
-    async def send(self, part: bytes) -> None:
-        await self._stream.send(part)
-
-    async def until(self, mark: bytes) -> bytes:
-        """What comes up to *mark*, and with it."""
-        while mark not in self._buffer:
-            self._buffer += await self._stream.receive()
-        found, _, self._buffer = self._buffer.partition(mark)
-        return found + mark
-
-    async def rest(self) -> bytes:
-        """What comes until the connection is closed."""
-        try:
-            while True:
-                self._buffer += await self._stream.receive()
-        except anyio.EndOfStream:
-            return self._buffer
-
-    async def head(self) -> tuple[int, dict[str, str]]:
-        """The status and the headers of an answer."""
-        first, *lines = (await self.until(b"\r\n\r\n")).decode().split("\r\n")[:-2]
-        pairs = (line.split(": ", 1) for line in lines)
-        return int(first.split()[1]), {name.lower(): value for name, value in pairs}
-
-    async def answer(self) -> tuple[int, dict[str, str], dict]:
-        """An answer that is JSON of a known length."""
-        status, headers = await self.head()
-        while len(self._buffer) < int(headers["content-length"]):
-            self._buffer += await self._stream.receive()
-        n_bytes = int(headers["content-length"])
-        body, self._buffer = self._buffer[:n_bytes], self._buffer[n_bytes:]
-        return status, headers, json.loads(body)
+from pyllama_raw import AsyncEngine
+from pyllama_raw.serve import ServeConfig, make_app
+from tests.serve.support import LIMIT_S, serving
 
 
 @asynccontextmanager
-async def wire(url: str) -> AsyncIterator[Wire]:
-    """A connection that is closed at the end of the block."""
-    address = urlsplit(url)
-    assert address.hostname is not None
-    assert address.port is not None
-    async with await anyio.connect_tcp(address.hostname, address.port) as stream:
-        yield Wire(stream)
+async def talking(
+    engine: AsyncEngine, *, strict: bool = True, **config: Any
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    """
+    A client of *engine* as the model "a".
+
+    Args:
+        strict: every answer is checked against the client's types.
+    """
+    app = make_app({"a": engine}, ServeConfig(**config))
+    with anyio.fail_after(LIMIT_S):
+        async with serving(app, "asyncio") as url:
+            async with openai.AsyncOpenAI(
+                base_url=f"{url}/v1",
+                api_key="none",
+                max_retries=0,
+                _strict_response_validation=strict,
+            ) as client:
+                yield client
+
+
+async def chat_chunks(
+    client: openai.AsyncOpenAI, chunks: list[Any], **asked: Any
+) -> list[Any]:
+    """*chunks*, where a stream adds its own."""
+    stream = await client.chat.completions.create(model="a", stream=True, **asked)
+    async with stream:
+        async for chunk in stream:
+            chunks.append(chunk)  # noqa: PERF401 - an error leaves those before it
+    return chunks
+
+
+async def completion_chunks(client: openai.AsyncOpenAI, **asked: Any) -> list[Any]:
+    """All of a stream."""
+    stream = await client.completions.create(model="a", stream=True, **asked)
+    async with stream:
+        return [chunk async for chunk in stream]
+
+
+def joined_chat(chunks: list[Any]) -> dict[int, tuple[str, Any, list[Any]]]:
+    """Text, reason and log-probabilities of each choice of a stream."""
+    found: dict[int, tuple[str, Any, list[Any]]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        text, reason, logprobs = found.get(choice.index, ("", None, []))
+        listed = choice.logprobs.content if choice.logprobs else []
+        text += choice.delta.content or ""
+        reason = choice.finish_reason or reason
+        found[choice.index] = (text, reason, logprobs + listed)
+    return found
+
+
+def whole_chat(answer: Any) -> dict[int, tuple[str, Any, list[Any]]]:
+    """The same of an answer at once."""
+    return {
+        choice.index: (
+            choice.message.content,
+            choice.finish_reason,
+            choice.logprobs.content if choice.logprobs else [],
+        )
+        for choice in answer.choices
+    }
+
+
+def joined_completion(chunks: list[Any]) -> dict[int, list[Any]]:
+    """Text, reason and the four lists of each choice of a stream, or of an answer at once."""
+    found: dict[int, list[Any]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        told = found.setdefault(choice.index, ["", None, [], [], [], []])
+        told[0] += choice.text
+        told[1] = choice.finish_reason or told[1]
+        if listed := choice.logprobs:
+            told[2] += listed.tokens
+            told[3] += listed.token_logprobs
+            told[4] += listed.top_logprobs
+            told[5] += listed.text_offset
+    return found

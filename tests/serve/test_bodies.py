@@ -6,8 +6,8 @@ import pytest
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.keys import VARIABLE
 from tests.loops import anyio_backend  # noqa: F401
-from tests.serve.clients import chat, wire
 from tests.serve.support import LIMIT_S, chatting, serving
+from tests.serve.wire import chat, wire
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import anyio
 import httpx
 import pytest
 
-from tests.serve.clients import PATH, chat, wire
 from tests.serve.support import LIMIT_S, free_port
+from tests.serve.wire import PATH, chat, wire
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native

@@ -13,8 +13,8 @@ from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
-from tests.serve.clients import PATH, chat, wire
 from tests.serve.support import LIMIT_S, chatting, serving
+from tests.serve.wire import PATH, chat, wire
 
 pytestmark = pytest.mark.anyio
 

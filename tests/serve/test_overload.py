@@ -7,8 +7,8 @@ from pyllama_raw.serve import make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
-from tests.serve.clients import chat, wire
 from tests.serve.support import LIMIT_S, chatting, serving
+from tests.serve.wire import chat, wire
 
 pytestmark = pytest.mark.anyio
 
