@@ -66,6 +66,8 @@ class TextAnswer(Response):
                         whole = JSON(*failure.parts)
                     if failure.status in (429, 503):
                         exchange.refused = failure.code
+                except TimeoutError:  # nobody reads what is sent
+                    return
                 is_whole = True
         if whole is not None:
             await whole(scope, receive, send)
@@ -113,7 +115,8 @@ class TextAnswer(Response):
         self, generations: Sequence[Generation], events: EventStream
     ) -> None:
         async with _together() as pings:
-            pings.start_soon(events.ping, self._service.config.ping_s)
+            config = self._service.config
+            pings.start_soon(events.ping, config.ping_s, config.send_s)
             async with _together() as group:
                 for prompt, generation in enumerate(generations):
                     group.start_soon(self._write, prompt, generation, events)

@@ -98,7 +98,7 @@ def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
             at = at.get(part)
         elif isinstance(at, list) and isinstance(part, int):
             name += f"[{part}]"
-            at = at[part]
+            at = at[part] if part < len(at) else None  # one may be missing
     return name.removeprefix(".") or str(loc[0] if loc[0] == "body" else loc[-1])
 
 

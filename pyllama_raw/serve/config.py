@@ -37,6 +37,8 @@ class ServeConfig(Frozen):
     """Seconds that a client may take to send its body."""
     ping_s: Seconds = 15.0
     """Seconds of silence after which a stream gets a comment, so that nobody closes it."""
+    send_s: Seconds = 60.0
+    """Seconds that a client may read nothing of its stream, before the stream is ended."""
     deadline_s: Seconds | None = None
     """`deadline_s` of a request that names none. None: it may take for ever."""
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyio import Lock, current_time, sleep
+from anyio import Lock, current_time, fail_after, sleep
 from starlette.types import Send
 
 HEADERS = [
@@ -40,12 +40,18 @@ class EventStream:
             await self._send(part)
             self._written = current_time()
 
-    async def ping(self, every_s: float) -> None:
-        """Write a comment whenever *every_s* have passed in silence; for ever."""
+    async def ping(self, every_s: float, limit_s: float) -> None:
+        """
+        Write a comment whenever *every_s* have passed in silence; for ever.
+
+        Raises:
+            TimeoutError: the client has not read for *limit_s* more.
+        """
         while True:
             await sleep(max(self._written + every_s - current_time(), 0.0))
             if current_time() >= self._written + every_s:
-                await self.write(b": ping\n\n")
+                with fail_after(limit_s):
+                    await self.write(b": ping\n\n")
 
     async def end(self) -> None:
         """Tell the server that all is written."""

@@ -14,10 +14,11 @@ from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.support import LIMIT_S, chatting, serving
-from tests.serve.wire import chat, wire
+from tests.serve.wire import PATH, chat, wire
 
 pytestmark = pytest.mark.anyio
 
+JSON = b"application/json"
 LONG = "a prompt of many steps " * 4
 STEP_S = 1e-3  # that a decode takes, so that nobody is done before it has left
 LIMITS = {"n_slots": 2, "n_ctx_slot": 1024, "n_batch": 8, "n_cells": 2048}
@@ -132,6 +133,68 @@ async def test_a_slot_is_free_after_the_step_in_which_a_client_left(
                 await until(lambda: n_cancelled(engine) == 1)
 
     assert n_begun == n_works() == n_before + 1
+
+
+async def test_a_client_that_never_reads_is_taken_for_gone():
+    """
+    Its request is cancelled, and its place is free.
+    """
+    body = chat(max_tokens=900)
+    config = ServeConfig(ping_s=0.01, send_s=0.01)
+    executor = FakeExecutor(
+        fake_limits(**LIMITS), on_step=lambda *_: time.sleep(STEP_S)
+    )
+
+    async def receive():
+        if not unread:
+            await anyio.sleep_forever()
+        return {"type": "http.request", "body": unread.pop()}
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(LIMIT_S):
+        async with chatting(executor) as engine:
+            app = make_app({"a": engine}, config)
+            unread = [body]
+            await app(scope_of(len(body)), receive, send)
+            await until(lambda: n_cancelled(engine) == 1)
+
+    assert app.state.service.places.n_open == 0
+
+
+def scope_of(n_bytes):
+    length = str(n_bytes).encode()
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": PATH,
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-length", length), (b"content-type", JSON)],
+    }
+
+
+async def test_an_error_after_the_answer_began_is_an_event(anyio_backend_name):
+    """
+    What was written stays, and the connection ends as it should.
+    """
+    rows = frozenset((step, request) for step in range(5, 99) for request in range(4))
+    executor = FakeExecutor(fake_limits(**LIMITS), failing_rows=rows)
+    with anyio.fail_after(LIMIT_S):
+        async with chatting(executor) as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with wire(url) as client:
+                    await client.post(chat(max_tokens=90), connection="close")
+                    status, _ = await client.head()
+                    text = await client.rest()
+
+    assert status == 200
+    assert b'"content":"' in text
+    assert text.count(b'data: {"error"') == 1
+    assert text.endswith(b"0\r\n\r\n")
 
 
 async def test_a_frozen_engine_is_told_by_livez_alone(anyio_backend_name):
