@@ -7,11 +7,19 @@ a Codec that writes the answer in the dialect's words. answer.py runs any of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pyllama_raw import Delta, Prompt, Result, SamplingParams
+from pyllama_raw import ChatOptions, Delta, Prompt, PyllamaError, Result, SamplingParams
+from pyllama_raw.errors import (
+    BadGrammar,
+    BadMedia,
+    BadSchema,
+    InvalidRequest,
+    PromptTooLong,
+    Unsupported,
+)
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Found
@@ -26,6 +34,35 @@ class Asked:
     params: SamplingParams  # with n outputs for each prompt
     options: RequestOptions
     streams: bool
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the body, by the names that errors of the engine have for them."""
+    media: Sequence[str] = ()
+    """The places of its images and sounds in the body."""
+
+    async def count(self) -> int:
+        """Tokens of all prompts."""
+        of_chat: Any = {
+            name: value
+            for name, value in self.options.items()
+            if name in ChatOptions.__annotations__
+        }
+        count = self.found.engine.count
+        return sum([await count(prompt, **of_chat) for prompt in self.prompts])
+
+    def param_of(self, error: PyllamaError) -> str | None:
+        """The field of the body that *error* is about."""
+        match error:
+            case BadMedia(index=int(index)) if index < len(self.media):
+                return self.media[index]
+            case PromptTooLong():
+                return self.names.get("prompt", "prompt")
+            case BadGrammar():
+                return "grammar"
+            case InvalidRequest() | BadSchema():
+                return self.names.get(error.name, error.name)
+            case Unsupported():
+                return self.names.get(error.operation)
+        return None
 
 
 class Codec(Protocol):

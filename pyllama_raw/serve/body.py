@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pyllama_raw import RequestOptions, SamplingParams
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.service import Found
 
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "verbosity", "reasoning_effort",
+    "prompt_cache_retention", "verbosity", "reasoning_effort", "parallel_tool_calls",
 }  # fmt: skip
 HARMLESS |= {  # of llama.cpp's server: they keep, tell or plan something, or end sooner
     "backend_sampling", "cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_indent",
@@ -36,6 +36,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class ResponseFormat(BaseModel):
@@ -55,8 +56,7 @@ class ResponseFormat(BaseModel):
             return {"json_schema": self.schema_ or {"type": "object"}}
         schema = (self.json_schema or {}).get("schema", self.schema_)
         if not isinstance(schema, dict):
-            message = "response_format of type json_schema needs json_schema.schema"
-            raise Failure(400, "invalid_request", message, "response_format")
+            raise refused("response_format", "json_schema needs json_schema.schema")
         return {"json_schema": schema}
 
 
@@ -77,7 +77,8 @@ class TextBody(BaseModel):
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
@@ -89,9 +90,10 @@ class TextBody(BaseModel):
     policy_data: dict[str, Any] | None = None
 
     @property
-    def with_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def names(self) -> dict[str, str]:
+        """Fields of the body, by what the engine calls them."""
+        is_given = self.response_format is not None
+        return {"json_schema": "response_format"} if is_given else {}
 
     def options(self, found: Found, config: ServeConfig) -> RequestOptions:
         """Options of serving the request."""
@@ -140,13 +142,8 @@ class TextBody(BaseModel):
         for name, value in extra.items():
             is_known = name in SamplingParams.model_fields or name in HARMLESS
             if not is_known and value is not None:
-                raise Failure(
-                    400,
-                    "unknown_parameter",
-                    f"the field {name!r} is not known here, and may change the output: "
-                    "leave it out",
-                    name,
-                )
+                reason = "it is not known here, and may change the output: leave it out"
+                raise refused(name, reason, "unknown_parameter")
         return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
 
 
@@ -154,5 +151,4 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
     try:
         return {int(token): bias for token, bias in given.items()}
     except ValueError as error:
-        message = f"logit_bias needs token ids as names: {error}"
-        raise Failure(400, "invalid_request", message, "logit_bias") from error
+        raise refused("logit_bias", f"names are token ids: {error}") from error

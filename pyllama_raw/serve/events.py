@@ -29,6 +29,8 @@ class EventStream:
 
     async def write(self, frames: bytes) -> None:
         """Send complete frames. A client that reads slowly holds up nobody but itself."""
+        if not frames:
+            return
         async with self._lock:
             if not self.has_begun:
                 self.has_begun = True

@@ -10,10 +10,13 @@ from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, __version__
 from pyllama_raw.api.metrics import EngineMetrics
+from pyllama_raw.results import SlotStats
+from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
 
@@ -23,7 +26,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["facts"])
     metrics = _Metrics(service)
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
@@ -35,10 +38,12 @@ def routes(service: Service) -> APIRouter:
         return JSON(_props(found.name, found.engine))
 
     @router.get("/slots")
-    async def slots(model: str | None = None) -> Response:
-        """What runs now, by slot, and what waits."""
-        engine = service.named(model).engine
-        return JSON(_slots(engine))
+    async def slots(request: Request, model: str | None = None) -> Response:
+        """What runs now, by slot, between two steps."""
+        told: list[dict[str, Any]] = []
+        async with with_client(request.receive):
+            told = await _slots(service.named(model).engine)
+        return JSON(told)
 
     return router
 
@@ -60,16 +65,26 @@ def _props(name: str, engine: AsyncEngine) -> dict[str, Any]:
 
 
 def _modalities(engine: AsyncEngine) -> dict[str, bool]:
-    takes = engine.info.config.media is not None
+    takes = engine.info.config.media.mmproj is not None
     return {"vision": takes, "audio": takes}
 
 
-def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
-    stats = engine.stats()
-    return [
-        {"id": i, "n_ctx": engine.n_ctx_slot, "is_processing": i < stats.running}
-        for i in range(stats.n_slots)
-    ]
+async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
+    running = {slot.slot: slot for slot in await engine.slots()}
+    return [_slot(i, engine, running.get(i)) for i in range(engine.info.n_slots)]
+
+
+def _slot(i: int, engine: AsyncEngine, has: SlotStats | None) -> dict[str, Any]:
+    told = {"id": i, "n_ctx": engine.n_ctx_slot, "is_processing": has is not None}
+    if has is None:
+        return told
+    return told | {
+        "id_task": has.request_id,
+        "n_prompt": has.n_prompt,
+        "n_cached": has.n_cached,
+        "n_computed": has.n_computed,
+        "n_decoded": has.n_output,
+    }
 
 
 class _Metrics(Collector):
@@ -79,6 +94,7 @@ class _Metrics(Collector):
         self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._registry.register(service.traffic)
 
     def text(self) -> bytes:
         """In the text format of Prometheus."""

@@ -15,44 +15,87 @@ from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
+from pyllama_raw.serve.openai.logprobs import chat_logprobs
+from pyllama_raw.serve.openai.messages import ChatMessage, take_media
 from pyllama_raw.serve.service import Service
+
+_OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
+NAMES = {  # of fields, by what the engine calls them
+    **dict.fromkeys(_OF_MESSAGES, "messages"),
+    "tools": "tools",
+    "template_kwargs": "chat_template_kwargs",
+}
 
 
 class ChatBody(TextBody):
     """A chat that is to go on."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    """Messages; an answer that has begun may be the last one, and goes on."""
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Whether each token has its log-probability."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Likely tokens that are listed with each token, if there are logprobs."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the template tells the model of."""
+    tool_choice: str | dict[str, Any] | None = None
+    """"auto" or "none": whether the model is told of the tools."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """Whether a new answer is to begin, which is so unless one has begun."""
+    continue_final_message: bool | None = None
+    """Whether the last message is to go on, which is so if it is the assistant's."""
 
-    def asked(self, service: Service) -> Asked:
+    async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidSampling."""
         found = service.find(self.model, Operation.GENERATE)
+        self._check()
         options = self.options(found, service.config)
-        if self.tools:
+        if self.tools and self.tool_choice != "none":
             options["tools"] = self.tools
         if self.chat_template_kwargs:
             options["template_kwargs"] = self.chat_template_kwargs
         more: dict[str, Any] = {}
+        names = self.names | NAMES
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens
+            names["max_tokens"] = "max_completion_tokens"
+        if self.logprobs:
+            more["logprobs"] = self.top_logprobs or 0
         params = self.params(found, **more)
-        return Asked(found, (self.messages,), params, options, bool(self.stream))
+        media = await take_media(self.messages, found.engine, service.config)
+        chat, streams = self.messages, bool(self.stream)
+        return Asked(found, (chat,), params, options, streams, names, media)
+
+    def _check(self) -> None:
+        """Raise Failure if something is asked for that is not done."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "it needs logprobs: true")
+        if self.tool_choice not in (None, "auto", "none"):
+            reason = 'give "auto" or "none": calls that must be made come later'
+            raise refused("tool_choice", reason, "unsupported")
+        last = self.messages[-1]
+        has_begun = last["role"] == "assistant" and bool(last.get("content"))
+        if self.continue_final_message not in (None, has_begun):
+            reason = "the last message goes on if it is the assistant's"
+            raise refused("continue_final_message", reason, "unsupported")
+        if self.add_generation_prompt not in (None, not has_begun):
+            reason = "an answer begins unless the assistant has begun one"
+            raise refused("add_generation_prompt", reason, "unsupported")
 
 
 class ChatCodec(Chunks):
     """Writes the answer to a chat."""
 
-    def __init__(self, asked: Asked, *, with_usage: bool) -> None:
+    def __init__(self, asked: Asked) -> None:
         kind = "chat.completion.chunk" if asked.streams else "chat.completion"
-        name = asked.found.name
-        super().__init__("chatcmpl", kind, name, with_usage=with_usage)
-        self._n = asked.params.n
+        super().__init__("chatcmpl", kind, asked)
+        self._lists = asked.params.logprobs is not None
 
     def begin(self) -> bytes:
         """The role of each output."""
@@ -61,8 +104,11 @@ class ChatCodec(Chunks):
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
         """The new text."""
-        text = to_json(delta.text)
-        choice = b'"delta":{"content":%b},"finish_reason":null' % text
+        self.n_output += len(delta.token_ids)
+        text, logprobs = to_json(delta.text), b""
+        if self._lists:
+            logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
+        choice = b'"delta":{"content":%b},%b"finish_reason":null' % (text, logprobs)
         return self.frame(delta.index, choice)
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
@@ -80,7 +126,7 @@ class ChatCodec(Chunks):
                     "content": result.text,
                     "refusal": None,
                 },
-                "logprobs": None,
+                "logprobs": chat_logprobs(result.logprobs) if self._lists else None,
                 **reason_of(result),
             }
             for result in results[0]
@@ -96,7 +142,9 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(body: ChatBody) -> Response:
         """Go on with a chat."""
-        asked = body.asked(service)
-        return TextAnswer(service, asked, ChatCodec(asked, with_usage=body.with_usage))
+        asked = await body.asked(service)
+        codec = ChatCodec(asked)
+        await codec.count(body.stream_options)
+        return TextAnswer(service, asked, codec)
 
     return router

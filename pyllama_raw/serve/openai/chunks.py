@@ -10,6 +10,8 @@ from uuid import uuid4
 from pydantic_core import to_json
 
 from pyllama_raw import FinishReason, Result
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.body import StreamOptions
 from pyllama_raw.serve.events import DONE, event
 from pyllama_raw.serve.failures import Failure
 
@@ -22,11 +24,16 @@ def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
     n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
     outputs = [each for of_prompt in results for each in of_prompt]
     n_output = sum(each.usage.completion_tokens for each in outputs)
+    cached = {"prompt_tokens_details": {"cached_tokens": n_cached}}
+    return counted(n_prompt, n_output) | cached
+
+
+def counted(n_prompt: int, n_output: int) -> dict[str, Any]:
+    """The counts that every answer has."""
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_output,
         "total_tokens": n_prompt + n_output,
-        "prompt_tokens_details": {"cached_tokens": n_cached},
     }
 
 
@@ -46,24 +53,39 @@ class Chunks:
 
     Args:
         kind: of the object, such as "chat.completion.chunk".
-        with_usage: the counts of tokens come at the end.
     """
 
-    def __init__(self, prefix: str, kind: str, model: str, *, with_usage: bool) -> None:
+    def __init__(self, prefix: str, kind: str, asked: Asked) -> None:
         self.head = {
             "id": f"{prefix}-{uuid4().hex}",
             "object": kind,
             "created": int(time()),
-            "model": model,
+            "model": asked.found.name,
         }
-        self._with_usage = with_usage
-        usage = b',"usage":null' if with_usage else b""
+        self.n_output = 0  # tokens so far
+        self._asked, self._n = asked, asked.params.n
+        self._with_usage = False
+        self._n_prompt: int | None = None
         self._before = b"data: %b" % to_json(self.head)[:-1] + b',"choices":[{"index":'
-        self._after = b"}]%b}\n\n" % usage
+        self._after = b"}]}\n\n"
+
+    async def count(self, wanted: StreamOptions | None) -> None:
+        """Tell the counts of tokens that are *wanted*. Raises PyllamaError."""
+        if wanted is None or not self._asked.streams:
+            return
+        if wanted.include_usage:
+            self._with_usage = True
+            self._after = b'}],"usage":null}\n\n'
+            if wanted.continuous_usage_stats:
+                self._n_prompt = await self._asked.count()
 
     def frame(self, index: int, choice: bytes) -> bytes:
         """An event with one choice, whose other fields are in *choice*."""
-        return self._before + b"%d,%b" % (index, choice) + self._after
+        after = self._after
+        if self._n_prompt is not None:
+            counts = counted(self._n_prompt, self.n_output)
+            after = b'}],"usage":%b}\n\n' % to_json(counts)
+        return self._before + b"%d,%b" % (index, choice) + after
 
     def failed(self, failure: Failure) -> bytes:
         """An error after the answer began."""

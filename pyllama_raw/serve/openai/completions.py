@@ -1,0 +1,105 @@
+"""`/v1/completions`: texts and token ids that are to go on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter
+from pydantic import Field, Strict
+from starlette.responses import Response
+
+from pyllama_raw import AsyncEngine, Prompt
+from pyllama_raw.results import Operation
+from pyllama_raw.serve.answer import TextAnswer
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.openai.completion_codec import CompletionCodec, Echo
+from pyllama_raw.serve.service import Service
+
+T = TypeVar("T")
+Several = Annotated[list[T], Field(min_length=1, fail_fast=True)]
+TokenIds = Several[Annotated[int, Strict()]]
+GAP = ("prefix", "suffix", "middle")
+
+
+class CompletionBody(TextBody):
+    """Prompts that are to go on."""
+
+    prompt: str | TokenIds | Several[str] | Several[TokenIds]
+    """A text or token ids, or a list of them."""
+    echo: bool | None = None
+    """Whether the prompt comes before the output; with max_tokens 0, alone."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Likely tokens that are listed with each token."""
+    best_of: int | None = None
+    """As many as n, if it is given."""
+    suffix: str | None = None
+    """The text behind the output, of models that can fill gaps."""
+
+    async def asked(self, service: Service) -> tuple[Asked, list[Echo]]:
+        """As the engine takes it; raises Failure and PyllamaError."""
+        found = service.find(self.model, Operation.GENERATE)
+        if self.best_of not in (None, self.n or 1):
+            reason = "outputs are not compared: give n, or the same number"
+            raise refused("best_of", reason, "unsupported")
+        more: dict[str, Any] = (
+            {} if self.logprobs is None else {"logprobs": self.logprobs}
+        )
+        if self.echo:
+            more["prompt_logprobs"] = self.logprobs
+            if self.max_tokens == 0:
+                more["max_tokens"] = 1  # the engine makes one at least
+        params = self.params(found, **more)
+        told = [await self._told(found.engine, prompt) for prompt in self._prompts()]
+        prompts, echoes = (
+            tuple(prompt for prompt, _ in told),
+            [echo for _, echo in told],
+        )
+        options, streams = self.options(found, service.config), bool(self.stream)
+        return Asked(found, prompts, params, options, streams, self.names), echoes
+
+    def _prompts(self) -> list[Any]:
+        given = self.prompt
+        one = isinstance(given, str) or isinstance(given[0], int)
+        return [given] if one else list(given)
+
+    async def _told(self, engine: AsyncEngine, prompt: Any) -> tuple[Prompt, Echo]:
+        """*prompt* for the engine, and what is told of it."""
+        if self.suffix:
+            return await self._gap(engine, prompt, self.suffix), Echo()
+        if not self.echo:
+            return prompt, Echo()
+        tokens = await engine.tokenize(prompt)
+        text = prompt if isinstance(prompt, str) else await engine.detokenize(tokens)
+        return tokens, Echo(text, (await engine.pieces(tokens[:1]))[0])
+
+    async def _gap(self, engine: AsyncEngine, prompt: Any, suffix: str) -> list[int]:
+        """The tokens that ask for what is between *prompt* and *suffix*."""
+        vocab = engine.info.vocab
+        if not {*GAP} <= vocab.fill.keys() or self.echo or not isinstance(prompt, str):
+            reason = "it goes with models that have tokens for gaps, and without echo"
+            raise refused("suffix", reason, "unsupported")
+        tokens = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos else []
+        for name, text in zip(GAP, (prompt, suffix, ""), strict=True):
+            tokens.append(vocab.fill[name].token_id)
+            tokens += await engine.tokenize(
+                text, add_special=False, parse_special=False
+            )
+        return tokens
+
+
+def routes(service: Service) -> APIRouter:
+    """Endpoints of completions."""
+    router = APIRouter(tags=["completions"])
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionBody) -> Response:
+        """Go on with texts."""
+        asked, echoes = await body.asked(service)
+        shows_output = body.max_tokens != 0
+        codec = CompletionCodec(asked, echoes, shows_output=shows_output)
+        await codec.count(body.stream_options)
+        return TextAnswer(service, asked, codec)
+
+    return router

@@ -1,0 +1,106 @@
+"""
+Messages of a chat, and the images and sounds in them.
+
+Rules:
+1. Data is decoded here, so an engine gets bytes and each mistake has its place in the body.
+2. Nothing is fetched unless the service is told to.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Required
+
+from anyio import CancelScope, current_time, to_thread
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.fetch import fetch
+
+TEXTS = ("text", "refusal")
+MEDIA = {  # the engine's name of a part, and where its data is
+    "image_url": ("image", "url"),
+    "input_audio": ("audio", "data"),
+}
+
+
+class ContentPart(TypedDict, total=False):
+    """A part of a message, with its content in a field that is named by the type."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    type: Required[str]
+
+
+class ChatMessage(TypedDict, total=False):
+    """A message; further fields reach the template."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    role: Required[str]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None
+
+
+async def take_media(
+    messages: Sequence[ChatMessage], engine: AsyncEngine, config: ServeConfig
+) -> list[str]:
+    """
+    Put bytes in place of addresses and of data in base64; the places that have them.
+
+    Raises:
+        Failure: a part is not known, or cannot be read.
+    """
+    found = list(_media_of(messages))
+    limits, deadline = engine.info.config.media, current_time() + config.fetch_s
+    for i, (place, part) in enumerate(found):
+        if limits.mmproj is None:
+            raise refused(place, "the model takes texts only", "unsupported")
+        if i == limits.max_parts:
+            raise refused(place, f"{i} images and sounds are allowed")
+        kind, _ = MEDIA[part["type"]]
+        with CancelScope(deadline=deadline) as scope:
+            data = await _data(place, part, limits.max_upload_bytes, config)
+        if scope.cancelled_caught:
+            raise refused(place, f"it is not here after {config.fetch_s} s")
+        part.clear()
+        part |= {"type": kind, kind: data}
+    return [place for place, _ in found]
+
+
+def _media_of(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Any]]:
+    """Parts that are images and sounds, each with its place. Raises Failure."""
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            place = f"messages[{i}].content[{j}]"
+            if part["type"] in MEDIA:
+                yield place, part
+            elif part["type"] not in TEXTS:
+                raise refused(place, f"give one of {', '.join((*TEXTS, *MEDIA))}")
+
+
+async def _data(place: str, part: Any, most: int, config: ServeConfig) -> bytes:
+    """The bytes of an image or a sound."""
+    given, (_, name) = part.get(part["type"]), MEDIA[part["type"]]
+    data = given.get(name) if isinstance(given, dict) else given
+    if not isinstance(data, str):
+        raise refused(place, f"a part of this type needs {part['type']}.{name}")
+    if name == "url":
+        scheme, _, rest = data.partition(":")
+        if scheme in ("http", "https") and config.fetch_media:
+            return await fetch(data, place, most)
+        head, _, data = rest.partition(",")
+        if scheme != "data" or not head.endswith(";base64"):
+            reason = "nothing else is read: give a data URL, data:image/png;base64,..."
+            raise refused(place, reason, "unsupported")
+    if len(data) * 3 // 4 > most + 2:
+        raise refused(place, f"at most {most} bytes are allowed")
+    try:
+        return await to_thread.run_sync(partial(b64decode, data, validate=True))
+    except ValueError as error:
+        raise refused(place, f"this is no base64: {error}") from error

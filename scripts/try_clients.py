@@ -1,0 +1,123 @@
+"""
+Tries clients of other projects at a server: each does a chat, a stream and an embedding.
+
+    pyllama-raw serve MODEL --alias chat &
+    python scripts/try_clients.py http://127.0.0.1:8000 chat [--embedder NAME]
+
+It needs no package of ours, so an environment of its own may have the clients:
+
+    pip install langchain-openai litellm llama-index-llms-openai-like \
+        llama-index-embeddings-openai-like
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+ASKED = "Name three colours."
+N_TOKENS = 24
+Tried = Iterator[tuple[str, str]]
+
+
+def langchain(asked: Namespace) -> Tried:
+    """ChatOpenAI and OpenAIEmbeddings."""
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+
+    place = {"base_url": f"{asked.url}/v1", "api_key": "none"}
+    chat = ChatOpenAI(
+        model=asked.model, seed=1, temperature=0, max_tokens=N_TOKENS, **place
+    )
+    whole = chat.invoke(ASKED)
+    yield "chat", str(whole.content)
+    yield "counts", str(whole.usage_metadata)
+    yield "stream", "".join(str(chunk.content) for chunk in chat.stream(ASKED))
+    made = OpenAIEmbeddings(
+        model=asked.embedder, check_embedding_ctx_length=False, **place
+    )
+    yield "embedding", _size(made.embed_query(ASKED))
+
+
+def llama_index(asked: Namespace) -> Tried:
+    """OpenAILike and OpenAILikeEmbedding, chats and completions."""
+    from llama_index.core.llms import ChatMessage
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+    from llama_index.llms.openai_like import OpenAILike
+
+    place = {"api_base": f"{asked.url}/v1", "api_key": "none"}
+    options = {"temperature": 0, "max_tokens": N_TOKENS, **place}
+    messages = [ChatMessage(role="user", content=ASKED)]
+    chat = OpenAILike(model=asked.model, is_chat_model=True, **options)
+    yield "chat", str(chat.chat(messages).message.content)
+    yield "stream", "".join(part.delta or "" for part in chat.stream_chat(messages))
+    text = OpenAILike(model=asked.model, is_chat_model=False, **options)
+    yield "completion", text.complete(ASKED).text
+    parts = [part.delta or "" for part in text.stream_complete(ASKED)]
+    yield "stream of a completion", "".join(parts)
+    made = OpenAILikeEmbedding(model_name=asked.embedder, **place)
+    yield "embedding", _size(made.get_text_embedding(ASKED))
+
+
+def litellm(asked: Namespace) -> Tried:
+    """Functions of litellm."""
+    from litellm import completion, embedding
+
+    place = {"api_base": f"{asked.url}/v1", "api_key": "none"}
+    options = {
+        "model": f"openai/{asked.model}",
+        "messages": [{"role": "user", "content": ASKED}],
+        "temperature": 0,
+        "max_tokens": N_TOKENS,
+        **place,
+    }
+    whole = completion(**options)
+    yield "chat", whole.choices[0].message.content
+    yield "counts", str(whole.usage.total_tokens)
+    chunks = completion(**options, stream=True)
+    yield "stream", "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    made = embedding(model=f"openai/{asked.embedder}", input=[ASKED], **place)
+    yield "embedding", _size(made.data[0]["embedding"])
+
+
+CLIENTS: dict[str, Callable[[Namespace], Tried]] = {
+    "langchain-openai": langchain,
+    "llama-index-llms-openai-like": llama_index,
+    "litellm": litellm,
+}
+
+
+def main() -> int:
+    """Try all; the number of clients for which something failed."""
+    parser = ArgumentParser(description="tries clients of other projects at a server")
+    parser.add_argument("url")
+    parser.add_argument("model")
+    parser.add_argument("--embedder", help="default: the same model")
+    asked = parser.parse_args()
+    asked.embedder = asked.embedder or asked.model
+    return sum(not _try(name, client, asked) for name, client in CLIENTS.items())
+
+
+def _try(name: str, client: Callable[[Namespace], Tried], asked: Namespace) -> bool:
+    print(f"{name} {version(name)}")
+    told: dict[str, str] = {}
+    try:
+        for what, text in client(asked):
+            told[what] = text
+            print(f"  {what:24}{text!r}")
+    except Exception as error:  # noqa: BLE001 - whatever a client raises is what is to be seen
+        print(f"  {type(error).__name__}: {error}")
+        return False
+    is_equal = told["chat"] == told["stream"]
+    if not is_equal:
+        print("  the stream is not the whole answer")
+    return is_equal
+
+
+def _size(vector: list[float]) -> str:
+    return f"{len(vector)} numbers"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
