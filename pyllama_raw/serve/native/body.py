@@ -15,7 +15,7 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
 from pyllama_raw.serve.service import Found, Service
 
@@ -138,8 +138,8 @@ class NativeBody(TextBody):
         names = [info.name for info in found.engine.adapters()]
         for each in self.lora or ():
             if each.id >= len(names):
-                message = f"lora: there is no adapter {each.id}, there are {len(names)}"
-                raise Failure(400, "invalid_request", message, "lora")
+                known = f"there is no adapter {each.id}, there are {len(names)}"
+                raise refused("lora", known)
         return {names[each.id]: each.scale for each in self.lora or ()}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 
 
 class PromptString(BaseModel):
@@ -47,7 +47,7 @@ async def read_prompts(engine: AsyncEngine, given: Prompts) -> list[ReadPrompt]:
     if not isinstance(given, list) or any(isinstance(item, int) for item in given):
         return [await ReadPrompt.of(engine, await _tokens(engine, given))]
     if not given:
-        raise Failure(400, "invalid_request", "prompt: give at least one", "prompt")
+        raise refused("prompt", "give at least one")
     return [await ReadPrompt.of(engine, await _tokens(engine, p)) for p in given]
 
 
@@ -60,7 +60,6 @@ async def _tokens(engine: AsyncEngine, given: object) -> list[int]:
             continue
         text = item.prompt_string if isinstance(item, PromptString) else item
         if not isinstance(text, str):
-            message = "prompt: a list with token ids may have texts beside them"
-            raise Failure(400, "invalid_request", message, "prompt")
+            raise refused("prompt", "a list with token ids may have texts beside them")
         tokens += await engine.tokenize(text, add_special=index == 0)
     return tokens
