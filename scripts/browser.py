@@ -147,7 +147,8 @@ class Page:
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale}
         self.call("Emulation.setDeviceMetricsOverride", mobile=False, **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme, still])
 
     def picture(self) -> bytes:
         """What is seen, as PNG."""
