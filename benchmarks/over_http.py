@@ -1,120 +1,198 @@
 """
-What HTTP costs: our engine behind one uvicorn worker against our engine in process.
+What HTTP costs: `pyllama-raw serve` against our engine in process.
 
-Batches of requests of 128 tokens in and 64 out over 8 slots, sent all at once, by the same
-client. The server is benchmarks/completions_server.py in a process of its own, where its
-engine and its HTTP share the machine with the client, as they do in process. Server and
-client run on uvloop, and so does the engine in process.
+Batches of requests of 128 tokens in and 64 out, as many as there are slots, sent all at once
+by the same client: tokens a second. Requests one after the other: what HTTP adds to the time
+to the first token. With --embedder, lists of 64 texts: vectors a second, as numbers and as
+base64. The server has a process of its own, where its engine and its HTTP share the machine
+with the client, as they do in process. Both run on uvloop.
 
 What is to be seen is smaller than what a neighbour does to a run of ten seconds: on a
 shared machine the speed jumps by a third every few seconds. So both are open at the same
-time and take turns, a batch each; who waits has no requests. Compared are batches that
-follow each other, and the claim is the median of all these pairs.
+time and take turns; who waits has no requests. The claim is the median over the rounds.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import anyio
-from load.measure import Report, arguments, median_ratio, parse, percentile, say
-from load.workloads import token_prompts
-from peers import free_port, serving
-from peers.raw_client import http_target
+from load.client import EngineTarget
+from load.measure import Report, arguments, median_ratio, parse, say
+from load.workloads import texts, token_prompts
+from peers.openers import running
+from peers.ours import pyllama_raw_server
+from peers.raw_client import RawClient, http_target
+from pydantic_core import from_json
 
-from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
+from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, SchedulerConfig
 from pyllama_raw.lab.bench.call import Call, Target
-from pyllama_raw.lab.bench.drive import Run, closed_loop
-from pyllama_raw.lab.bench.rounds import Opened
-from pyllama_raw.lab.bench.targets import open_engine
+from pyllama_raw.lab.bench.drive import closed_loop
 
-N_SLOTS, N_CTX, N_BATCH = 8, 4096, 2048
-N_PROMPT, N_OUTPUT = 128, 64
-IN_PROCESS, HTTP = "in process", "over HTTP"
+N_PROMPT, N_OUTPUT, N_CTX_SLOT, N_BATCH = 128, 64, 256, 2048
+N_PROMPT_ALONE, N_OUTPUT_ALONE = 32, 2
+N_TEXTS, N_WORDS = 64, 18
+MIN_SPEED, MIN_VECTORS, MAX_FIRST_MS = 0.97, 0.95, 3.0
+
+Work = Callable[[int], Awaitable[float]]  # of a seed: its figure
+
+
+class Both(NamedTuple):
+    """An engine in this process, and the address of one that is served."""
+
+    engine: AsyncEngine
+    url: str
 
 
 @asynccontextmanager
-async def served(model: Path, config: EngineConfig) -> AsyncIterator[Opened]:
-    """Our engine as a server."""
-    port = free_port()
-    script = Path(__file__).with_name("completions_server.py")
-    command = [sys.executable, str(script), "--model", str(model)]
-    command += ["--port", str(port), "--config", config.model_dump_json()]
-    server = serving(command, port)
-    url = await anyio.to_thread.run_sync(server.__enter__)
-    try:
-        async with http_target(url, "openai") as target:
-            yield Opened(target, url.pid)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(server.__exit__, None, None, None)
+async def both(model: Path, config: EngineConfig) -> AsyncIterator[Both]:
+    """Two engines of one configuration."""
+    server = pyllama_raw_server(model, config)
+    async with AsyncEngine.open(model, config) as engine, running(server) as url:
+        yield Both(engine, url)
 
 
-async def measure(options: Namespace, report: Report) -> None:
-    """Every round opens both anew."""
-    config = EngineConfig(
-        context=ContextConfig(n_ctx=N_CTX, n_threads=options.threads),
-        scheduler=SchedulerConfig(
-            n_slots=N_SLOTS, token_budget=N_BATCH, prefill_quantum=N_BATCH
-        ),
-    )
-    rounds: list[dict[str, list[Run]]] = []
-    for index in range(options.rounds):
-        say(f"round {index + 1} of {options.rounds}")
-        async with (
-            open_engine(options.model, config) as ours,
-            served(options.model, config) as server,
-        ):
-            targets = {IN_PROCESS: ours.target, HTTP: server.target}
-            rounds.append(await take_turns(options, index, targets))
-    conclude(report, rounds)
-
-
-async def take_turns(
-    options: Namespace, index: int, targets: dict[str, Target]
-) -> dict[str, list[Run]]:
-    """Batches by target; the first of each, which does not count, is left out."""
-    found: dict[str, list[Run]] = {name: [] for name in targets}
-    for turn in range(options.turns + 1):
-        names = list(targets) if turn % 2 else list(targets)[::-1]
-        seed = index * (options.turns + 1) + turn
-        prompts = token_prompts(options.model, seed, [N_PROMPT] * options.requests)
-        calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
+async def in_turn(options: Namespace, works: Mapping[str, Work]) -> dict[str, Any]:
+    """Figures by name and round; each does the same in a round, and the first one counts not."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for index in range(options.rounds + 1):
+        names = list(works) if index % 2 else list(works)[::-1]
         for name in names:
-            run = await closed_loop(targets[name], calls, len(calls))
-            if turn:
-                found[name].append(run.checked())
+            figure = await works[name](index)
+            if index:
+                found[name].append(figure)
     return found
 
 
-def conclude(report: Report, rounds: list[dict[str, list[Run]]]) -> None:
-    """The ratio is over HTTP to in process, by turn."""
-    for name in (IN_PROCESS, HTTP):
-        runs = [run for found in rounds for run in found[name]]
-        speeds = [run.n_output / run.wall_s for run in runs]
-        itls = [gap for run in runs for r in run.records for gap in r.itl_s]
-        report.add(
-            system=name,
-            output_tok_per_s=median(speeds),
-            ttft_p50_s=median(run.ttft_s(50) for run in runs),
-            itl_p50_ms=percentile(itls, 50) * 1e3,
-            itl_p99_ms=percentile(itls, 99) * 1e3,
+async def measure(options: Namespace, report: Report) -> None:
+    """Streams, single requests, and vectors."""
+    for n_slots in options.streams:
+        say(f"{n_slots} streams")
+        config = EngineConfig(
+            context=ContextConfig(
+                n_ctx=N_CTX_SLOT * n_slots, n_threads=options.threads
+            ),
+            scheduler=SchedulerConfig(
+                n_slots=n_slots, token_budget=N_BATCH, prefill_quantum=N_BATCH
+            ),
         )
-        report.details[name] = speeds
-    ratio = median_ratio(report.details[HTTP], report.details[IN_PROCESS])
-    report.claim("output_tok_per_s, HTTP to in process", ratio, ">=", 0.98)
+        async with (
+            both(options.model, config) as opened,
+            http_target(opened.url, "openai") as http,
+        ):
+            await streams(options, report, n_slots, EngineTarget(opened.engine), http)
+            if n_slots == options.streams[0]:
+                say("single requests")
+                await alone(options, report, EngineTarget(opened.engine), http)
+    if options.embedder is not None:
+        say("vectors")
+        config = EngineConfig(context=ContextConfig(n_threads=options.threads))
+        async with both(options.embedder, config) as opened:
+            await vectors(options, report, opened)
+
+
+async def streams(
+    options: Namespace, report: Report, n: int, inside: Target, http: Target
+) -> None:
+    """Output tokens a second of *n* requests at once."""
+
+    def speed_of(target: Target) -> Work:
+        async def speed(seed: int) -> float:
+            prompts = token_prompts(options.model, seed, [N_PROMPT] * n)
+            calls = [Call(prompt, N_OUTPUT) for prompt in prompts]
+            return (await closed_loop(target, calls, n)).checked().output_tok_per_s
+
+        return speed
+
+    works = {"in process": speed_of(inside), "HTTP": speed_of(http)}
+    found = await in_turn(options, works)
+    conclude(report, f"{n} streams", "tokens/s", found, MIN_SPEED)
+
+
+async def alone(
+    options: Namespace, report: Report, inside: Target, http: Target
+) -> None:
+    """What HTTP adds to the time to the first token."""
+
+    def first_of(target: Target) -> Work:
+        async def first_ms(seed: int) -> float:
+            lengths = [N_PROMPT_ALONE] * options.requests
+            prompts = token_prompts(options.model, ~seed, lengths)
+            calls = [Call(prompt, N_OUTPUT_ALONE) for prompt in prompts]
+            return (await closed_loop(target, calls, 1)).checked().ttft_s(50) * 1e3
+
+        return first_ms
+
+    works = {"in process": first_of(inside), "HTTP": first_of(http)}
+    found = await in_turn(options, works)
+    added = median(b - a for a, b in zip(*found.values(), strict=True))
+    report.details["first token"] = found
+    medians = {name: median(figures) for name, figures in found.items()}
+    report.add(work="first token", unit="ms", **medians, ratio=None, added=added)
+    report.claim("first token, ms that HTTP adds, p50", added, "<=", MAX_FIRST_MS)
+
+
+async def vectors(options: Namespace, report: Report, opened: Both) -> None:
+    """Texts a second, as lists of 64."""
+    client = RawClient(opened.url, {})
+
+    async def inside(seed: int) -> float:
+        given = texts(seed, N_TEXTS, N_WORDS)
+        began = perf_counter()
+        for _ in range(options.lists):
+            await opened.engine.embed(given)
+        return options.lists * N_TEXTS / (perf_counter() - began)
+
+    def asked(encoding: str) -> Work:
+        async def speed(seed: int) -> float:
+            body = {
+                "input": texts(seed, N_TEXTS, N_WORDS),
+                "encoding_format": encoding,
+            }
+            lines: list[bytes] = []
+            began = perf_counter()
+            for _ in range(options.lists):
+                lines.clear()
+                await client.post("/v1/embeddings", body, lines.append)
+            took_s = perf_counter() - began
+            if len(from_json(b"\n".join(lines))["data"]) != N_TEXTS:
+                raise RuntimeError(f"fewer than {N_TEXTS} vectors came")
+            return options.lists * N_TEXTS / took_s
+
+        return speed
+
+    for encoding in ("float", "base64"):
+        works = {"in process": inside, "HTTP": asked(encoding)}
+        found = await in_turn(options, works)
+        conclude(report, f"vectors, {encoding}", "texts/s", found, MIN_VECTORS)
+
+
+def conclude(
+    report: Report, work: str, unit: str, found: dict[str, Any], limit: float
+) -> None:
+    """The ratio is HTTP to in process, by round."""
+    ratio = median_ratio(found["HTTP"], found["in process"])
+    medians = {name: median(figures) for name, figures in found.items()}
+    report.add(work=work, unit=unit, **medians, ratio=ratio, added=None)
+    report.details[work] = found
+    report.claim(f"{work}, {unit}, HTTP to in process", ratio, ">=", limit)
 
 
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
-    parser.add_argument("--requests", type=int, default=8, help="in a batch")
-    parser.add_argument("--turns", type=int, default=12, help="of each, in a round")
+    parser.set_defaults(rounds=10)
+    parser.add_argument("--streams", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--requests", type=int, default=8, help="single ones, a round")
+    parser.add_argument("--embedder", type=Path, help="a model of vectors")
+    parser.add_argument("--lists", type=int, default=4, help="of 64 texts, a round")
     options = parse(parser)
     report = Report("over_http", options)
     anyio.run(measure, options, report, backend_options={"use_uvloop": True})

@@ -12,17 +12,26 @@ from pyllama_raw.lab.bench.writer import generator, writer_for
 
 
 async def results(
-    workload_name: str, openers: Mapping[str, Opener], point: Point, options: Namespace
+    workload_name: str,
+    openers: Mapping[str, Opener],
+    point: Point,
+    options: Namespace,
+    **shape: int,
 ) -> dict[str, list[Result]]:
-    """Those of each target, by round; a call that fails ends the script."""
+    """
+    Those of each target, by round; a call that fails ends the script.
+
+    Args:
+        shape: what differs from the workload's own, beside the number of requests.
+    """
     workload = WORKLOADS[workload_name]
-    shape = workload.shape.changed({"requests": options.requests})
+    wanted = workload.shape.changed({"requests": options.requests, **shape})
     found: dict[str, list[Result]] = {}
     with writer_for(options.model) as writer:
         plan = Plan(
             openers,
             [point],
-            lambda seed: workload.calls(shape, writer, generator(seed)),
+            lambda seed: workload.calls(wanted, writer, generator(seed)),
             rounds=options.rounds,
         )
         async for result in plan.results():

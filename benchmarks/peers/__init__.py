@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,10 +21,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 HOST = "127.0.0.1"
 START_S = 120.0  # for a server to become healthy
 STOP_S = 10.0  # for it to leave when asked
+ADDRESS = re.compile(
+    rb"^serving at (\S+)$", re.MULTILINE
+)  # as `pyllama-raw serve` says
 
 
 @functools.cache
@@ -57,7 +62,7 @@ class Url(str):
 @contextmanager
 def serving(
     command: Sequence[str],
-    port: int,
+    port: int | None,
     *,
     health: str = "/health",
     env: Mapping[str, str] | None = None,
@@ -67,14 +72,14 @@ def serving(
     Run a server until the block ends.
 
     Args:
+        port: None if the server tells where it listens, as `pyllama-raw serve` does.
         health: what is asked whether it is ready, every *poll_s*.
         env: variables beside those of this process.
 
     Yields:
         Its base URL, once it is ready.
     """
-    url = Url(f"http://{HOST}:{port}")
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -82,14 +87,31 @@ def serving(
             stderr=subprocess.STDOUT,
             env={**os.environ, **(env or {})},
         )
-        url.pid = process.pid
         try:
-            if not _becomes_healthy(process, f"{url}{health}", poll_s):
-                log.seek(0)
-                raise RuntimeError(f"{command[0]} did not start:\n{log.read()[-2000:]}")
+            address = _told(process, log, poll_s) if port is None else f"{HOST}:{port}"
+            url = Url(f"http://{address.removeprefix('http://')}")
+            url.pid = process.pid
+            if not address or not _becomes_healthy(process, f"{url}{health}", poll_s):
+                said = _said(log)[-2000:].decode(errors="replace")
+                raise RuntimeError(f"{command[0]} did not start:\n{said}")
             yield url
         finally:
             _stop(process)
+
+
+def _said(log: IO[bytes]) -> bytes:
+    """What a server has written; it goes on at the same offset of the file."""
+    return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0)
+
+
+def _told(process: subprocess.Popen[bytes], log: IO[bytes], poll_s: float) -> str:
+    """The address that a server tells; empty if it does not."""
+    give_up = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < give_up:
+        if found := ADDRESS.search(_said(log)):
+            return found[1].decode()
+        time.sleep(poll_s)
+    return ""
 
 
 def _becomes_healthy(process: subprocess.Popen[bytes], url: str, poll_s: float) -> bool:

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from pyllama_raw import EngineConfig
 from pyllama_raw.lab.bench.rounds import Opened, Opener
 from pyllama_raw.native.model import Model
 
+from . import Url
 from .llama_cpp_sequence import llama_cpp_sequence
 from .llama_cpp_server import llama_cpp_server
 from .llama_server import llama_server
+from .ours import pyllama_raw_server
 from .raw_client import http_target
 from .xllamacpp_server import xllamacpp_server
 
@@ -46,14 +49,30 @@ SERVERS = [name for name in PEERS if name != "llama-cpp-python in sequence"]
 
 
 def peer_opener(
-    name: str, model: Path, *, n_slots: int, n_ctx: int, threads: int
+    name: str,
+    model: Path,
+    *,
+    n_slots: int,
+    n_ctx: int,
+    threads: int,
+    protocol: str | None = None,
 ) -> Opener:
-    """What starts *name*, opens a client of it, and stops it at the end."""
+    """
+    What starts *name*, opens a client of it, and stops it at the end.
+
+    Args:
+        protocol: spoken instead of the peer's own.
+    """
     start = partial(
         PEERS[name].start, model, n_slots=n_slots, n_ctx=n_ctx, threads=threads
     )
     forbidden = () if PEERS[name].knows_ignore_eos else eog_tokens(model)
-    return partial(_open, start, PEERS[name].protocol, forbidden)
+    return partial(_open, start, protocol or PEERS[name].protocol, forbidden)
+
+
+def served_opener(model: Path, config: EngineConfig) -> Opener:
+    """Our own server; it is none of the peers."""
+    return partial(_open, partial(pyllama_raw_server, model, config), "openai", ())
 
 
 def eog_tokens(model: Path) -> tuple[int, ...]:
@@ -66,11 +85,16 @@ def eog_tokens(model: Path) -> tuple[int, ...]:
 async def _open(
     start: Start, protocol: str, forbidden: tuple[int, ...]
 ) -> AsyncIterator[Opened]:
-    server = start()
+    async with running(start()) as url, http_target(url, protocol, forbidden) as target:
+        yield Opened(target, url.pid)
+
+
+@asynccontextmanager
+async def running(server: AbstractContextManager[Url]) -> AsyncIterator[Url]:
+    """Start and stop *server* beside the event loop."""
     url = await anyio.to_thread.run_sync(server.__enter__)
     try:
-        async with http_target(url, protocol, forbidden) as target:
-            yield Opened(target, url.pid)
+        yield url
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(server.__exit__, None, None, None)

@@ -115,8 +115,6 @@ class OpenAITarget(HttpTarget):
             record.n_prompt = usage["prompt_tokens"]
             details = usage.get("prompt_tokens_details") or {}
             record.n_cached = details.get("cached_tokens", record.n_cached)
-        if "queue_s" in event:  # only our adapter in benchmarks/ has it
-            record.queue_s = event["queue_s"]
 
 
 class LlamaServerTarget(HttpTarget):

@@ -57,12 +57,12 @@ async def test_openai_counts_what_the_usage_says():
     """
     details = {"prompt_tokens_details": {"cached_tokens": 4}}
     last = chunk("", finish_reason="length") | {"usage": USAGE | details}
-    body = sse(chunk("a"), chunk("b c"), last | {"queue_s": 0.5})
+    body = sse(chunk("a"), chunk("b c"), last)
     record, server = await ask(Call([1, 2], 3), chunked(body), forbidden=[2])
 
     assert record.error is None
     assert (record.text, len(record.times), record.n_output) == ("ab c", 2, 3)
-    assert (record.n_prompt, record.n_cached, record.queue_s) == (9, 4, 0.5)
+    assert (record.n_prompt, record.n_cached, record.queue_s) == (9, 4, None)
     path, _, asked = server.asked[-1]
     assert path == "/v1/completions"
     assert asked["prompt"] == [1, 2]
