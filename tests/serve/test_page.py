@@ -89,7 +89,9 @@ def served(engine: Any, wrap: Any = lambda app: app, **config: Any) -> Iterator[
 def page_of(engine: Any, wrap: Any = lambda app: app, **config: Any) -> Iterator[Page]:
     """The page, once it knows its models."""
     with served(engine, wrap, **config) as url, browsing(url) as page:
-        page.until("document.querySelector('#model').value || document.querySelector('dialog[open]')")
+        page.until(
+            "document.querySelector('#model').value || document.querySelector('dialog[open]')"
+        )
         yield page
 
 
