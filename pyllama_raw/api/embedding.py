@@ -36,7 +36,7 @@ from pyllama_raw.options.arguments import (
     checked_flag,
     checked_number,
     checked_serving,
-    checked_texts,
+    checked_texts_or_ids,
     checked_word,
 )
 from pyllama_raw.prompts.prompt import PromptEncoder
@@ -109,7 +109,7 @@ class Embedder:
 
     async def embed(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Sequence[int]],
         pooling: Pooling,
         shape: VectorShape,
         progress: Told | None,
@@ -121,7 +121,7 @@ class Embedder:
         encode = partial(
             self.parts.vocab.tokenize, add_special=True, parse_special=False
         )
-        tokens = await self.tokens(checked_texts(texts), "texts", encode)
+        tokens = await self.tokens(checked_texts_or_ids(texts), "texts", encode)
         values = await self.compute(tokens, "texts", pooling, progress, options)
         counts = list(map(len, tokens))
         make = partial(_shaped, values, counts, shape, joined=joined)
@@ -131,7 +131,10 @@ class Embedder:
             return make()
 
     async def tokens(
-        self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]
+        self,
+        texts: Sequence[str | Sequence[int]],
+        name: str,
+        encode: Callable[[str], array[int]],
     ) -> list[array[int]]:
         """
         Tokens of each of *texts*, made in a worker, a few at a time: closing waits for none.

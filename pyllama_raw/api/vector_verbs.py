@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from pyllama_raw.api.facts import Facts
@@ -27,7 +27,7 @@ class VectorVerbs(Facts):
 
     async def embed(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Sequence[int]],
         dimensions: int | None = None,
         normalize: bool = True,
         pooling: TextPooling | None = None,
@@ -38,7 +38,8 @@ class VectorVerbs(Facts):
         """
         A vector for each text: a row of an array of float32, in the order of *texts*.
 
-        `usage` of the array counts the tokens of the texts.
+        `usage` of the array counts the tokens of the texts. Token ids may stand for a text:
+        they are taken as they are, with nothing before or behind them.
 
         The first call on a model that generates opens a context of its own for this.
 
@@ -70,7 +71,7 @@ class VectorVerbs(Facts):
 
     async def embed_tokens(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Sequence[int]],
         dimensions: int | None = None,
         normalize: bool = True,
         *,

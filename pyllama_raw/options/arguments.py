@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -49,6 +49,16 @@ def checked_texts(texts: Iterable[str], name: str = "texts") -> list[str]:
     from pyllama_raw.options.values import TEXTS, checked
 
     return checked(TEXTS, texts, name)
+
+
+def checked_texts_or_ids(
+    texts: Iterable[str | Sequence[int]],
+) -> list[str | Sequence[int]]:
+    """As checked_texts(), where token ids may stand for a text."""
+    from pyllama_raw.options.values import TEXTS_OR_IDS, checked
+
+    found: list[str | Sequence[int]] = checked(TEXTS_OR_IDS, texts, "texts")
+    return found
 
 
 def checked_text(name: str, value: object) -> str:

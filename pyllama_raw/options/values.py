@@ -6,10 +6,11 @@ What is given may be any object of a stranger: whatever it raises, the caller is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, Strict, TypeAdapter, ValidationError
+from pydantic import Field, Strict, TypeAdapter, ValidationError, WrapValidator
 
 from pyllama_raw.errors import InvalidRequest, reading
 from pyllama_raw.options.frozen import allowed, place
@@ -19,10 +20,22 @@ T = TypeVar("T")
 
 _Text = Annotated[str, Strict(), Field(min_length=1)]
 
+
+def _ids_or(value: Any, read_text: Callable[[Any], str]) -> Any:
+    """Token ids are checked where they are copied, because that may take long."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return value
+    return read_text(value)
+
+
 NAME: TypeAdapter[str] = TypeAdapter(Name)
 SALT: TypeAdapter[str | None] = TypeAdapter(Name | None)
 TEXT: TypeAdapter[str] = TypeAdapter(_Text)
 TEXTS: TypeAdapter[list[str]] = TypeAdapter(Annotated[list[_Text], Field(min_length=1)])
+_TextOrIds = Annotated[_Text, WrapValidator(_ids_or)]
+TEXTS_OR_IDS: TypeAdapter[Any] = TypeAdapter(
+    Annotated[list[_TextOrIds], Field(min_length=1)]
+)
 WAIT: TypeAdapter[float] = TypeAdapter(Annotated[float, Strict(), Field(ge=0)])
 _OPTIONS: dict[type, TypeAdapter[Any]] = {}
 

@@ -127,13 +127,13 @@ class PromptEncoder:
 
     def encode_texts(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | Sequence[int]],
         first: int,
         name: str,
         encode: Callable[[str], array[int]],
     ) -> list[array[int]]:
         """
-        The tokens that *encode* makes of each of *texts*, which are data.
+        The tokens that *encode* makes of each of *texts*, which are data; ids are checked.
 
         Args:
             first: the index of texts[0] in the argument *name*.
@@ -142,11 +142,16 @@ class PromptEncoder:
             InvalidRequest, TextTooLong: which text it is.
         """
 
-        def tokens_of(where: str, text: str) -> array[int]:
+        def read(text: str | Sequence[int]) -> array[int]:
+            if not isinstance(text, str):
+                return self._ids(text)
+            _check_text(text)
+            self._check_length(text)
+            return encode(text)
+
+        def tokens_of(where: str, text: str | Sequence[int]) -> array[int]:
             try:
-                _check_text(text)
-                self._check_length(text)
-                tokens = encode(text)
+                tokens = read(text)
             except PromptTooLong as error:
                 n_tokens = error.n_prompt
                 raise TextTooLong(where, n_tokens, self._n_ctx_slot, SHORTEN) from None
@@ -289,6 +294,15 @@ class PromptEncoder:
         tokens = self._tokenize("", add_special=True, parse_special=False)
         n_before = 1 if self._vocab.add_bos else 0
         return tokens[:n_before], tokens[n_before:]
+
+    def _ids(self, given: Sequence[int]) -> array[int]:
+        """A checked copy of token ids. Raises InvalidRequest, PromptTooLong."""
+        if len(given) > self._n_ctx_slot:  # before a copy: range(10**9) is small
+            raise PromptTooLong(len(given), self._n_ctx_slot)
+        tokens = array("i")
+        for part in self._parts(given):
+            tokens += part
+        return tokens
 
     def _parts(self, prompt: Sequence[int]) -> Iterator[array[int]]:
         """Checked ids, in parts, because no other thread runs while one is made."""

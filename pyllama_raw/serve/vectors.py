@@ -17,6 +17,8 @@ from pyllama_raw.serve.answer import while_client
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Service
 
+TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+
 
 class VectorBody(BaseModel):
     """Fields that all bodies here have."""
@@ -42,7 +44,8 @@ class VectorBody(BaseModel):
 class EmbeddingBody(VectorBody):
     """Texts that are to become vectors."""
 
-    input: str | list[str]
+    input: str | TokenIds | list[str | TokenIds]
+    """A text, or several; token ids of the model may stand for each."""
     encoding_format: Literal["float", "base64"] = "float"
     """base64 is of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -50,9 +53,11 @@ class EmbeddingBody(VectorBody):
     user: str | None = None
 
     @property
-    def texts(self) -> list[str]:
+    def texts(self) -> list[str | TokenIds]:
         """All of them."""
-        return [self.input] if isinstance(self.input, str) else self.input
+        given: Any = self.input
+        is_one = isinstance(given, str) or all(isinstance(item, int) for item in given)
+        return [given] if is_one else given
 
 
 class RerankBody(VectorBody):

@@ -5,7 +5,7 @@ import pytest
 
 from pyllama_raw import EmbeddingConfig
 from pyllama_raw.api.vectors import vectors_of
-from pyllama_raw.errors import TextTooLong
+from pyllama_raw.errors import InvalidRequest, TextTooLong
 from tests.api.embedding_support import OTHER_ENCODERS, POOLED, TEXTS, open_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -48,6 +48,23 @@ async def test_control_tokens_are_for_prompts():
 
     assert (n_prompt, len(rows)) == (3, 14)  # with the first token of all prompts
     assert vectors.usage.prompt_tokens == 14 + 2
+
+
+async def test_token_ids_may_stand_for_a_text():
+    """
+    As they are; a wrong one is told with its place.
+    """
+    async with open_engine("bert") as engine:
+        ids = await engine.tokenize(TEXTS[0], parse_special=False)
+        by_text = await engine.embed([TEXTS[0], TEXTS[1]])
+        by_ids = await engine.embed([ids, TEXTS[1]])
+        with pytest.raises(InvalidRequest, match=r"texts\[1\]") as caught:
+            await engine.embed(["a", [1, -1]])
+        with pytest.raises(InvalidRequest, match=r"texts\[0\]"):
+            await engine.embed([[]])
+
+    np.testing.assert_array_equal(by_ids, by_text)
+    assert caught.value.value == -1
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3-embedding"])
