@@ -114,7 +114,7 @@ def top1_margin(options: Namespace, tokens: list[int]) -> float:
         batch = Batch(len(tokens))
         batch.add(tokens, 0, 0, output=True)
         context.decode(batch)
-        second, best = np.sort(context.logits(len(tokens) - 1))[-2:]
+        second, best = np.sort(np.asarray(context.logits(len(tokens) - 1)))[-2:]
     return float(best - second)
 
 

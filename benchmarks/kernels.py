@@ -76,7 +76,7 @@ def n_differing(model: Model, n_threads: int) -> int:
         fields = {"flash_attn": "off", "n_threads": n_threads, "fast_kernels": fast}
         with Context(model, n_seq_max=1, n_ctx=512, **fields) as context:
             prefill(context, 0, N_PROMPT)
-            rows.append(context.logits(N_PROMPT - 1).view(np.int32))
+            rows.append(np.asarray(context.logits(N_PROMPT - 1)).view(np.int32))
     return int(np.count_nonzero(rows[0] != rows[1]))
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from argparse import Namespace
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 from load.measure import Report, arguments, parse, say
 
 from pyllama_raw.lab.tune import Work, tune
-from pyllama_raw.lab.tune.knobs import grid, settings_of
+from pyllama_raw.lab.tune.knobs import settings_of
 from pyllama_raw.lab.tune.space import Space
 from pyllama_raw.lab.tune.tuning import make_spaces
 from pyllama_raw.native.quantize import quantize
@@ -33,12 +34,11 @@ def exhaustive(spaces: dict[Path, Space]) -> list[Setting]:
     """The fastest points of the whole grid."""
     costs: list[tuple[float, Path, Settings]] = []
     for file, space in spaces.items():
-        points = grid(space.table)
-        for index, point in enumerate(points):
+        for point in product(*map(range, space.sizes)):
             settings = settings_of(space.table, point)
-            assert settings is not None
-            costs.append((space.cost(point), file, settings))
-            say(f"{file.name}: {index + 1} of {len(points)}, {costs[-1][0]:.2f} s")
+            if settings is not None:
+                costs.append((space.cost(point), file, settings))
+                say(f"{file.name}: {point}, {costs[-1][0]:.2f} s")
     costs.sort(key=lambda found: found[0])
     return [(file, settings) for _, file, settings in costs[:N_FINALISTS]]
 

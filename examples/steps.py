@@ -4,7 +4,7 @@ from itertools import count
 from time import monotonic
 
 from pyllama_raw import EngineConfig, SamplingParams, SchedulerConfig
-from pyllama_raw.core.request import Delta, Event, Finished, Request
+from pyllama_raw.core.request import Event, Finished, NewTokens, Request
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.options.models import default_model
@@ -21,7 +21,7 @@ def words(tokens: tuple[int, ...]) -> str:
 def tell(events: list[Event], _: bool) -> None:
     """Print what came of a step."""
     for event in events:
-        if isinstance(event, Delta):
+        if isinstance(event, NewTokens):
             print(f"  request {event.request_id}: {words(event.tokens)!r}")
         elif isinstance(event, Finished):
             print(f"  request {event.request_id} has ended: {event.reason}")

@@ -3,7 +3,7 @@ Text generation on libllama: continuous batching behind an async API.
 
 Importing this package needs no native library; the first model does. What no program
 needs before its model is loaded is imported when it is first asked for. More names are in
-`pyllama_raw.options.config`, `pyllama_raw.api.results`, `pyllama_raw.errors` and `pyllama_raw.policy`.
+`pyllama_raw.results`, `pyllama_raw.errors` and `pyllama_raw.policy`.
 """
 
 from importlib import import_module
@@ -71,7 +71,16 @@ __all__ = [
     "score",
 ]
 
-_LATER = ("config", "results", "media", "api.blocking", "api.sync")
+_LATER = (  # modules that have the other names, those of most programs first
+    "options.config",
+    "options.sampling",
+    "options.requests",
+    "options.profile",
+    "results",
+    "media",
+    "api.blocking",
+    "api.sync",
+)
 
 
 def __getattr__(name: str) -> Any:

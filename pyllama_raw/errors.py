@@ -23,6 +23,8 @@ docs/errors.md lists the classes with these attributes; a test compares it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from reprlib import Repr
 from typing import Any, ClassVar
 
@@ -447,6 +449,17 @@ class EngineStopped(PyllamaError):
 
 
 PLAIN = (type(None), bool, int, float, str)  # values that any process can unpickle
+
+
+@contextmanager
+def reading(name: str, value: object, allowed: str) -> Iterator[None]:
+    """Turn what *value* raises, a stranger's object, into words of what is allowed."""
+    try:
+        yield
+    except PyllamaError:
+        raise
+    except Exception as error:
+        raise InvalidRequest(name, value, allowed) from error
 
 
 def shown(value: object) -> str:

@@ -20,6 +20,7 @@ from pyllama_raw.api.results import (
     Timings,
     Usage,
 )
+from pyllama_raw.api.vectors import Vectors
 from pyllama_raw.core.memory.cache_stats import CacheStats
 from pyllama_raw.core.request import (
     CacheTier,
@@ -78,6 +79,7 @@ __all__ = [
     "Timings",
     "TokenLogprobs",
     "Usage",
+    "Vectors",
     "VocabInfo",
     "Watcher",
 ]

@@ -26,7 +26,7 @@ from tests.media import files
 from tests.tiny import tiny_projector
 
 EYES, EARS = ("idefics3", "qwen2vl"), ("ultravox",)
-LIMITS = MediaLimits(max_seconds=60, max_pixels=2**22)
+LIMITS = MediaLimits(max_parts=1, max_bytes=2**25, max_pixels=2**22, max_seconds=60)
 Edit = Callable[[random.Random, bytearray], None]
 
 

@@ -3,8 +3,10 @@
 from typing import Any
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.engine.constraint import Constraints, GrammarConstraint
+from pyllama_raw.engine.constraint import Constraints, GrammarConstraint, Grammars
+from pyllama_raw.engine.parts import at_once
 from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.guidance import Matcher
 from pyllama_raw.native.vocab import Vocab
 
 JSON = r"""root ::= object
@@ -22,3 +24,8 @@ def make_grammar(text: str, vocab: Vocab, **more: Any) -> Grammar:
     made = Constraints(vocab).make(SamplingParams(grammar=text, **more))
     assert isinstance(made, GrammarConstraint)
     return made.start()
+
+
+def make_matcher(text: str, vocab: Vocab) -> Matcher:
+    """The matcher that the grammar of *text* follows, at its beginning."""
+    return Grammars(vocab).compile(SamplingParams(grammar=text), at_once)

@@ -227,7 +227,9 @@ class Player:
             held += [work] * len(work.tokens)
             if work.samples:
                 played = self._alive[work.request_id]
-                played.logits.append(self.parts.executor.context.logits(row))
+                played.logits.append(
+                    np.asarray(self.parts.executor.context.logits(row))
+                )
                 played.history = list(held)
 
     def _hear(self, routers: Routers, works: list[Work]) -> None:
@@ -307,7 +309,7 @@ class Player:
             if n_kept < len(tokens):
                 assert context.seq_rm(0, pos + n_kept, -1)
             pos += n_kept
-            logits[pos - 1] = context.logits(len(tokens) - 1)
+            logits[pos - 1] = np.asarray(context.logits(len(tokens) - 1))
         return logits
 
 

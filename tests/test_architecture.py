@@ -17,7 +17,7 @@ FLOORS = """
     cli
     serve
     __init__  testing
-    results   config
+    results
     api
     prompts
     engine

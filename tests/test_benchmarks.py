@@ -175,6 +175,10 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
             ["--no-peers", "--layers", "2", "--embd", "64", "--size", "56"],
         ),
         ("observing.py", ["--part", "model"]),
+        (
+            "overload.py",
+            ["--requests", "200", "--streams", "1", "--step-ms", "1"],
+        ),
         ("pauses.py", ["--heap", "10"]),
         ("placement.py", ["--prompts", "3", "--n-timed", "4"]),
         ("two_engines.py", ["--requests", "4"]),

@@ -72,7 +72,7 @@ def encode(source: str, messages) -> tuple[list[int], str]:
     template = CompiledTemplate(source, {})
     text, origins = template.render(plain_messages(messages))
     encoder._chat.render = lambda _: (text, origins)
-    return list(encoder.encode(messages)), text
+    return list(encoder.read(messages).tokens), text
 
 
 @settings(

@@ -16,6 +16,7 @@ from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native import params as native
+from pyllama_raw.native.libllama import ffi
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits, letters
 
 # A value other than the default for each field, and the C field that shows it.
@@ -98,16 +99,20 @@ def test_context_options_reach_libllama(name):
     assert c_value(**{name: value}) != c_value(n_threads=1)
 
 
+@pytest.mark.native
 def test_a_context_has_the_defaults_of_the_options():
     """
     What a test or a benchmark leaves out is as users have it, but for what is chosen by
     the machine and the number of slots.
     """
-    model, context = native._MODEL_DEFAULTS, native._CONTEXT_DEFAULTS
     fields = ContextConfig().model_dump(exclude={"fast_kernels", "n_ctx", "n_threads"})
 
-    assert model == ModelConfig().model_dump()
-    assert {name: context[name] for name in fields} == fields
+    given = native.context_params(fields, n_seq_max=8)
+    left_out = native.context_params({}, n_seq_max=8)
+    assert bytes(ffi.buffer(given)) == bytes(ffi.buffer(left_out))
+    given, _ = native.model_params(ModelConfig().model_dump(), vocab_only=False)
+    left_out, _ = native.model_params({}, vocab_only=False)
+    assert bytes(ffi.buffer(given)) == bytes(ffi.buffer(left_out))
 
 
 def test_scheduler_options_are_those_of_the_scheduler():
@@ -122,6 +127,7 @@ def test_scheduler_options_are_those_of_the_scheduler():
     }
 
     of_parts = ("cache", "disk", "snapshot_cost", "snapshot_interval_tokens", "report")
+    of_parts += ("texts",)
     for name in of_parts:
         del accepted[name]
     assert SchedulerConfig().model_dump(exclude={"n_slots"}) == accepted | {

@@ -148,7 +148,7 @@ def test_first_native_use_says_what_to_run():
 from pyllama_raw import _ffi
 from pyllama_raw.errors import LibraryNotBuilt
 try:
-    _ffi.lib
+    _ffi.load()
 except LibraryNotBuilt as error:
     print(repr(str(error)))
 """
@@ -168,7 +168,7 @@ def test_a_source_tree_names_the_installed_copy_that_it_hides(tmp_path: Path):
     package = Path(pyllama_raw.__file__).parent
     unbuilt = shutil.ignore_patterns("*.so", "lib", "__pycache__")
     shutil.copytree(package, tmp_path / "pyllama_raw", ignore=unbuilt)
-    code = f"import sys; sys.path.append({str(package.parent)!r}); import pyllama_raw._ffi as f; f.lib"
+    code = f"import sys; sys.path.append({str(package.parent)!r}); import pyllama_raw._ffi as f; f.load()"
 
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -195,15 +195,3 @@ def test_boundary_keeps_the_cause(monkeypatch):
         _ffi.load()
 
     assert isinstance(caught.value.__cause__, ImportError)
-
-
-def test_boundary_has_no_other_lazy_names():
-    """
-    A misspelt name of the boundary is an AttributeError, not a build hint.
-    """
-    code = """
-from pyllama_raw import _ffi
-print(hasattr(_ffi, "libs"))
-"""
-
-    assert run_without_extension(code) == "False\n"

@@ -54,7 +54,7 @@ def decode(context: Context, tokens: list[int], pos: int) -> NDArray[np.float32]
     batch = Batch(len(tokens))
     batch.add(tokens, pos, 0, output=True)
     context.decode(batch)
-    return context.logits(len(tokens) - 1)
+    return np.asarray(context.logits(len(tokens) - 1))
 
 
 def generate(context: Context, tokens: list[int]) -> tuple[list[int], bool]:
@@ -97,7 +97,7 @@ def test_model_is_of_its_class(recipe: Recipe, model: Model) -> None:
     assert model.n_swa == recipe.n_swa
     assert mrope == recipe.mrope
     assert model.has_encoder == recipe.encoder
-    assert model.is_diffusion == recipe.diffusion
+    assert lib.llama_model_is_diffusion(model.ptr) == recipe.diffusion
     assert (model.vocab.kind != "none") == recipe.has_vocab
     assert model.n_vocab == vocab.N_VOCAB
 
@@ -169,7 +169,8 @@ def test_window_loses_the_first_tokens(
         for pos in range(0, 8 * N_PROMPT, N_PROMPT):
             decode(context, prompt(pos), pos)
 
-        assert (context.seq_pos_min(0) == 0) == swa_full
+        memory = lib.llama_get_memory(context.ptr)
+        assert (lib.llama_memory_seq_pos_min(memory, 0) == 0) == swa_full
 
 
 def test_text_survives_the_vocabulary() -> None:

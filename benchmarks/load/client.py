@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from time import perf_counter
 from typing import Any
 
 from pyllama_raw import (
@@ -19,7 +20,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.lab.bench import drive
-from pyllama_raw.lab.bench.call import Call, Record, Target, ask
+from pyllama_raw.lab.bench.call import Call, OnTokens, Record, Target
 from pyllama_raw.lab.bench.drive import Run
 from pyllama_raw.lab.bench.engine_target import EngineTarget, fixed_length
 
@@ -62,6 +63,13 @@ async def engine_target(options: Namespace, **config: Any) -> AsyncIterator[Targ
     """Ours, open only while it is measured, like its peers."""
     async with open_engine(options, **config) as engine:
         yield EngineTarget(engine)
+
+
+async def ask(target: Target, call: Call, on_tokens: OnTokens | None = None) -> Record:
+    """Make *call*."""
+    record = Record(call, call.prompt, perf_counter(), on_tokens=on_tokens)
+    await target.send(record)
+    return record
 
 
 async def closed_loop(target: Target, calls: Sequence[Call], n_clients: int) -> Run:

@@ -14,7 +14,7 @@ import pytest
 from pyllama_raw.api.choice import Choice
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.memory.radix_tree import n_common
-from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.request import NewTokens, Request
 from pyllama_raw.core.stop_strings import StopStrings
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.testing import FakeVocab
@@ -84,7 +84,7 @@ def test_deliver(benchmark, n_rows):
 
     def deliver() -> None:
         for stream, request in zip(streams, requests, strict=True):
-            stream.events.append(Delta(request.request_id, (97,)))
+            stream.events.append(NewTokens(request.request_id, (97,)))
         for stream, choice in zip(streams, choices, strict=True):
             if choice.take(stream.events.popleft()):
                 choice.take_delta()

@@ -1,8 +1,8 @@
 """
-The C boundary: the compiled extension, loaded on first use.
+The C boundary: the compiled extension, which load() imports.
 
-`pyllama_raw._ffi.lib` and `.ffi` import it; `import pyllama_raw` alone does not, so
-documentation, core and fakes work where nothing has been built.
+`import pyllama_raw` alone does not, so documentation, core and fakes work where nothing has
+been built.
 """
 
 from __future__ import annotations
@@ -62,11 +62,3 @@ def _has_extension(package: Path) -> bool:
 def _version_in(entry: str) -> str:
     found = distributions(name="pyllama_raw", path=[entry])
     return "".join(f"of version {one.version} " for one in found)
-
-
-def __getattr__(name: str) -> Any:
-    """Load `ffi` and `lib` when first asked for; afterwards they are plain globals."""
-    if name not in ("ffi", "lib"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()["ffi"], globals()["lib"] = load()
-    return globals()[name]

@@ -1,5 +1,5 @@
 """
-How long threads of libgomp wait awake for each other at a barrier, before they sleep.
+Time for which threads of libgomp wait awake at a barrier, before they sleep.
 
 A thread that waits long keeps its CPU from the one that it waits for, where another program
 computes. One that waits shortly sleeps too often, where the machine is quiet. So both: long, and

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
@@ -67,7 +67,7 @@ def _waiting(
     return wait
 
 
-class Engine(_Blocking[AsyncEngine], Facts):
+class Engine(Facts, _Blocking[AsyncEngine]):
     """A loaded model that any thread may use; see AsyncEngine for each verb."""
 
     def __init__(self, make: Callable[[], Awaitable[AsyncEngine]]) -> None:
@@ -80,7 +80,7 @@ class Engine(_Blocking[AsyncEngine], Facts):
         except BaseException:
             self._loop.stop()
             raise
-        self._parts, self._thread = self._awaited._parts, self._awaited._thread
+        super().__init__(self._awaited._parts, self._awaited._thread)
         _open.add(self)
 
     @classmethod
@@ -142,7 +142,6 @@ class Engine(_Blocking[AsyncEngine], Facts):
     score = _waiting(AsyncEngine.score)
     embed = _waiting(AsyncEngine.embed)
     embed_tokens = _waiting(AsyncEngine.embed_tokens)
-    count_texts = _waiting(AsyncEngine.count_texts)
     rank = _waiting(AsyncEngine.rank)
     tokenize = _waiting(AsyncEngine.tokenize)
     detokenize = _waiting(AsyncEngine.detokenize)
@@ -174,13 +173,7 @@ class BlockingEvents(_Blocking["Events"]):
         return self
 
     def __next__(self) -> Event:
-        event = self._loop.run(self._next)
-        if event is None:
-            raise StopIteration
-        return event
-
-    async def _next(self) -> Event | None:
-        return await anext(self._awaited, None)
+        return self._loop.next(self._awaited)
 
 
 class BlockingGeneration(_Blocking[Generation]):
@@ -198,17 +191,11 @@ class BlockingGeneration(_Blocking[Generation]):
         self.cancel()
 
     def __iter__(self) -> Self:
-        self._awaited.check_unread()
+        aiter(self._awaited)  # raises if it has been read
         return self
 
     def __next__(self) -> Delta:
-        delta = self._loop.run(self._next)
-        if delta is None:
-            raise StopIteration
-        return delta
-
-    async def _next(self) -> Delta | None:
-        return await anext(self._awaited, None)
+        return self._loop.next(self._awaited)
 
     collect = _waiting(Generation.collect)
     collect_all = _waiting(Generation.collect_all)
@@ -265,6 +252,17 @@ class _Loop:
         except BaseException:
             future.cancel()
             raise
+
+    def next(self, items: AsyncIterator[T]) -> T:
+        """The next one of *items*. Raises StopIteration."""
+
+        async def take() -> T | None:
+            return await anext(items, None)
+
+        item = self.run(take)
+        if item is None:
+            raise StopIteration
+        return item
 
     def stop(self) -> None:
         """Let what runs end, then the thread."""

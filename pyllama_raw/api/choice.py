@@ -7,12 +7,15 @@ Tokens become text here, in the reader's thread, while the engine computes the n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
 from pyllama_raw.core import request as core
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import Finished, FinishReason, Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
+
+NO_NAMES: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Choice:
@@ -24,7 +27,7 @@ class Choice:
         request: Request,
         seed: int,
         pieces: Sequence[bytes],
-        names: Mapping[int, bytes],
+        names: Mapping[int, bytes] = NO_NAMES,
     ) -> None:
         """
         Args:
@@ -55,7 +58,7 @@ class Choice:
 
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
-        if type(event) is core.Delta:
+        if type(event) is core.NewTokens:
             tokens, ends = event.tokens, self.request.stop_token_ids
             self._tokens += tokens
             self._logprobs += self._spelt(event.logprobs)

@@ -10,18 +10,16 @@ Rules:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, count
-from threading import Lock
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from anyio.lowlevel import checkpoint
 
 from pyllama_raw.api.workers import Workers
-from pyllama_raw.core.embedding.request import EmbedRequest
-from pyllama_raw.core.request import Embedded, Finished, FinishReason, Lot
+from pyllama_raw.core.request import Embedded, EmbedRequest, Finished, FinishReason, Lot
 from pyllama_raw.engine.capabilities import Operation
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.stream import Refused, Stream
@@ -44,12 +42,8 @@ from pyllama_raw.options.arguments import (
 from pyllama_raw.prompts.prompt import PromptEncoder
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pyllama_raw.engine.parts import EngineParts
-
-    Vectors = NDArray[np.float32]
+    from pyllama_raw.api.vectors import Vectors
+    from pyllama_raw.engine.parts import EngineParts, TextContexts
 
 MANY_TEXTS = 64  # that are made tokens in one go: closing waits for it
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
@@ -82,16 +76,21 @@ class Embedder:
         encoder: PromptEncoder,
         thread: EngineThread,
         workers: Workers,
+        request_ids: Iterator[int],
     ) -> None:
+        """
+        Args:
+            request_ids: gives every request of the engine another id.
+        """
         self.parts = parts
-        self.thread = thread
+        self._thread = thread
         self._workers = workers
         self._encoder = encoder
-        self._request_ids = count(1)
+        self._request_ids = request_ids
 
     def shape(self, dimensions: object, *, normalize: object) -> VectorShape:
         """Raises InvalidRequest, Unsupported."""
-        self.parts.capabilities.check(Operation.EMBED)
+        self._contexts()
         width = self.parts.capabilities.model.n_embd
         if dimensions is not None:
             dimensions = checked_number("dimensions", dimensions, 1, width)
@@ -119,17 +118,17 @@ class Embedder:
         **options: object,
     ) -> list[Vectors]:
         """An array for each of *texts*, or *joined* into one of all."""
-        tokens = await self.text_tokens(texts)
-        values = await self.compute(tokens, "texts", pooling, progress, options)
-        make = partial(_shaped, values, shape, joined=joined)
-        return await self._workers.run("text", make)
-
-    async def text_tokens(self, texts: Iterable[str]) -> list[array[int]]:
-        """Tokens of each of *texts*; raises as tokens()."""
         encode = partial(
             self.parts.vocab.tokenize, add_special=True, parse_special=False
         )
-        return await self.tokens(checked_texts(texts), "texts", encode)
+        tokens = await self.tokens(checked_texts(texts), "texts", encode)
+        values = await self.compute(tokens, "texts", pooling, progress, options)
+        counts = list(map(len, tokens))
+        make = partial(_shaped, values, counts, shape, joined=joined)
+        try:
+            return await self._workers.run("text", make)
+        except ClosedError:  # just now: what was computed before is the caller's
+            return make()
 
     async def tokens(
         self, texts: Sequence[str], name: str, encode: Callable[[str], array[int]]
@@ -161,15 +160,25 @@ class Embedder:
     ) -> list[bytes]:
         """The values that the model makes of each of *texts*."""
         check_progress(progress)
-        self.thread.check_for_waiting()
+        self._thread.check_for_waiting()
         request = self._request(texts, name, pooling, options)
+        contexts = self._contexts()
+        if not contexts.is_ready(pooling):
+            await self._workers.run("embedder", partial(contexts.prepare, pooling))
         reading = _Reading(request, progress)
-        self.thread.submit_all((request,), reading.stream)
+        self._thread.submit_all((request,), reading.stream)
         try:
             await reading.to_end()
         finally:
-            self.thread.cancel(request.request_id)
+            self._thread.cancel(request.request_id)
         return reading.values
+
+    def _contexts(self) -> TextContexts:
+        """Raises Unsupported."""
+        if self.parts.texts is None:
+            self.parts.capabilities.check(Operation.EMBED)
+            raise Unsupported("embed", "this engine has no model")
+        return self.parts.texts
 
     def _request(
         self,
@@ -183,17 +192,16 @@ class Embedder:
         is_causal = self.parts.capabilities.model.is_causal
         may_cut = is_causal and pooling in (Pooling.LAST, Pooling.RANK)
         self._check_lengths(texts, name, may_cut=may_cut)
-        started, deadline_s = self.thread.clock(), checked.get("deadline_s")
+        started, deadline_s = self._thread.clock(), checked.get("deadline_s")
         joined = array("i")
         for tokens in texts:
             joined += tokens
         return EmbedRequest(
             next(self._request_ids),
             joined,
-            max_tokens=1,
             priority=checked.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
-            lot=Lot(pooling.value),
+            lot=Lot(pooling.value, makes_vectors=True),
             ends=tuple(accumulate(map(len, texts))),
             may_cut=may_cut,
         )
@@ -201,7 +209,7 @@ class Embedder:
     def _check_lengths(
         self, texts: Sequence[array[int]], name: str, *, may_cut: bool
     ) -> None:
-        limits = self.parts.scheduler.limits
+        limits = self._contexts().limits
         n_most, advice = limits.n_ctx_slot, "shorten it, or raise n_ctx"
         if not may_cut and limits.n_batch < n_most:
             n_most = limits.n_batch
@@ -211,69 +219,6 @@ class Embedder:
         for index, tokens in enumerate(texts):
             if len(tokens) > n_most:
                 raise TextTooLong(f"{name}[{index}]", len(tokens), n_most, advice)
-
-
-class Embedders:
-    """
-    The embedder of an engine, opened when it is first asked for.
-
-    Thread:
-        Any; the lock is held while one is opened.
-    """
-
-    def __init__(
-        self,
-        parts: EngineParts,
-        encoder: PromptEncoder,
-        thread: EngineThread,
-        workers: Workers,
-    ) -> None:
-        """
-        Args:
-            parts: of the engine, which is an embedder itself if it does not generate.
-            workers: of the engine.
-        """
-        self._workers = workers
-        self._make_parts = parts.make_embedder
-        self._lock = Lock()
-        self._closed = False
-        self._made: Embedder | None = None
-        if Operation.GENERATE in parts.capabilities.refusals:
-            self._made = Embedder(parts, encoder, thread, workers)
-
-    async def get(self) -> Embedder:
-        """Raises ClosedError, ContextFailed, Unsupported."""
-        if self._made is not None:
-            return self._made
-        return await self._workers.run("embedder", self._open)
-
-    def _open(self) -> Embedder:
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the engine is closed")
-            if self._make_parts is None:
-                raise Unsupported("embed", "this engine has no model")
-            if self._made is None:
-                self._made = _embedder(self._make_parts(), self._workers)
-            return self._made
-
-    def leave(self) -> None:
-        """End what runs, without a wait or a lock: for finalisers."""
-        if self._made is not None:
-            self._made.thread.close()
-
-    def close(self) -> None:
-        """End what runs, and wait until all is freed."""
-        with self._lock:
-            self._closed = True
-        if self._made is not None:
-            self._made.thread.close()
-            self._made.thread.join()
-
-
-def _embedder(parts: EngineParts, workers: Workers) -> Embedder:
-    encoder = PromptEncoder.of(parts)
-    return Embedder(parts, encoder, EngineThread(parts, encoder.close), workers)
 
 
 class _Reading:
@@ -320,20 +265,18 @@ class _Reading:
             self._progress(n_done)
 
 
-def _shaped(values: list[bytes], shape: VectorShape, *, joined: bool) -> list[Vectors]:
-    """Thread: a worker."""
-    if joined:
-        values = [b"".join(values)]
-    return [_rows(value, shape) for value in values]
-
-
-def _rows(values: bytes, shape: VectorShape) -> Vectors:
-    """A row for each vector in *values*."""
+def _shaped(
+    values: list[bytes], counts: list[int], shape: VectorShape, *, joined: bool
+) -> list[Vectors]:
+    """Arrays of *values*, made of so many tokens each. Thread: a worker."""
     import numpy as np
 
-    rows = np.frombuffer(values, np.float32).reshape(-1, shape.width)
-    cut = rows[:, : shape.dimensions].copy()
-    if shape.normalize:
-        lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-        np.divide(cut, lengths, out=cut, where=lengths > 0)
-    return cut
+    from pyllama_raw.api.vectors import vectors_of
+
+    if joined:
+        values, counts = [b"".join(values)], [sum(counts)]
+    all_rows = (np.frombuffer(v, np.float32).reshape(-1, shape.width) for v in values)
+    return [
+        vectors_of(rows[:, : shape.dimensions], n_tokens, normalize=shape.normalize)
+        for rows, n_tokens in zip(all_rows, counts, strict=True)
+    ]

@@ -2,68 +2,72 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import anyio
 
-from pyllama_raw.api.loading import Opening, Progress, Report, load
-from pyllama_raw.api.model import Model, build_on
-from pyllama_raw.api.owner import Owner
-from pyllama_raw.api.text_verbs import TextVerbs
+from pyllama_raw.api.loading import Opening, Progress, load
+from pyllama_raw.api.many import complete_all
+from pyllama_raw.api.model import Model, parts_of, release
 from pyllama_raw.api.vector_verbs import VectorVerbs
+from pyllama_raw.api.whole import score_of, whole
 from pyllama_raw.engine.own_thread import check_may_wait
-from pyllama_raw.errors import ClosedError
+from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.options.arguments import (
     check_opening,
     checked_adapter,
+    checked_chat,
     checked_file,
+    checked_flag,
     checked_number,
+    checked_options,
+    checked_params,
+    checked_prompts,
     checked_salt,
+    checked_top,
     checked_wait,
 )
-from pyllama_raw.prompts.prompt import PromptEncoder
+from pyllama_raw.prompts.messages import Message
+from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.events import Events
+    from pyllama_raw.api.generation import Generation
+    from pyllama_raw.api.results import Result, Score
     from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.core.stats import SlotStats
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
-    from pyllama_raw.options.requests import Need
+    from pyllama_raw.options.requests import ChatOptions, Need, RequestOptions
+    from pyllama_raw.options.sampling import SamplingParams
+
+T = TypeVar("T")
 
 
-class AsyncEngine(Owner, TextVerbs, VectorVerbs):
+class AsyncEngine(VectorVerbs):
     """A loaded model that serves any number of requests at once."""
 
-    def __init__(
-        self, parts: EngineParts, encoder: PromptEncoder | None = None
-    ) -> None:
+    def __init__(self, parts: EngineParts) -> None:
         """Use open(); this is for tests and for own executors."""
-        from pyllama_raw.api.embedding import Embedders
+        from pyllama_raw.api.embedding import Embedder
         from pyllama_raw.api.preparation import Preparation
         from pyllama_raw.api.workers import Workers
         from pyllama_raw.engine.thread import EngineThread
 
-        self._parts = parts
-        encoder = encoder or PromptEncoder.of(parts)
+        encoder = PromptEncoder.of(parts)
         self._workers = Workers()
         try:
-            self._thread = EngineThread(parts, encoder.close)
+            thread = EngineThread(parts, encoder.close)
         except BaseException:
             self._workers.close()
             raise
-        self._preparation = Preparation(
-            parts,
-            encoder,
-            self._thread.clock,
-            self._thread.adapters,
-            self._workers,
-        )
-        self._embedders = Embedders(parts, encoder, self._thread, self._workers)
+        self._preparation = Preparation(parts, encoder, thread, self._workers)
+        ids = self._preparation.request_ids
+        embedder = Embedder(parts, encoder, thread, self._workers, ids)
+        super().__init__(parts, thread, embedder)
 
     @classmethod
     def open(
@@ -98,8 +102,8 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
         async def make() -> Self:
             path = None if isinstance(model, Model) else model
             check_opening(path, config, progress, needs)
-            made = await load(partial(_build, model, config, needs), progress, _give_up)
-            return cls(*made)
+            build = partial(parts_of, model, config, needs)
+            return cls(await load(build, progress, release))
 
         return Opening(make)
 
@@ -132,8 +136,6 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
         finally:
             self._thread.close()
             with anyio.CancelScope(shield=True):
-                with suppress(ClosedError):  # another call has closed it
-                    await self._workers.run("embedder", self._embedders.close)
                 await arrival_of(self._thread.gone)
             self._workers.close()
             self._thread.join()
@@ -142,15 +144,203 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
     def __del__(self) -> None:
         if hasattr(self, "_workers"):  # also of an engine that has failed
             self._workers.close()
-        if hasattr(self, "_embedders") and self._thread.alive:
+        if hasattr(self, "_embedder") and self._thread.alive:
             self._thread.close()
-            self._embedders.leave()
-            warnings.warn(
-                f"{self!r} was dropped before aclose(): use `async with`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
+            self._warn_dropped("before aclose(): use `async with`")
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Generation:
+        """
+        A stream of output for *prompt*; use it as `async with`, then `async for`.
+
+        Args:
+            prompt: text, token ids, or chat messages with "role" and "content".
+            params: with n > 1 deltas carry the index of their output; the engine takes
+                all n requests or refuses all, and leaving the block ends all.
+            options: see RequestOptions.
+
+        Raises, at once:
+            Unsupported: the model generates no text.
+            TypeError: there is no such option.
+            InvalidRequest: *params* or an option is not allowed.
+        Raises, on entering the block:
+            InvalidRequest, PromptTooLong, Unsupported, QueueFull, ClosedError,
+            EngineStopped.
+        Raises, on reading:
+            NativeError, EngineFault, EngineStalled, EngineStopped.
+        """
+        from pyllama_raw.api.generation import Generation
+        from pyllama_raw.engine.capabilities import Operation
+
+        self._parts.capabilities.check(Operation.GENERATE)
+        params, checked = checked_params(params), checked_options(options)
+        prepare = partial(self._preparation.prepare, prompt, params, checked)
+        return Generation(self._thread, self._parts.vocab.pieces, prepare)
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Result:
+        """
+        Like generate(), all at once; for one output (n=1).
+
+        Raises, besides:
+            ClosedError: the engine was closed before the output was whole; `results`
+                has what there was.
+        """
+        params = checked_params(params)
+        if params.n > 1:
+            raise InvalidRequest("n", params.n, "1, or use complete_n()")
+        async with self.generate(prompt, params, **options) as generation:
+            result = await generation.collect()
+        return whole((result,))[0]
+
+    async def complete_n(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        **options: Unpack[RequestOptions],
+    ) -> tuple[Result, ...]:
+        """
+        Like generate(), all *params.n* outputs at once, by index.
+
+        The prompt is computed once, unless the cache is off. Outputs beyond the free
+        slots wait in the queue. An output that fails is left out; if all do, the error of
+        the first is raised.
+
+        Raises, besides:
+            InvalidRequest: n is above what slots and queue hold together.
+            ClosedError: as by complete().
+        """
+        async with self.generate(prompt, params, **options) as generation:
+            results = await generation.collect_all()
+        return whole(results)
+
+    async def complete_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Result]:
+        """
+        Results in the order of *prompts*; the first error ends all of them.
+
+        At most twice as many as there are slots are submitted at a time, and what finds
+        the queue full waits for another one to end; *deadline_s* counts from there.
+
+        Raises, besides:
+            QueueFull: requests of others fill the engine, and none of these runs.
+        """
+        checked = checked_options(options)  # iterators are read once, for all prompts
+        complete = partial(self.complete, params=checked_params(params), **checked)
+        n_tasks = min(
+            2 * self._parts.admission.n_slots, self._parts.admission.max_requests
+        )
+        return await complete_all(complete, checked_prompts(prompts), n_tasks)
+
+    async def score(
+        self, prompt: Prompt, n_top: int = 0, **options: Unpack[RequestOptions]
+    ) -> Score:
+        """
+        Tell how likely the model finds each token of *prompt* after those before it.
+
+        Nothing is taken from the cache: every token is computed. One step computes at
+        most ContextConfig.n_outputs_max of them.
+
+        Args:
+            n_top: most likely tokens listed at each place, 0 to 20.
+
+        Raises:
+            InvalidRequest: n_top is something else, or the prompt is a single token:
+                there is nothing to score.
+            DeadlineExceeded: *deadline_s* was over before every token had its score.
+        """
+        from pyllama_raw.options.sampling import SamplingParams
+
+        n_listed = checked_top(n_top)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=n_listed)
+        async with self.generate(prompt, params, **options) as generation:
+            return await score_of(generation, prompt)
+
+    async def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> list[int]:
+        """
+        Token ids of *prompt* as the model gets them; rows of images and sounds are negative.
+
+        Control tokens that are spelled in a text are understood, because a program writes
+        it. In messages of a chat, and in what embed() and rank() take, they stay text,
+        because a user may have written that.
+
+        Args:
+            add_special: a text gets the tokens that begin and end prompts of the model.
+            parse_special: False: control tokens that are spelled in a text stay text, too.
+
+        Raises:
+            InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
+        """
+        chat = checked_chat(options)
+        adds = checked_flag("add_special", add_special)
+        parses = checked_flag("parse_special", parse_special)
+        if adds and parses:
+            return list(await self._preparation.encode(prompt, chat))
+        if not isinstance(prompt, str) or chat:
+            allowed = (
+                "a text without chat options, or leave add_special and parse_special"
             )
+            raise InvalidRequest("prompt", prompt, allowed)
+        tokens = self._preparation.encode_text(prompt, adds=adds, parses=parses)
+        return list(await tokens)
+
+    async def pieces(
+        self, token_ids: Sequence[int], special: bool = True
+    ) -> list[bytes]:
+        """
+        The bytes of each of *token_ids*, which may be a part of a character.
+
+        Args:
+            special: control tokens have their names; otherwise nothing.
+        """
+        return await self._preparation.pieces(
+            token_ids, checked_flag("special", special)
+        )
+
+    async def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
+        """
+        The text of *token_ids*; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            special: control tokens are written, too.
+        """
+        return await self._preparation.detokenize(
+            token_ids, checked_flag("special", special)
+        )
+
+    async def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
+        """
+        Tokens of *prompt*, as `usage.prompt_tokens` will tell.
+
+        Raises:
+            InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
+        """
+        return len(await self._preparation.encode(prompt, checked_chat(options)))
+
+    async def render(
+        self, messages: Sequence[Message], **options: Unpack[ChatOptions]
+    ) -> str:
+        """The text that the chat template makes of *messages*; raises as generate()."""
+        return await self._preparation.render(messages, checked_chat(options))
 
     def events(self, max_events: int = 1024) -> Events:
         """
@@ -197,15 +387,11 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
 
     async def slots(self) -> tuple[SlotStats, ...]:
         """The slots that run a request, by number, between two steps."""
-        from pyllama_raw.api.workers import answer_of
-
-        return await answer_of(self._thread.call(self._parts.scheduler.slots))
+        return await self._between_steps(self._parts.scheduler.slots)
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
-        from pyllama_raw.api.workers import answer_of
-
-        return await answer_of(self._thread.call(self._parts.scheduler.cache_stats))
+        return await self._between_steps(self._parts.scheduler.cache_stats)
 
     async def clear_cache(self, cache_salt: str | None = None) -> int:
         """
@@ -217,42 +403,16 @@ class AsyncEngine(Owner, TextVerbs, VectorVerbs):
         Raises:
             InvalidRequest: no salt that a request could have.
         """
+        salt, parts = checked_salt(cache_salt), self._parts
+
+        def forget() -> int:
+            n_bytes = 0 if parts.media is None else parts.media.encoder.clear(salt)
+            return n_bytes + parts.scheduler.clear_cache(salt)
+
+        return await self._between_steps(forget)
+
+    async def _between_steps(self, function: Callable[[], T]) -> T:
+        """The answer of *function*, which the engine thread calls."""
         from pyllama_raw.api.workers import answer_of
 
-        salt = checked_salt(cache_salt)
-        forget = partial(_forget, self._parts, salt)
-        return await answer_of(self._thread.call(forget))
-
-
-def _forget(parts: EngineParts, salt: str | None) -> int:
-    """Bytes of host memory freed."""
-    n_bytes = 0 if parts.media is None else parts.media.encoder.clear(salt)
-    return n_bytes + parts.scheduler.clear_cache(salt)
-
-
-def _build(
-    model: str | Path | Model | None,
-    config: EngineConfig | None,
-    needs: Need | None,
-    report: Report,
-) -> tuple[EngineParts, PromptEncoder]:
-    """Thread: a worker."""
-    from pyllama_raw.engine import opening
-    from pyllama_raw.options import models
-
-    if isinstance(model, Model):
-        config = models.with_projector(config, None, Path(model.path))
-        parts = build_on(model, config, needs)
-    else:
-        path = models.resolve_model(model)
-        config = models.with_projector(config, model, path)
-        parts = opening.build(path, config, needs, report)
-    try:
-        return parts, PromptEncoder.of(parts)
-    except BaseException:
-        parts.release()
-        raise
-
-
-def _give_up(made: tuple[EngineParts, PromptEncoder]) -> None:
-    made[0].release()
+        return await answer_of(self._thread.call(function))

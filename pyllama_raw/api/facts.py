@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from pyllama_raw.api.owner import Owner
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait
 
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
 STALL_S = 60.0
 
 
-class Facts:
-    """Any thread may ask, and after the end, too."""
+class Facts(Owner):
+    """An engine as far as nothing is waited for. Any thread may ask, also after the end."""
 
-    _parts: EngineParts
-    _thread: EngineThread
+    def __init__(self, parts: EngineParts, thread: EngineThread) -> None:
+        self._parts = parts
+        self._thread = thread
 
     def __repr__(self) -> str:
         """The model, the requests that run and those that wait, as of the latest step."""
         name = shown(self.model_name or "model without a name")
         state, stats = "open" if self._thread.alive else "closed", self._thread.stats
         return (
-            f"<{type(self).__name__} of {name}: {state}, {stats.running} of "
-            f"{stats.n_slots} slots run, {stats.waiting} wait>"
+            f"<{type(self).__name__} of {name}: {state}, {stats.n_slots} "
+            f"slots, {stats.running} run, {stats.waiting} wait>"
         )
 
     @property

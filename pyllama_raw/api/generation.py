@@ -14,9 +14,9 @@ Rules:
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -80,7 +80,11 @@ class Generation(Owner):
         self.cancel()
 
     def __aiter__(self) -> Self:
-        self.check_unread()
+        if self._is_read:
+            raise WrongUse(
+                "this generation has been read to its end: .result has all of it, and "
+                "generate() makes another one"
+            )
         return self
 
     async def __anext__(self) -> Delta:
@@ -91,14 +95,6 @@ class Generation(Owner):
         self._raise_if_all_failed()
         self._is_read = True
         raise StopAsyncIteration
-
-    def check_unread(self) -> None:
-        """Raise WrongUse if an iterator has read all of it."""
-        if self._is_read:
-            raise WrongUse(
-                "this generation has been read to its end: .result has all of it, and "
-                "generate() makes another one"
-            )
 
     async def collect(self) -> Result:
         """Wait for the end without being woken for every token; the first output."""
@@ -124,7 +120,7 @@ class Generation(Owner):
             return _nothing(self._elapsed_s)
         first = self._choices[0]
         if first.error is not None:
-            raise first.error
+            raise _again(first.error)
         return first.result(self._elapsed_s)
 
     @property
@@ -180,12 +176,7 @@ class Generation(Owner):
         for request_id in self._by_id:
             self._thread.forget(request_id)
         if self._by_id:
-            warnings.warn(
-                f"{self!r} was dropped before it ended: use `async with`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
+            self._warn_dropped("before it ended: use `async with`")
 
     # -- inside -----------------------------------------------------------------
 
@@ -220,7 +211,7 @@ class Generation(Owner):
             self._thread.submit_all(requests, stream)
         except PyllamaError as error:
             for choice in self._choices:
-                choice.error = error
+                choice.error = _again(error)
             raise
         self._by_id = {c.request.request_id: c for c in self._choices}
         self._stream = stream
@@ -282,7 +273,14 @@ class Generation(Owner):
     def _raise_if_all_failed(self) -> None:
         errors = [choice.error for choice in self._choices]
         if errors and errors[0] is not None and None not in errors:
-            raise errors[0]
+            raise _again(errors[0])
+
+
+def _again(error: PyllamaError) -> PyllamaError:
+    """A copy to raise. The frames that it passes would keep the engine, if it were kept itself."""
+    copied = copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def _nothing(elapsed_s: float) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
 from threading import Event
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -60,48 +61,33 @@ async def load(
         PyllamaError: whatever *make* failed with.
         BaseException: whatever *progress* raised, as it is.
     """
-    loading = _Loading(make, progress)
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(loading.stop_if_cancelled)
-            await to_thread.run_sync(loading.run)  # returns when loading has stopped
-            group.cancel_scope.cancel()
-        await checkpoint()
-    except BaseException:
-        for made in loading.made:
-            give_up(made)
-        raise
-    return loading.result()
+    stopped, made = Event(), Future[T]()
 
+    def report(fraction: float) -> bool:
+        if progress is not None:
+            progress(fraction)
+        return not stopped.is_set()
 
-class _Loading(Generic[T]):
-    def __init__(self, make: Callable[[Report], T], progress: Progress | None) -> None:
-        self.made: list[T] = []  # one, or none yet
-        self._make = make
-        self._progress = progress
-        self._stopped = Event()
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """Thread: a worker."""
+    def run() -> None:
         try:
-            self.made.append(self._make(self._report))
-        except BaseException as error:  # noqa: BLE001 - raised by result()
-            self._error = error
+            made.set_result(make(report))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            made.set_exception(error)
 
-    async def stop_if_cancelled(self) -> None:
+    async def stop_if_cancelled() -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            self._stopped.set()
+            stopped.set()
 
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self.made[0]
-
-    def _report(self, fraction: float) -> bool:
-        """Whether to go on loading."""
-        if self._progress is not None:
-            self._progress(fraction)
-        return not self._stopped.is_set()
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop_if_cancelled)
+            await to_thread.run_sync(run)  # returns when loading has stopped
+            group.cancel_scope.cancel()
+        await checkpoint()
+    except BaseException:
+        if made.done() and made.exception() is None:
+            give_up(made.result())
+        raise
+    return made.result()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from pyllama_raw.api.facts import Facts
 from pyllama_raw.api.health import HealthState
-from pyllama_raw.api.results import EngineStats
+from pyllama_raw.api.results import EngineStats, timings_of
 from pyllama_raw.core.request import Finished, FinishReason, Request
 from pyllama_raw.engine.request_log import why
 from pyllama_raw.engine.watcher import Watcher
@@ -67,7 +67,7 @@ COUNTERS = {  # of EngineStats
     "vllm:generation_tokens": ("output_tokens", "Output tokens"),
 }
 GAUGES = {
-    "vllm:num_requests_running": ("running", "Requests that have a slot"),
+    "vllm:num_requests_running": ("running", "Requests that run"),
     "vllm:num_requests_waiting": ("waiting", "Requests in the queue"),
     "pyllama_raw:slots": ("n_slots", "Requests that can run at a time"),
     "pyllama_raw:waiting_tokens": ("waiting_tokens", "Prompt tokens in the queue"),
@@ -114,7 +114,7 @@ class EngineMetrics(Collector, Watcher):
         self._histograms = {n: Histogram(known[1]) for n, known in HISTOGRAMS.items()}
         self._reasons = Counter[str]()
         self._ends = Counter[str]()
-        self._n_prompt = self._n_cached = 0
+        self._n_prompt = self._n_looked_for = self._n_cached = 0
         engine.watch(self)
 
     def text(self) -> str:
@@ -123,36 +123,33 @@ class EngineMetrics(Collector, Watcher):
         registry.register(self)
         return generate_latest(registry).decode()
 
-    def ended(self, request: Request, end: Finished) -> None:  # noqa: ARG002
+    def ended(self, request: Request, end: Finished) -> None:
         """Take in a request. Thread: the engine's."""
-        times = end.timings
-        start, admitted, first = times.submitted, times.admitted, times.first_token
-        decode_s = sum(times.itl)
+        times = timings_of(end)
+        held_s = None if times.queue_s is None else times.e2e_s - times.queue_s
         values = {
-            "vllm:e2e_request_latency_seconds": times.finished - start,
+            "vllm:e2e_request_latency_seconds": times.e2e_s,
             "vllm:request_prompt_tokens": end.n_prompt,
             "vllm:request_generation_tokens": end.n_output,
+            "vllm:request_queue_time_seconds": times.queue_s,
+            "vllm:request_inference_time_seconds": held_s,
+            "vllm:time_to_first_token_seconds": times.ttft_s,
+            "vllm:request_prefill_time_seconds": times.prefill_s,
+            "vllm:request_decode_time_seconds": times.decode_s,
+            "vllm:request_time_per_output_token_seconds": times.tpot_s,
         }
-        if admitted is not None:
-            values["vllm:request_queue_time_seconds"] = admitted - start
-            values["vllm:request_inference_time_seconds"] = times.finished - admitted
-        if first is not None:
-            values["vllm:time_to_first_token_seconds"] = first - start
-            if admitted is not None:
-                values["vllm:request_prefill_time_seconds"] = first - admitted
-        if times.itl:
-            values["vllm:request_decode_time_seconds"] = decode_s
-            mean_s = decode_s / len(times.itl)
-            values["vllm:request_time_per_output_token_seconds"] = mean_s
         reason = VLLM_REASONS.get(end.reason, "abort") if end.reason else "error"
         with self._lock:
             for name, value in values.items():
-                self._histograms[name].add(value)
-            for gap_s in times.itl:
+                if value is not None:
+                    self._histograms[name].add(value)
+            for gap_s in times.itl_s:
                 self._histograms["vllm:inter_token_latency_seconds"].add(gap_s)
             self._reasons[reason] += 1
             self._ends[why(end)] += 1
             self._n_prompt += end.n_prompt
+            if not request.lot.makes_vectors:
+                self._n_looked_for += end.n_prompt
             self._n_cached += end.n_cached
 
     def collect(self) -> Iterator[Metric]:
@@ -188,19 +185,20 @@ class EngineMetrics(Collector, Watcher):
         text = "Prompt tokens of requests that have ended"
         yield CounterMetricFamily("vllm:prompt_tokens", text, self._n_prompt)
         name, text = "vllm:prefix_cache_queries", "Prompt tokens that were looked for"
-        yield CounterMetricFamily(name, text, self._n_prompt)
+        yield CounterMetricFamily(name, text, self._n_looked_for)
         name, text = "vllm:prefix_cache_hits", "Prompt tokens that were not computed"
         yield CounterMetricFamily(name, text, self._n_cached)
-        for name, label, text, counts in (
-            (
-                "vllm:request_success",
-                "finished_reason",
-                "Requests, as vLLM says",
-                self._reasons,
-            ),
-            ("pyllama_raw:requests_ended", "why", "Requests, as we say", self._ends),
-        ):
-            ended = CounterMetricFamily(name, text, labels=[label])
-            for reason, n in counts.items():
-                ended.add_metric([reason], n)
-            yield ended
+        success = "vllm:request_success", "Requests, as vLLM says"
+        yield _labelled(*success, "finished_reason", self._reasons)
+        ended = "pyllama_raw:requests_ended", "Requests, as we say"
+        yield _labelled(*ended, "why", self._ends)
+
+
+def _labelled(
+    name: str, text: str, label: str, counts: Mapping[str, int]
+) -> CounterMetricFamily:
+    """The *counts* by the value of *label*."""
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, n in counts.items():
+        family.add_metric([value], n)
+    return family

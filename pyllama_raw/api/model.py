@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -128,25 +127,45 @@ class Model(Owner):
     def __del__(self) -> None:
         if hasattr(self, "metadata") and not self.closed:
             self.close()
-            warnings.warn(
-                f"{self!r} was dropped before close(): use `async with` or `with`",
-                ResourceWarning,
-                source=self,
-                stacklevel=1,
-            )
+            self._warn_dropped("before close(): use `async with` or `with`")
 
 
-def build_on(
-    model: Model, config: EngineConfig | None, needs: str | None
+def parts_of(
+    model: str | Path | Model | None,
+    config: EngineConfig | None,
+    needs: str | None,
+    report: Report,
 ) -> EngineParts:
     """
-    The parts of an engine on *model*, which may be closed meanwhile.
+    The parts of an engine on *model*, a file or a Model, which may be closed meanwhile.
+
+    Thread:
+        A worker, because it takes as long as the load.
 
     Raises:
-        ClosedError: it is closed already.
-        ConfigError: *config* wants the model loaded in another way.
+        ClosedError: the Model is closed already.
+        ConfigError: *config* wants the Model loaded in another way.
     """
     from pyllama_raw.engine import opening
+    from pyllama_raw.options import models
+
+    if isinstance(model, Model):
+        config = models.with_projector(config, None, Path(model.path))
+        config = _on(model, config)
+        return opening.build_on(_shared(model), config, needs)
+    path = models.resolve_model(model)
+    return opening.build(
+        path, models.with_projector(config, model, path), needs, report
+    )
+
+
+def release(parts: EngineParts) -> None:
+    """Free what was made for nobody."""
+    parts.release()
+
+
+def _on(model: Model, config: EngineConfig | None) -> EngineConfig:
+    """The *config* with the options that *model* was loaded with."""
     from pyllama_raw.options.config import EngineConfig
 
     if config is not None and "model" in config.model_fields_set:
@@ -157,12 +176,15 @@ def build_on(
             "deterministic=True needs weights in the order of the file: open the Model "
             "with use_extra_bufts=False"
         )
+    return config
+
+
+def _shared(model: Model) -> ModelUse:
     try:
-        use = model._use.share()
+        return model._use.share()
     except ClosedError:
         said = f"{model!r}: open the model again, or open engines before it is closed"
         raise ClosedError(said) from None
-    return opening.build_on(use, config, needs)
 
 
 def _check_equal(has: ModelConfig, wants: ModelConfig) -> None:

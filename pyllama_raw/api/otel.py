@@ -56,8 +56,9 @@ class EngineSpans(Watcher):
 
     def _asked(self, request: Request) -> dict[str, str | int]:
         model = {} if self._model is None else {"gen_ai.request.model": self._model}
+        operation = "embeddings" if request.lot.makes_vectors else "text_completion"
         return {
-            "gen_ai.operation.name": "text_completion",
+            "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pyllama_raw",
             **model,
             "gen_ai.request.id": str(request.request_id),

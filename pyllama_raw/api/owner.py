@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NoReturn, SupportsIndex
 
 from pyllama_raw.errors import WrongUse
@@ -16,3 +17,7 @@ class Owner:
             "memory that exist once: pass the object itself, and open another one in "
             "another process"
         )
+
+    def _warn_dropped(self, said: str) -> None:
+        """Warn that nobody has it any more, and *said* what that means."""
+        warnings.warn(f"{self!r} was dropped {said}", ResourceWarning, 2, source=self)

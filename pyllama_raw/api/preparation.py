@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -34,8 +34,8 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.adapters import Adapters
     from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.thread import EngineThread
 
 MAX_SEED = 2**32 - 2
 MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
@@ -49,22 +49,21 @@ class Preparation:
         self,
         parts: EngineParts,
         encoder: PromptEncoder,
-        clock: Callable[[], float],
-        adapters: Adapters,
+        thread: EngineThread,
         workers: Workers,
     ) -> None:
         """
         Args:
-            clock: of the engine; deadlines are moments on it.
-            adapters: of the engine.
+            thread: of the engine; deadlines are moments on its clock.
             workers: of the engine.
         """
         self._workers = workers
-        self._adapters = adapters
+        self._adapters = thread.adapters
         self._parts = parts
         self._encoder = encoder
-        self._clock = clock
-        self._request_ids = count(1)
+        self._clock = thread.clock
+        self._control_names: Mapping[int, bytes] | None = None  # once they are wanted
+        self.request_ids = count(1)
 
     async def prepare(
         self,
@@ -92,7 +91,7 @@ class Preparation:
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = _random_seed() if params.seed is None else params.seed
-        request_ids = [next(self._request_ids) for _ in range(params.n)]
+        request_ids = [next(self.request_ids) for _ in range(params.n)]
         request = Request(
             request_id=request_ids[0],
             tokens=read.tokens,
@@ -124,16 +123,8 @@ class Preparation:
         return (await self._read(prompt, options)).tokens
 
     async def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
-        """
-        Tokens of *text*. Raises InvalidRequest, PromptTooLong, ClosedError.
-
-        Args:
-            adds: it gets the tokens that begin and end prompts.
-            parses: control tokens that are spelled in it are understood.
-        """
-        encode = partial(
-            self._encoder.encode_text, text, add_special=adds, parse_special=parses
-        )
+        """Tokens of *text*; see PromptEncoder.encode_text."""
+        encode = partial(self._encoder.encode_text, text, adds=adds, parses=parses)
         with reading_prompt(text):
             return await self._workers.run("text", encode)
 
@@ -175,7 +166,10 @@ class Preparation:
         """The names of control tokens, if *params* ask for log-probabilities."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return {}
-        return await self._workers.run("text", self._encoder.control_names)
+        if self._control_names is None:
+            names = await self._workers.run("text", self._encoder.control_names)
+            self._control_names = names
+        return self._control_names
 
     async def _made(self, params: SamplingParams) -> tuple[StopStrings, object]:
         """The stop strings and rules of *params*, made once for all outputs of a request."""

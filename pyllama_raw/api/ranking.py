@@ -35,7 +35,7 @@ class Ranked:
     scores: Mapping[str, float]
     """All of them, by the label that the model file has for each, or by its number."""
     n_tokens: int
-    """Tokens of the query and the document together, as they were computed."""
+    """Tokens of the query and the document, as one text."""
 
 
 async def rank(
@@ -59,10 +59,7 @@ async def rank(
     names = [label or str(i) for i, label in enumerate(parts.labels)]
     found = [
         Ranked(
-            index,
-            scores[0],
-            dict(zip(names, scores, strict=True)),
-            len(tokens[index]),
+            index, scores[0], dict(zip(names, scores, strict=True)), len(tokens[index])
         )
         for index, value in enumerate(values)
         if (scores := np.frombuffer(value, np.float32).tolist())

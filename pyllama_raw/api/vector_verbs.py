@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Unpack
 from pyllama_raw.api.facts import Facts
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
-    from pyllama_raw.api.embedding import Embedders, TextPooling, Told, Vectors
+    from pyllama_raw.api.embedding import Embedder, TextPooling, Told
     from pyllama_raw.api.ranking import Ranked
+    from pyllama_raw.api.vectors import Vectors
+    from pyllama_raw.engine.parts import EngineParts
+    from pyllama_raw.engine.thread import EngineThread
     from pyllama_raw.options.requests import TextOptions
 
 
 class VectorVerbs(Facts):
-    """From texts to vectors and ranks."""
+    """An engine as far as texts become vectors and ranks."""
 
-    _embedders: Embedders
+    def __init__(
+        self, parts: EngineParts, thread: EngineThread, embedder: Embedder
+    ) -> None:
+        super().__init__(parts, thread)
+        self._embedder = embedder
 
     async def embed(
         self,
@@ -30,6 +37,8 @@ class VectorVerbs(Facts):
     ) -> Vectors:
         """
         A vector for each text: a row of an array of float32, in the order of *texts*.
+
+        `usage` of the array counts the tokens of the texts.
 
         The first call on a model that generates opens a context of its own for this.
 
@@ -51,7 +60,7 @@ class VectorVerbs(Facts):
             DeadlineExceeded: *deadline_s* was over before every text had its vector.
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
-        embedder = await self._embedders.get()
+        embedder = self._embedder
         wanted = embedder.pooling(pooling)
         shape = embedder.shape(dimensions, normalize=normalize)
         (rows,) = await embedder.embed(
@@ -71,14 +80,10 @@ class VectorVerbs(Facts):
         """Like embed(), with an array for each text that has a row for each token."""
         from pyllama_raw.engine.model_info import Pooling
 
-        embedder = await self._embedders.get()
-        shape = embedder.shape(dimensions, normalize=normalize)
-        return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
-
-    async def count_texts(self, texts: Iterable[str]) -> list[int]:
-        """Tokens of each of *texts*, as embed() computes them; raises as embed()."""
-        embedder = await self._embedders.get()
-        return list(map(len, await embedder.text_tokens(texts)))
+        shape = self._embedder.shape(dimensions, normalize=normalize)
+        return await self._embedder.embed(
+            texts, Pooling.NONE, shape, progress, **options
+        )
 
     async def rank(
         self,
@@ -102,5 +107,4 @@ class VectorVerbs(Facts):
         from pyllama_raw.engine.capabilities import Operation
 
         self._parts.capabilities.check(Operation.RANK)
-        embedder = await self._embedders.get()
-        return await rank(embedder, query, documents, progress, **options)
+        return await rank(self._embedder, query, documents, progress, **options)

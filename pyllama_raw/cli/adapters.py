@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from pyllama_raw.cli.flags import reader
 from pyllama_raw.options.config import Finite
 from pyllama_raw.options.requests import MAX_SCALE
-
-if TYPE_CHECKING:
-    from pyllama_raw.api.engine import AsyncEngine
 
 _scale = reader(Annotated[Finite, Field(ge=-MAX_SCALE, le=MAX_SCALE)])
 
@@ -47,10 +44,6 @@ def _adapter(text: str) -> AdapterFlag:
     return AdapterFlag(found[1], found[2], _scale(found[3] or "1"))
 
 
-async def load_adapters(
-    engine: AsyncEngine, chosen: Iterable[AdapterFlag]
-) -> dict[str, float]:
-    """Load *chosen*; their scales by name. Raises as load_adapter()."""
-    for name, path, _ in chosen:
-        await engine.load_adapter(name, path)
+def scales_of(chosen: Iterable[AdapterFlag]) -> dict[str, float]:
+    """Scales of adapters, by name."""
     return {name: scale for name, _, scale in chosen}

@@ -1,9 +1,8 @@
 """
 `chat`: a conversation in the terminal, or with a pipe.
 
-The main thread reads lines and gets Ctrl-C; the engine's event loop has a thread of its
-own. So Ctrl-C can cancel one answer, and the engine and what it has cached stay. Ctrl-C is
-an exception only while a line is read. Otherwise it is noted, and stops the answer.
+Ctrl-C cancels one answer; the engine and what it has cached stay. It is an exception only
+while a line is read. Otherwise it is noted, and stops the answer.
 """
 
 from __future__ import annotations
@@ -12,16 +11,12 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-
-from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.api.generation import Generation
+from pyllama_raw.api.blocking import BlockingGeneration, Engine
 from pyllama_raw.api.results import Result
-from pyllama_raw.cli.adapters import load_adapters
+from pyllama_raw.cli.adapters import scales_of
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.sampling_options import SAMPLING
@@ -37,21 +32,16 @@ WAKE_S = 0.2
 def chat(options: Namespace) -> int:
     """Run the command; return its exit status."""
     params = SamplingParams(**given(options, SAMPLING))
-    opening = AsyncEngine.open(
-        resolve_model(model_spec(options)), engine_config(options), needs="generate"
-    )
+    model, config = resolve_model(model_spec(options)), engine_config(options)
     terminal = Terminal(sys.stdout, sys.stderr)
     terminal.status("loading the model")
     try:
-        with (
-            start_blocking_portal() as portal,
-            portal.wrap_async_context_manager(opening) as engine,
-        ):
-            adapters = portal.call(load_adapters, engine, options.adapters)
-            generate = partial(engine.generate, adapters=adapters)
+        with Engine.open(model, config, needs="generate") as engine:
+            for adapter in options.adapters:
+                engine.load_adapter(adapter.name, adapter.path)
+            generate = partial(engine.generate, adapters=scales_of(options.adapters))
             terminal.close()
-            talk = Conversation(options.system)
-            talker = Chat(portal, generate, params, terminal, talk)
+            talker = Chat(generate, params, terminal, Conversation(options.system))
             with _handling(signal.SIGINT, talker.on_interrupt), _waking():
                 return talker.run()
     finally:
@@ -63,18 +53,16 @@ class Chat:
 
     def __init__(
         self,
-        portal: BlockingPortal,
-        generate: Callable[..., Generation],
+        generate: Callable[..., BlockingGeneration],
         params: SamplingParams,
         terminal: Terminal,
         conversation: Conversation,
     ) -> None:
-        self._portal = portal
         self._generate = generate
         self._params = params
         self._terminal = terminal
         self._conversation = conversation
-        self._generation: Generation | None = None  # what Ctrl-C cancels
+        self._generation: BlockingGeneration | None = None  # what Ctrl-C cancels
         self._is_stopping = False  # Ctrl-C came, and no line was read
         self._is_reading = False
         self._is_seen = sys.stdin.isatty() and sys.stdout.isatty()
@@ -112,7 +100,7 @@ class Chat:
             raise KeyboardInterrupt
         self._is_stopping = True
         if self._generation is not None:
-            self._portal.start_task_soon(self._generation.cancel)
+            self._generation.cancel()
 
     def _read(self) -> str | None:
         """The next line; None at the end of the input."""
@@ -150,27 +138,19 @@ class Chat:
         self._terminal.note(_summary(result, self._params))
         return True
 
-    def _answered(self, generation: Generation) -> Result:
+    def _answered(self, generation: BlockingGeneration) -> Result:
         """The whole answer, or what there is of it when Ctrl-C comes."""
-        self._generation = generation
         try:
-            answer = self._portal.start_task_soon(self._show, generation)
-            # A signal that comes just before a wait begins is seen when the wait ends.
-            while not wait([answer], WAKE_S).done:
-                pass
-            return answer.result()
+            with generation:
+                self._generation = generation
+                if self._is_stopping:  # before it had begun
+                    generation.cancel()
+                for delta in generation:
+                    self._terminal.write(delta.text)
+                return generation.result
         finally:
             self._generation = None
             self._is_stopping = False
-
-    async def _show(self, generation: Generation) -> Result:
-        if self._is_stopping:  # before it has begun
-            generation.cancel()
-            return generation.result
-        async with generation:
-            async for delta in generation:
-                self._terminal.write(delta.text)
-            return generation.result
 
 
 @contextmanager

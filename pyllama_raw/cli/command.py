@@ -20,49 +20,33 @@ FAILED, WRONG_USE, INTERRUPTED = 1, 2, 128 + SIGINT
 
 
 class Command(NamedTuple):
-    """A command, whose last word names two functions: `add_...` adds flags, it runs."""
+    """A command; its last word names the function that runs it, and `add_...` its flags."""
 
     flags: str  # module
     run: str  # module
     text: str
 
 
+CLI, LAB = "cli.options", "lab.cli.options"
+SIM = "lab.cli.simulate_options", "lab.cli.simulate"
+SERVE = "cli.serve_options", "cli.serve"
+BENCH = "lab.cli.bench_options", "lab.cli.bench"
 COMMANDS = {
-    "chat": Command("cli.options", "cli.chat", "talk with a model"),
-    "generate": Command(
-        "cli.options", "cli.generate", "complete prompts, many at a time"
-    ),
-    "embed": Command("cli.options", "cli.vectors", "make vectors of texts"),
-    "rank": Command(
-        "cli.options", "cli.vectors", "rank documents by how they answer a query"
-    ),
-    "serve": Command(
-        "cli.serve_options", "cli.serve", "answer over HTTP, as OpenAI's API does"
-    ),
-    "info": Command("cli.options", "cli.info", "show library, devices, model, limits"),
-    "tune": Command(
-        "lab.cli.options", "lab.cli.tune", "find the fastest options on a machine"
-    ),
-    "simulate": Command(
-        "lab.cli.simulate_options",
-        "lab.cli.simulate",
-        "compare scheduling policies without a model",
-    ),
+    "chat": Command(CLI, "cli.chat", "talk with a model"),
+    "generate": Command(CLI, "cli.generate", "complete prompts, many at a time"),
+    "embed": Command(CLI, "cli.vectors", "make vectors of texts"),
+    "rank": Command(CLI, "cli.vectors", "rank documents by how they answer a query"),
+    "serve": Command(*SERVE, "answer over HTTP, as OpenAI's API does"),
+    "info": Command(CLI, "cli.info", "show library, devices, model, limits"),
+    "tune": Command(LAB, "lab.cli.tune", "find the fastest options on a machine"),
+    "simulate": Command(*SIM, "compare scheduling policies without a model"),
     "trace": Command(
-        "lab.cli.options",
-        "lab.cli.trace",
-        "turn logs into a trace for ui.perfetto.dev",
+        LAB, "lab.cli.trace", "turn logs into a trace for ui.perfetto.dev"
     ),
-    "plot": Command("lab.cli.options", "lab.cli.plot", "draw logs and results"),
-    "bench run": Command(
-        "lab.cli.bench_options", "lab.cli.bench", "put a workload on targets"
-    ),
-    "bench compare": Command(
-        "lab.cli.bench_options", "lab.cli.bench", "tell changes from noise"
-    ),
-    "bench report": Command(
-        "lab.cli.bench_options", "lab.cli.bench", "show results again"
-    ),
+    "plot": Command(LAB, "lab.cli.plot", "draw logs and results"),
+    "bench run": Command(*BENCH, "put a workload on targets"),
+    "bench compare": Command(*BENCH, "tell changes from noise"),
+    "bench report": Command(*BENCH, "show results again"),
 }
 GROUPS = {"bench": "measure, compare and report speed"}
 EXTRAS = {

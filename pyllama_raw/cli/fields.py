@@ -46,6 +46,9 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "policy": {"metavar": "NAME"},
     "host": {"metavar": "ADDRESS"},
     "uds": {"metavar": "PATH"},
+    "api_keys_file": {"metavar": "FILE"},
+    "access_log": {"metavar": "FILE"},
+    "cors_origins": {"action": "append", "metavar": "ORIGIN"},
     "devices": {"action": "append", "metavar": "NAME"},
     "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
     "stages": {"type": _words, "metavar": "NAMES"},
@@ -57,6 +60,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
 MORE = {  # what belongs to the flag only
     "devices": "Repeatable.",
     "stop": "Repeatable.",
+    "cors_origins": "Repeatable.",
     "logprobs": "Shown with --jsonl.",
     "prompt_logprobs": "Shown with --jsonl.",
 }

@@ -14,10 +14,10 @@ from typing import IO, Any
 import anyio
 
 from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.cli.adapters import AdapterFlag, load_adapters
+from pyllama_raw.cli.adapters import AdapterFlag, scales_of
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
-from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.inputs import (
     BadInput,
     Input,
@@ -49,14 +49,14 @@ class GenerateRun:
     summary: IO[str] | None
     adapters: list[AdapterFlag]
     outcomes: list[Outcome] = field(default_factory=list)
-    scales: dict[str, float] = field(default_factory=dict)  # of adapters, by name
 
     async def main(self) -> int:
         """Return the exit status."""
         started = perf_counter()
         self.terminal.status("loading the model")
         async with self.opening as engine:
-            self.scales = await load_adapters(engine, self.adapters)
+            for adapter in self.adapters:
+                await engine.load_adapter(adapter.name, adapter.path)
             loaded = perf_counter()
             try:
                 await self._serve_all(engine)
@@ -96,7 +96,9 @@ class GenerateRun:
                 deadline_s=item.deadline_s,
                 client=item.client,
                 policy_data=item.policy_data,
-                adapters=self.scales if item.adapters is None else item.adapters,
+                adapters=scales_of(self.adapters)
+                if item.adapters is None
+                else item.adapters,
             ) as generation:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
@@ -156,12 +158,10 @@ def generate(options: Namespace) -> int:
     view = JsonLines(terminal) if options.jsonl else LiveText(terminal, inputs)
     try:
         with output(options.summary) as summary:
-            run = GenerateRun(
+            command = GenerateRun(
                 opening, inputs, view, terminal, summary, options.adapters
             )
-            return anyio.run(run.main)
-    except BaseExceptionGroup as group:
-        raise first(group) from None
+            return run(command.main)
     finally:
         terminal.close()
 

@@ -1,9 +1,24 @@
-"""Errors of task groups."""
+"""Commands that run on an event loop."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in *group*, however deep: what a person is told."""
+import anyio
+
+T = TypeVar("T")
+
+
+def run(main: Callable[[], Awaitable[T]], *, use_uvloop: bool = False) -> T:
+    """Run *main*; of a group of errors the first is raised: what a person is told."""
+    try:
+        return anyio.run(main, backend_options={"use_uvloop": use_uvloop})
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in *group*, however deep."""
     error = group.exceptions[0]
-    return first(error) if isinstance(error, BaseExceptionGroup) else error
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

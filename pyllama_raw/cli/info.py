@@ -7,10 +7,10 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pyllama_raw import __version__
 from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.engine.build import (
     SequenceLayout,
@@ -73,7 +73,7 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
     yield (
         "library",
         {
-            "pyllama_raw": _version(),
+            "pyllama_raw": __version__,
             "llama_cpp": libllama.llama_version(),
             "system": libllama.system_info(),
         },
@@ -103,13 +103,6 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
         with Context(model, n_seq_max=layout.n_seq_max, **fields) as context:
             limits = _limits(context, config, layout)
         yield "limits", limits | {"kernels": kernels_used(model, config)}
-
-
-def _version() -> str:
-    try:
-        return version("pyllama_raw")
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _file(capabilities: Capabilities) -> dict[str, Any]:

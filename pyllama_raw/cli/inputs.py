@@ -88,13 +88,18 @@ def from_file(
     name: str, *, defaults: Mapping[str, Any], deadline_s: float | None
 ) -> list[Input]:
     """Requests of a file of JSON lines, `-` for stdin; empty lines do not count."""
-    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = lines_of(name)
     SamplingParams(**defaults)  # wrong for every line: refused at once
     return [
         parse_line(index, line, defaults=defaults, deadline_s=deadline_s)
         for index, line in enumerate(filter(bytes.strip, lines))
     ]
+
+
+def lines_of(name: str) -> list[bytes]:
+    """The lines of a file, `-` for stdin; a mark of UTF-8 is none of the text."""
+    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    return data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
 
 
 def parse_line(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from pyllama_raw.cli.engine_options import given, profile_of
-from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.info import info
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError
@@ -36,10 +36,8 @@ def serve(options: Namespace) -> int:
     def loading(name: str, fraction: float) -> None:
         terminal.status(f"{name}: {fraction:.0%} loaded")
 
-    try:
-        anyio.run(deploy, deployment, loading, terminal.say)
-    except BaseExceptionGroup as errors:
-        raise first(errors) from None
+    has_uvloop = find_spec("uvloop") is not None  # not on Windows
+    run(partial(deploy, deployment, loading, terminal.say), use_uvloop=has_uvloop)
     return 0
 
 

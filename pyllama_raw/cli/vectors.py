@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import anyio
-
-from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.api.blocking import Engine
 from pyllama_raw.cli.engine_options import engine_config, model_spec
-from pyllama_raw.cli.groups import first
+from pyllama_raw.cli.inputs import lines_of
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError, InvalidRequest
 from pyllama_raw.options.models import resolve_model
@@ -21,7 +20,7 @@ from pyllama_raw.options.replacing import check_writable, replacing
 from pyllama_raw.options.requests import Need
 
 if TYPE_CHECKING:
-    from pyllama_raw.api.embedding import Vectors
+    from pyllama_raw.api.vectors import Vectors
 
 Told = Callable[[int], None]
 
@@ -34,58 +33,45 @@ def embed(options: Namespace) -> int:
     if options.npy is not None:
         check_writable(options.npy)
 
-    async def make(engine: AsyncEngine, told: Told) -> None:
+    with _opened(options, "embed", len(texts)) as (engine, told):
         shape = options.dimensions, not options.raw
         if options.tokens:
-            _tell(await engine.embed_tokens(texts, *shape, progress=told))
-            return
-        pooling = options.pooling
-        vectors = await engine.embed(texts, *shape, pooling, progress=told)
+            _tell(engine.embed_tokens(texts, *shape, progress=told))
+            return 0
+        vectors = engine.embed(texts, *shape, options.pooling, progress=told)
         if options.npy is None:
             _tell(vectors)
         else:
             _save(options.npy, vectors)
-
-    return _run(options, "embed", len(texts), make)
+    return 0
 
 
 def rank(options: Namespace) -> int:
     """Run the command; return its exit status."""
     documents = _texts(options)
 
-    async def make(engine: AsyncEngine, told: Told) -> None:
-        ranked = await engine.rank(options.query, documents, progress=told)
+    with _opened(options, "rank", len(documents)) as (engine, told):
+        ranked = engine.rank(options.query, documents, progress=told)
         _write(
             {"index": one.index, "score": one.score, "document": documents[one.index]}
             for one in ranked
         )
+    return 0
 
-    return _run(options, "rank", len(documents), make)
 
-
-def _run(
-    options: Namespace,
-    needs: Need,
-    n_texts: int,
-    make: Callable[[AsyncEngine, Told], Awaitable[None]],
-) -> int:
+@contextmanager
+def _opened(
+    options: Namespace, needs: Need, n_texts: int
+) -> Iterator[tuple[Engine, Told]]:
+    """An engine, and a function that shows how many texts are done."""
     path, config = resolve_model(model_spec(options)), engine_config(options)
     terminal = Terminal(sys.stdout, sys.stderr)
-
-    async def main() -> None:
-        terminal.status("loading the model")
-        async with AsyncEngine.open(path, config, needs=needs) as engine:
-            await make(
-                engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
-            )
-
+    terminal.status("loading the model")
     try:
-        anyio.run(main)
-    except BaseExceptionGroup as group:
-        raise first(group) from None
+        with Engine.open(path, config, needs=needs) as engine:
+            yield engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
     finally:
         terminal.close()
-    return 0
 
 
 def _texts(options: Namespace) -> list[str]:
@@ -93,10 +79,8 @@ def _texts(options: Namespace) -> list[str]:
         raise ConfigError("give texts or --input FILE, one of them")
     if options.texts:
         return list(options.texts)
-    name = options.input
-    data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return [_text(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(lines_of(options.input), 1)
+    return [_text(number, line) for number, line in lines if line.strip()]
 
 
 def _text(number: int, line: bytes) -> str:

@@ -16,20 +16,19 @@ from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 class Detokenizer:
     """The text of one sequence; holds back open characters and begun stop strings."""
 
-    __slots__ = ("_first_bytes", "_pending", "_state", "_strings", "stop")
+    __slots__ = ("_pending", "_state", "_strings", "stop")
 
     def __init__(self, strings: StopStrings = NO_STOPS) -> None:
         self.stop: bytes | None = None  # the one that was met: the text is complete
         self._strings = strings
         self._state = 0
-        self._first_bytes = strings.first_bytes
         self._pending = b""  # an open character, then the start of a stop string
 
     def push(self, piece: bytes) -> str:
         """Take the next piece; return the text that is certain now."""
         if self.stop is not None:
             return ""
-        if not self._pending and self._first_bytes.isdisjoint(piece):
+        if not self._pending and self._strings.first_bytes.isdisjoint(piece):
             try:
                 return piece.decode()
             except UnicodeDecodeError:

@@ -1,8 +1,8 @@
 """
-Which images and sounds are encoded next, and whose rows are kept.
+Turns of images and sounds to be encoded, and the rows that are kept of them.
 
 Rules:
-1. Requests take turns, an encode each. Equal keys are encoded once, for all who want them.
+1. Requests take turns, an encode each. Equal keys are encoded once, for all that want them.
 2. The rows of a request stay until it ends. After that the least recently used ones go as
    soon as all rows are more than `max_kept_bytes`.
 3. What open requests hold together is at most `max_bytes`: their uploads and their rows.
@@ -14,14 +14,16 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence as Items
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from pyllama_raw.core.namespace import Namespace, is_of
 from pyllama_raw.errors import InvalidRequest, QueueFull
 
+U = TypeVar("U")  # a request, as its owner names it
+
 
 class RowKey(NamedTuple):
-    """What is equal where rows are equal and may be shared."""
+    """A key that is equal where rows are equal and may be shared."""
 
     digest: bytes
     namespace: Namespace = None
@@ -34,7 +36,7 @@ class Wanted(NamedTuple):
     n_bytes: int  # of the rows, and of the upload if they are its first ones
 
 
-class Encodes:
+class Encodes(Generic[U]):
     """
     The encodes of all open requests, and the rows that there are.
 
@@ -49,12 +51,12 @@ class Encodes:
         self.n_kept_bytes = 0  # of all rows
         self.n_encoded = self.n_shared = 0  # encodes since the start, and those spared
         self.running: RowKey | None = None
-        self._open: OrderedDict[int, tuple[Wanted, ...]] = OrderedDict()  # by turn
+        self._open: OrderedDict[U, tuple[Wanted, ...]] = OrderedDict()  # by turn
         self._n_users: Counter[RowKey] = Counter()  # open requests, by key
         self._rows: OrderedDict[RowKey, array[float]] = OrderedDict()  # by last use
         self._cleared = set[RowKey]()  # go with the last open request that has them
 
-    def add(self, request_id: int, wanted: Items[Wanted]) -> None:
+    def add(self, user: U, wanted: Items[Wanted]) -> None:
         """
         Take on the encodes of a request.
 
@@ -72,23 +74,23 @@ class Encodes:
         self.n_bytes = n_bytes
         keys = {one.key for one in wanted}
         self.n_shared += sum(key in self._rows or key in self._n_users for key in keys)
-        self._open[request_id] = tuple(wanted)
+        self._open[user] = tuple(wanted)
         self._n_users.update(keys)
         for key in keys & self._rows.keys():
             self._rows.move_to_end(key)
 
-    def begin(self) -> tuple[int, int] | None:
+    def begin(self) -> tuple[U, int] | None:
         """The request whose turn it is, and which of its encodes; None: nothing waits."""
         assert self.running is None
-        for request_id, wanted in self._open.items():
+        for user, wanted in self._open.items():
             for index, one in enumerate(wanted):
                 if one.key not in self._rows:
                     self.running = one.key
-                    self._open.move_to_end(request_id)
-                    return request_id, index
+                    self._open.move_to_end(user)
+                    return user, index
         return None
 
-    def done(self, rows: array[float]) -> list[int]:
+    def done(self, rows: array[float]) -> list[U]:
         """The encode that runs gave *rows*; returns requests that now have all of theirs."""
         key, self.running = self.running, None
         assert key is not None
@@ -100,22 +102,22 @@ class Encodes:
         self._evict()
         return ready
 
-    def fail(self) -> list[int]:
+    def fail(self) -> list[U]:
         """The encode that runs failed; returns the requests that leave because of it."""
         key, self.running = self.running, None
         assert key is not None
         failed = self.users(key)
-        for request_id in failed:
-            self.leave(request_id)
+        for user in failed:
+            self.leave(user)
         return failed
 
     def drop(self) -> None:
         """The encode that runs was cancelled."""
         self.running = None
 
-    def leave(self, request_id: int) -> bool:
+    def leave(self, user: U) -> bool:
         """A request has ended; True: nobody wants the encode that runs any more."""
-        wanted = self._open.pop(request_id, ())
+        wanted = self._open.pop(user, ())
         for key in {one.key for one in wanted}:
             self._n_users[key] -= 1
             if not self._n_users[key]:
@@ -128,7 +130,7 @@ class Encodes:
         return self.running is not None and self.running not in self._n_users
 
     def rows(self, key: RowKey) -> array[float]:
-        """Of an encode of an open request, which is there."""
+        """Rows of an open request, which are there."""
         return self._rows[key]
 
     def clear(self, salt: str | None) -> int:
@@ -145,15 +147,16 @@ class Encodes:
         return n_before - self.n_kept_bytes
 
     def _n_bytes_of(self, wanted: Items[Wanted]) -> int:
-        """Of those that no other request holds."""
+        """Bytes of those that no other request holds."""
         own = {one.key: one.n_bytes for one in wanted}
         return sum(n for key, n in own.items() if key not in self._n_users)
 
-    def is_done(self, request_id: int) -> bool:
-        """Whether all rows of an open request are there."""
-        return all(one.key in self._rows for one in self._open[request_id])
+    def is_done(self, user: U) -> bool:
+        """Whether a request is open and all its rows are there."""
+        wanted = self._open.get(user)
+        return wanted is not None and all(one.key in self._rows for one in wanted)
 
-    def users(self, key: RowKey) -> list[int]:
+    def users(self, key: RowKey) -> list[U]:
         """Open requests that want it."""
         return [
             user

@@ -7,7 +7,8 @@ digits. So of every engine:
   (chunk_size), not in what micro-batches leave (without_rest), not before a span (`whole` of
   core.spans) unless there is one only.
 
-Of one that is `deterministic`, whose outputs must not depend on what ran before or beside:
+Of one that is `deterministic`, whose outputs must not depend on what ran before or beside
+(`ContextLimits` has those that are not here):
 - A lot is streams or one prompt (divided): split memory cuts the first row off a prompt that
   shares a batch with streams.
 - Others may take over prompts, not outputs, which were computed token by token (n_kept).
@@ -72,7 +73,7 @@ def n_kept(sequence: Sequence) -> int:
 def divided(groups: Groups) -> Groups:
     """Streams apart from prompts, which are computed one at a time."""
     found = {}
-    for (name, _, is_whole, adapters), (streams, prompts) in groups.items():
+    for (name, _, is_whole, adapters, _), (streams, prompts) in groups.items():
         if streams:
             lot = Lot(f"{name}: streams", adapters=adapters)
             found[lot] = LotGroup(streams, [])
@@ -80,11 +81,6 @@ def divided(groups: Groups) -> Groups:
             lot = Lot(f"{name}: one prompt", True, is_whole, adapters)
             found[lot] = LotGroup([], prompts)
     return found
-
-
-def n_chunked(n_prompt: int) -> int:
-    """Tokens to be computed in chunks, whenever they are."""
-    return n_prompt
 
 
 def n_movable(n_tokens: int, n_swa: int) -> int:
@@ -96,12 +92,3 @@ def n_movable(n_tokens: int, n_swa: int) -> int:
     """
     n_moved = max(n_tokens - n_swa, 0) if n_swa else 0
     return n_tokens - n_moved % ALIGN
-
-
-def is_repeatable(sequence: Sequence) -> bool:
-    """
-    Whether *sequence* may lose its slot, because it can be computed again.
-
-    What a shifted one holds was computed with tokens that are not there any more.
-    """
-    return not sequence.is_shifted

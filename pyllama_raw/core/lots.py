@@ -22,7 +22,7 @@ from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.spans import Span, span_at
 
 SHARE = 0.04  # of the time, for switches
-SWITCH_S = 0.01  # what one costs, until it is known
+SWITCH_S = 0.01  # to go from one set of adapters to another, until the cost is known
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def by_lot(streams: Items[Running], prompts: Items[Running]) -> Groups:
 
 
 class Turns(Generic[T]):
-    """Round-robin over those who are ready, whoever comes and goes."""
+    """Round-robin over those that are ready, whatever comes and goes."""
 
     def __init__(self) -> None:
         self._waiting: list[T] = []  # in the order of their turns
@@ -56,15 +56,11 @@ class Turns(Generic[T]):
 
     def pick(self, ready: Collection[T], *, stays: bool = False) -> T:
         """
-        The next of *ready*, which is not empty; who is not in it loses its turn.
+        The next of *ready*, which is not empty; one that is not in it loses its turn.
 
         Args:
             stays: the one that was served last goes on, if it is ready.
         """
-        if len(ready) == 1:
-            (self._served,) = ready
-            self._waiting.clear()
-            return self._served
         served = [each for each in ready if each == self._served]
         waiting = [each for each in self._waiting if each in ready]
         waiting += [each for each in ready if each not in (*waiting, *served)]
@@ -84,21 +80,15 @@ class LotTurns:
     """Remembers whose turn it is between steps."""
 
     def __init__(self) -> None:
-        self.switch_s = (
-            SWITCH_S  # what it costs to go from one set of adapters to another
-        )
+        self.switch_s = SWITCH_S
         self._sets = Turns[AdapterSet]()
         self._lots: dict[AdapterSet, Turns[Lot]] = {}
         self._on: AdapterSet = ()  # of the last step
         self._then = 0.0  # when that was planned
         self._owed_s = 0.0  # how long this set goes on before another one's turn
-        self._alone: Lot | None = None  # the last one, if no other was ready
 
     def pick(self, ready: Collection[Lot], now: float) -> Lot:
-        """The next of *ready*, which is not empty; who is not in it loses its turn."""
-        alone = self._alone
-        if len(ready) == 1 and alone is not None and alone in ready:
-            return alone  # most often
+        """The next of *ready*, which is not empty; one that is not in it loses its turn."""
         self._owed_s = max(self._owed_s - (now - self._then), 0.0)
         self._then = now
         sets = dict.fromkeys([lot.adapters for lot in ready])
@@ -110,20 +100,17 @@ class LotTurns:
         if chosen not in self._lots:
             kept = {each: lots for each, lots in self._lots.items() if each in sets}
             self._lots = kept | {chosen: Turns[Lot]()}
-        lot = self._lots[chosen].pick([lot for lot in ready if lot.adapters == chosen])
-        self._alone = lot if len(ready) == 1 else None
-        return lot
+        return self._lots[chosen].pick([lot for lot in ready if lot.adapters == chosen])
 
     def repeat(self) -> Lot:
         """The last step was not computed: its lot, which is returned, goes first again."""
-        self._alone = None
         return self._lots[self._sets.repeat()].repeat()
 
     def restart(self) -> None:
         """As if there had been no step: the context is new."""
         self._sets = Turns()
         self._lots.clear()
-        self._on, self._owed_s, self._alone = (), 0.0, None
+        self._on, self._owed_s = (), 0.0
 
 
 def _lot_of(running: Running) -> Lot:

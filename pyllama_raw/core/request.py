@@ -81,6 +81,7 @@ class Lot(NamedTuple):
     is_single: bool = False  # at most one sequence a decode
     is_whole: bool = False  # of rows that see each other: a decode has one whole span
     adapters: AdapterSet = ()  # of all of them
+    makes_vectors: bool = False  # of texts, in a context of its own
 
 
 TOKENS = Lot()
@@ -99,11 +100,11 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
-    namespace: Namespace = None  # who may share this prompt's cache
+    namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
     lot: Lot = TOKENS
-    client: str | None = None  # who sent it; read by policies only
+    client: str | None = None  # the sender; read by policies only
     policy_data: Mapping[str, Value] | None = None  # likewise
     # Rows that are no text. They are there before the scheduler knows the request.
     spans: Spans = ()
@@ -115,7 +116,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class EmbedRequest(Request):
+    """Texts, each of which becomes a vector; tokens are those of all texts, in their order."""
+
+    max_tokens: int = 0  # nothing is sampled
+    ends: tuple[int, ...] = ()  # where each text ends in tokens; none is empty
+    may_cut: bool = False  # whether a text may be computed in several steps
+
+    def text(self, index: int) -> array[int]:
+        """Tokens of the text *index*."""
+        return self.tokens[self.ends[index - 1] if index else 0 : self.ends[index]]
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
     """Moments on the engine clock, in seconds; None if it never came to that."""
 
     submitted: float
@@ -149,7 +163,7 @@ class SamplerUse(NamedTuple):
     """Why not on the backend; empty if they were."""
 
 
-class Delta(NamedTuple):
+class NewTokens(NamedTuple):
     """
     Output tokens, one or several.
 
@@ -182,11 +196,11 @@ class Finished:
     n_cached: int  # prompt tokens that were not computed
     cache_tier: CacheTier | None  # where they came from
     n_preempted: int
-    timings: Timings
+    timings: Moments
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of all but the first token
     sampler: SamplerUse | None = None  # written by the engine; None: no tokens
     detail: FinishDetail | None = None  # of STOP and LENGTH
     encode_s: float | None = None  # written by the engine; None: it has no media
 
 
-Event = Delta | Embedded | Finished
+Event = NewTokens | Embedded | Finished

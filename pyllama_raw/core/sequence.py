@@ -11,18 +11,15 @@ from pyllama_raw.core.request import (
     FinishDetail,
     Finished,
     FinishReason,
+    Moments,
     Request,
-    Timings,
     TokenLogprobs,
 )
 from pyllama_raw.core.spans import position, whole
 from pyllama_raw.core.stats import SlotStats
-from pyllama_raw.core.view import RequestView
 from pyllama_raw.errors import PyllamaError
 
 NO_LIMIT = 2**31
-
-QueueItem = tuple[tuple[float, ...], tuple[int, int], "Sequence"]  # key, rank
 
 
 class Sequence:
@@ -42,28 +39,27 @@ class Sequence:
         "cache_tier",
         "detail",
         "is_shifted",
-        "item",
         "n_cached",
         "n_chunked",
         "n_held",
         "n_output",
         "n_overtaken",
         "n_preempted",
-        "order",
         "prompt_logprobs",
+        "rank",
         "request",
         "stop_finder",
         "submitted",
         "token_times",
         "tokens",
-        "view",
     )
 
     def __init__(
         self, request: Request, order: int, now: float, n_chunked: int = NO_LIMIT
     ) -> None:
         self.request = request
-        self.order = order  # of arrival; kept through preemption
+        # The order of sequences, kept through preemption: low priority number, then arrival.
+        self.rank = (request.priority, order)
         self.tokens: array[int] = array("i", request.tokens)
         self.n_chunked = n_chunked
         self.n_output = 0
@@ -79,18 +75,14 @@ class Sequence:
         self.submitted = now
         self.admitted: float | None = None
         self.token_times: list[float] = []  # of all output
-        self.item: QueueItem | None = None  # in the queue of a policy
-        self.view: RequestView | None = None  # for a policy, once it was told of it
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""
-        spans = self.request.spans
-        return position(spans, index) if spans else index
+        return position(self.request.spans, index)
 
     def whole(self, n_rows: int) -> int:
         """The most of the first *n_rows* that can be kept, or had by others."""
-        spans = self.request.spans
-        return whole(spans, n_rows) if spans else n_rows
+        return whole(self.request.spans, n_rows)
 
     @property
     def n_in_chunks(self) -> int:
@@ -104,11 +96,6 @@ class Sequence:
         return (
             request.scores_prompt and len(self.prompt_logprobs) < request.n_prompt - 1
         )
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The order of sequences: low priority number, then early arrival."""
-        return (self.request.priority, self.order)
 
     def drop(self, n_keep: int, n_discard: int) -> None:
         """Forget *n_discard* tokens after the first *n_keep*."""
@@ -131,7 +118,7 @@ class Sequence:
             n_cached=self.n_cached,
             cache_tier=self.cache_tier,
             n_preempted=self.n_preempted,
-            timings=Timings(
+            timings=Moments(
                 submitted=self.submitted,
                 admitted=self.admitted,
                 first_token=times[0] if times else None,

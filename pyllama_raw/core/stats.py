@@ -46,7 +46,7 @@ class SchedulerStats:
     n_slots: int
     """Requests that can run at a time."""
     running: int
-    """Requests that have a slot."""
+    """Requests that have a slot, and those whose texts are becoming vectors."""
     waiting: int
     """Requests in the queue."""
     waiting_tokens: int
@@ -56,7 +56,7 @@ class SchedulerStats:
     n_cells_used: int = 0
     """KV cells that hold tokens."""
     kv_bytes_used: int = 0
-    """What these take, by the size that a state was measured to have; 0 if it has one size."""
+    """Bytes of these, by the size that a state was measured to have; 0 if it has one size."""
     cache_bytes: int = 0
     """Bytes of snapshots in host memory, with those on their way."""
     disk_bytes: int = 0
@@ -68,15 +68,15 @@ class SchedulerStats:
     failed: int
     """Requests that ended with an error."""
     policy_faults: int = 0
-    """How often a hook of the scheduling policy raised or returned what it must not."""
+    """Times that a hook of the scheduling policy raised or returned what it must not."""
     preempted: int
-    """How often a request lost its slot."""
+    """Times that a request lost its slot."""
     swapped: int = 0
-    """How often host memory kept what such a request had; else it is computed again."""
+    """Times that host memory kept what such a request had; else it is computed again."""
     swapped_bytes: int = 0
     """Bytes that were kept so since the start."""
     shifted: int
-    """How often a full slot dropped its oldest tokens."""
+    """Times that a full slot dropped its oldest tokens."""
     steps: int
     """Steps since the start."""
     aborted_steps: int
@@ -132,11 +132,11 @@ class StepTimes:
     lane_fallbacks: int = 0
     """Requests that were sampled on the host although lanes were wanted."""
     adapter_switches: int = 0
-    """How often the context went from one set of adapters to another."""
+    """Times that the context went from one set of adapters to another."""
     adapter_switch_s: float = 0.0
     """Total seconds that this took, by what one costs as measured."""
     decode_cpu_s: float = 0.0
-    """Of `decode_s`, seconds in which the computing thread had a CPU; 0: a GPU computes."""
+    """Seconds of `decode_s` in which the computing thread had a CPU; 0: a GPU computes."""
 
 
 @dataclass(frozen=True)

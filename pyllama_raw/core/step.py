@@ -180,7 +180,7 @@ class PrefillSpan(NamedTuple):
     samples: bool = False  # never
 
 
-class Score(NamedTuple):
+class ScoredPrefill(NamedTuple):
     """Like `Prefill`; what follows each token gets its log-probability."""
 
     request_id: int
@@ -202,7 +202,7 @@ class Encode(NamedTuple):
     samples: bool = False  # never
 
 
-Work = Decode | Prefill | PrefillSpan | Score | Encode
+Work = Decode | Prefill | PrefillSpan | ScoredPrefill | Encode
 
 
 class StepPlan(NamedTuple):
@@ -249,7 +249,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The output of a `Score`: its targets, and what else it gave."""
+    """The output of a `ScoredPrefill`: its targets, and what else it gave."""
 
     logprobs: tuple[TokenLogprobs, ...]  # one a target
     then: Sampled | RowFailed | Computed
@@ -301,9 +301,8 @@ class StepResult(NamedTuple):
     not_restored: frozenset[int] = frozenset()  # slots left empty
     refuses_cuts: bool = False  # this memory could not forget the end of a slot
     restore_s: Mapping[int, float] = NONE  # by slot, what filling it took
-    switch_s: float | None = (
-        None  # what it costs to compute with other adapters; None: as before
-    )
+    # What it costs to compute with other adapters; None: as before.
+    switch_s: float | None = None
     decode_s: float = 0.0  # in llama_decode
     sample_s: float = 0.0  # of choosing tokens
 

@@ -27,9 +27,8 @@ class StopStrings:
         self.strings = strings
         self.moves: list[dict[int, int]] = [{}]
         self.depths = [0]  # bytes of each state
-        self.matches = [
-            b""
-        ]  # the longest stop string each state ends with; empty: none
+        # The longest stop string each state ends with; empty: none.
+        self.matches = [b""]
         for string in strings:
             self._add(string)
         self.first_bytes = frozenset(self.moves[0])

@@ -1,14 +1,12 @@
-"""What a scheduling policy sees of a request."""
+"""The view that a scheduling policy has of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyllama_raw.core.request import Value
-    from pyllama_raw.core.sequence import Running, Sequence
+from pyllama_raw.core.request import Value
+from pyllama_raw.core.sequence import Running, Sequence
 
 NO_DATA: Mapping[str, Value] = MappingProxyType({})
 

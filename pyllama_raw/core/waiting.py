@@ -31,9 +31,14 @@ class WaitingQueue:
         """The first of those that wait."""
         return self._items[0][1]
 
-    def first(self, n: int) -> list[Sequence]:
-        """The best *n*, safe to remove from while reading."""
-        return [sequence for _, sequence in self._items[:n]]
+    def candidates(self) -> Iterator[Sequence]:
+        """Sequences to be admitted, the best first; those that were may be gone meanwhile."""
+        return (sequence for _, sequence in tuple(self._items))
+
+    def note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:  # noqa: ARG002
+        """*by* was admitted, although *blocked* was before it."""
+        if blocked is not None:
+            blocked.n_overtaken += 1
 
     def push(self, sequence: Sequence) -> None:
         insort(self._items, (sequence.rank, sequence))

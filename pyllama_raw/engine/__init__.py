@@ -1,1 +1,1 @@
-"""Where decisions and C objects meet: one thread owns the scheduler and the context."""
+"""Decisions meet C objects here: one thread owns the scheduler and the context."""

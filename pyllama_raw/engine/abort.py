@@ -1,5 +1,5 @@
 """
-When a running step may be aborted.
+The gate that says whether a running step may be aborted.
 
 Rule: a step is aborted only if nobody wants what it computes. The flag is set only while a
 step is published, and one lock covers both, so no stop reaches a step it was not meant for.
@@ -15,7 +15,7 @@ from pyllama_raw.core.step import Work
 
 
 class PolledFlag(Protocol):
-    """What a running llama_decode polls."""
+    """A flag that a running llama_decode polls."""
 
     def set(self) -> None:
         """Ask the running decode to stop."""
@@ -27,18 +27,18 @@ class PolledFlag(Protocol):
 class AbortGate:
     """Decides from any thread whether the step that runs now has to stop."""
 
-    def __init__(self, flag: PolledFlag) -> None:
-        self._flag = flag
+    def __init__(self) -> None:
+        self._flag: PolledFlag | None = None  # of the running step, or the last one
         self._is_set = False
         self._lock = Lock()
         self._running: Items[Work] = ()  # what the running step computes
         self._unwanted: set[int] = set()  # that the scheduler may not know of yet
         self._stops_all = False
 
-    def enter(self, works: Items[Work]) -> None:
-        """A step that computes *works* begins. Thread: the engine's."""
+    def enter(self, works: Items[Work], flag: PolledFlag) -> None:
+        """A step begins that computes *works* and polls *flag*. Thread: the engine's."""
         with self._lock:
-            self._running = works
+            self._running, self._flag = works, flag
             self._stop_if_unwanted()
 
     def leave(self) -> None:
@@ -47,6 +47,7 @@ class AbortGate:
             self._running = ()
             self._unwanted.clear()
         if self._is_set:  # nobody sets it between steps
+            assert self._flag is not None
             self._flag.clear()
             self._is_set = False
 
@@ -63,6 +64,7 @@ class AbortGate:
         """Costs next to nothing unless somebody has left."""
         if not self._running or not (self._stops_all or self._unwanted):
             return
+        assert self._flag is not None
         gone = self._unwanted
         if self._stops_all or all(work.request_id in gone for work in self._running):
             self._flag.set()

@@ -24,9 +24,8 @@ class AdapterSets:
         self.spent_s = 0.0  # on switches, by what one costs
         self.switch_s = SWITCH_S  # what one costs
         self._known: dict[int, Adapter] = {}
-        self._first: tuple[int, int] | None = (
-            None  # tokens and time of the first decode
-        )
+        # Tokens and time of the first decode.
+        self._first: tuple[int, int] | None = None
 
     def add(self, number: int, adapter: Adapter) -> None:
         """Take over *adapter*, which sets name by *number* from now on."""
@@ -55,7 +54,7 @@ class AdapterSets:
         return self._first is not None
 
     def learned(self, n_tokens: int, decode_ns: int) -> float | None:
-        """What a switch costs, if that is known better by a decode that took so long."""
+        """Learn from a decode; returns the cost of a switch, if it is known better now."""
         assert self._first is not None
         n_first, first_ns = self._first
         self._first = None if n_first else (n_tokens, decode_ns)

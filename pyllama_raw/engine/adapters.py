@@ -3,10 +3,10 @@ The adapters that an engine knows by name: loaded, used and freed while requests
 
 Rules:
 1. A request pins its adapters from the moment it is posted until it has ended. An adapter is
-   freed after all who have pinned it, between two steps.
+   freed after all requests that have pinned it, between two steps.
 2. All together are within the limit at every moment. What nobody has pinned gives way, the
    longest unused first.
-3. A name that is unloaded, or loaded anew, is of no use to those who have not entered yet.
+3. A name that is unloaded, or loaded anew, is of no use to requests that have not entered yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any, Protocol
 
 from pyllama_raw.core.request import Request
-from pyllama_raw.engine.adapting import Chosen, adapted
+from pyllama_raw.engine.adapting import Chosen, KnownAdapter, adapted
 from pyllama_raw.errors import (
     AdapterLimit,
     AdapterLoadFailed,
@@ -32,7 +32,7 @@ from pyllama_raw.errors import (
 
 
 class LoadedAdapter(Protocol):
-    """What a file has become."""
+    """The adapter that a file has become."""
 
     digest: str  # of the file
     n_bytes: int  # of its tensors
@@ -61,23 +61,9 @@ class AdapterInfo:
     name: str
     path: str
     n_bytes: int
-    """Of its file."""
+    """Size of its file."""
     n_requests: int
     """Requests that use it and have not ended."""
-
-
-@dataclass(slots=True, eq=False)
-class KnownAdapter:
-    """An adapter that is loaded, until it is freed."""
-
-    name: str
-    path: str
-    n_bytes: int
-    number: int
-    digest: str
-    n_users: int = 0
-    used: int = 0  # when, in the order of all uses
-    is_named: bool = True  # new requests can have it
 
 
 class Adapters:
@@ -103,7 +89,7 @@ class Adapters:
         self._n_bytes = 0  # of all, and of what is being loaded
 
     def all(self) -> tuple[AdapterInfo, ...]:
-        """What requests can name, as loaded."""
+        """Adapters that requests can name, in the order of their loading."""
         with self._lock:
             named = list(self._named.values())
         return tuple(AdapterInfo(e.name, e.path, e.n_bytes, e.n_users) for e in named)
@@ -149,9 +135,9 @@ class Adapters:
         """
         return adapted(request, self._chosen(scales))
 
-    def _chosen(self, scales: Mapping[str, float]) -> list[Chosen]:
-        """Those of *scales* that change anything."""
-        chosen = []
+    def _chosen(self, scales: Mapping[str, float]) -> Chosen:
+        """Adapters of *scales* that change anything."""
+        chosen: Chosen = []
         with self._lock:
             for name in sorted(scales):
                 if name not in self._named:
@@ -159,8 +145,7 @@ class Adapters:
                 as_in_c = struct.pack("f", scales[name])
                 (scale,) = struct.unpack("f", as_in_c)
                 if scale:
-                    e = self._named[name]
-                    chosen.append(Chosen(name, e.number, scale, e.digest))
+                    chosen.append((self._named[name], scale))
         return chosen
 
     def pin(self, requests: Iterable[Request]) -> list[tuple[KnownAdapter, ...]]:

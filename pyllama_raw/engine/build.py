@@ -16,7 +16,8 @@ from pyllama_raw.core.memory.tier import SnapshotCost, Tier
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.scheduling.admission import Admission
 from pyllama_raw.core.scheduling.scheduler import Scheduler
-from pyllama_raw.engine.capabilities import Capabilities
+from pyllama_raw.engine.build_embedder import text_contexts
+from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.disk_writer import DiskWriter
@@ -42,7 +43,6 @@ from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
     EngineConfig,
-    SchedulerConfig,
 )
 from pyllama_raw.policy import make_policy
 
@@ -86,7 +86,9 @@ def assemble(
             **fields,
         )
 
-    n_slots = config.scheduler.n_slots
+    waits, n_slots, texts = config.scheduler, config.scheduler.n_slots, None
+    if Operation.EMBED in capabilities.operations:
+        texts = text_contexts(model, config)
     executor = NativeExecutor(
         make_context,
         model.vocab.eog_tokens,
@@ -95,24 +97,18 @@ def assemble(
         kind=layout.kind,
         scratch=layout.scratch,
         disk=writer,
+        texts=texts,
     )
     tell_changes(config.context, executor.context)
     try:
-        scheduler = _make_scheduler(executor.context, config, layout, store, keys)
+        limits = None if texts is None else texts.limits
+        scheduler = _make_scheduler(
+            executor.context, config, layout, store, keys, texts=limits
+        )
         media = _open_media(use, config, keys)
     except BaseException:
         executor.shutdown()
         raise
-
-    def make_embedder() -> EngineParts:
-        from pyllama_raw.engine.build_embedder import assemble_embedder
-
-        mine = use.share()
-        try:
-            return assemble_embedder(mine, config, capabilities)
-        except BaseException:
-            mine.close()
-            raise
 
     def release() -> None:
         if writer is not None:
@@ -128,14 +124,15 @@ def assemble(
         model.vocab,
         model.chat_template(),
         release,
-        _make_admission(config.scheduler),
+        Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
         describer(executor.context, config, scheduler.limits),
         capabilities,
         config.cache.scope,
         writer,
         make_rules=Constraints(model.vocab).rules,
         metadata=model.meta,
-        make_embedder=make_embedder,
+        labels=model.labels,
+        texts=texts,
         span_keys=keys,
         media=media,
         adapter_host=executor,
@@ -146,7 +143,7 @@ def assemble(
 def _open_media(
     use: ModelUse, config: EngineConfig, keys: SpanKeys
 ) -> MediaDesk | None:
-    """What reads images takes time to import: only where there is a projector."""
+    """Import what reads images, which takes time, only where there is a projector."""
     if config.media.mmproj is None:
         return None
     from pyllama_raw.engine.media_desk import MediaDesk
@@ -160,6 +157,8 @@ def _make_scheduler(
     layout: SequenceLayout,
     store: DiskStore | None,
     keys: SpanKeys,
+    *,
+    texts: ContextLimits | None,
 ) -> Scheduler:
     if not context.has_memory or context.model.has_encoder:
         raise Unsupported("generate", "the model has an encoder")
@@ -171,16 +170,13 @@ def _make_scheduler(
         disk=None if store is None else make_disk_tier(store, layout.kind, cost, keys),
         snapshot_cost=cost,
         snapshot_interval_tokens=config.cache.snapshot_interval_tokens,
+        texts=texts,
         policy=make_policy(config.scheduler.policy),
         report=PolicyLog(),
         **config.scheduler.model_dump(
             exclude={"n_slots", "max_waiting", "max_waiting_tokens", "policy"}
         ),
     )
-
-
-def _make_admission(config: SchedulerConfig) -> Admission:
-    return Admission(config.n_slots, config.max_waiting, config.max_waiting_tokens)
 
 
 def context_fields(
@@ -198,7 +194,7 @@ def context_fields(
 
 @dataclass(frozen=True, slots=True)
 class SequenceLayout:
-    """How the sequences of a context are used: slots first, then parked, then scratch."""
+    """Uses of the sequences of a context: slots first, then parked, then scratch."""
 
     kind: SnapshotKind
     n_slots: int

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from pyllama_raw.core.embedding.scheduler import EmbedScheduler
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.shared_models import ModelUse
-from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -27,20 +27,47 @@ def assemble_embedder(
     use: ModelUse, config: EngineConfig, capabilities: Capabilities
 ) -> EngineParts:
     """
-    Make a context that embeds and what runs on it; *use* is closed with the parts.
+    Make the engine of a model that only embeds; *use* is closed with the parts.
 
     Raises:
-        Unsupported, ContextFailed, NativeError: nothing is left behind but *use*.
+        ContextFailed, NativeError: nothing is left behind but *use*.
     """
     model, info = use.model, capabilities.model
-    if model.is_recurrent or model.is_hybrid:
-        raise Unsupported("embed", "the model keeps a recurrent state of its texts")
-    flag = AbortFlag()
+    executor = text_contexts(model, config)
+    context = executor.prepare(info.pooling or Pooling.NONE)
+    limits = replace(executor.limits, n_cells=context.n_ctx)
+
+    def release() -> None:
+        executor.shutdown()
+        use.close()
+
+    return EngineParts(
+        Scheduler(
+            limits,
+            (),
+            token_budget=config.scheduler.token_budget,
+            target_step_s=config.scheduler.target_step_s,
+        ),
+        executor,
+        model.vocab,
+        model.chat_template(),
+        release,
+        Admission(config.scheduler.n_slots, config.scheduler.max_waiting),
+        describer(context, config, limits),
+        capabilities,
+        metadata=model.meta,
+        labels=model.labels,
+        texts=executor,
+    )
+
+
+def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
+    """An executor of texts, which has no context yet."""
     fields: dict[str, Any] = config.context.model_dump()
     fields |= step_fields(model, config) | {"kv_unified": True}
 
     def make_context(pooling: Pooling) -> Context:
-        context = Context(model, abort=flag, pooling=pooling.value, **fields)
+        context = Context(model, abort=AbortFlag(), pooling=pooling.value, **fields)
         try:
             probe(context)
         except BaseException:
@@ -48,36 +75,9 @@ def assemble_embedder(
             raise
         return context
 
-    executor = EmbedExecutor(info.pooling or Pooling.NONE, make_context, flag=flag)
-    n_pack = fields["n_ubatch"]
-    limits = ContextLimits(
-        n_slots=fields["n_seq_max"],
-        n_ctx_slot=fields["n_ctx"] - n_pack,
-        n_batch=n_pack,
-        n_cells=executor.context.n_ctx,
-    )
-    scheduler = EmbedScheduler(
-        limits,
-        token_budget=config.scheduler.token_budget,
-        target_step_s=config.scheduler.target_step_s,
-    )
-
-    def release() -> None:
-        executor.shutdown()
-        use.close()
-
-    return EngineParts(
-        scheduler,
-        executor,
-        model.vocab,
-        model.chat_template(),
-        release,
-        Admission(config.scheduler.n_slots, config.scheduler.max_waiting, 2**31),
-        describer(executor.context, config, limits),
-        capabilities,
-        metadata=model.meta,
-        labels=model.labels,
-    )
+    n_ctx, n_pack = fields["n_ctx"], fields["n_ubatch"]
+    limits = ContextLimits(fields["n_seq_max"], n_ctx - n_pack, n_pack, n_ctx)
+    return EmbedExecutor(limits, make_context)
 
 
 def step_fields(model: Model, config: EngineConfig) -> dict[str, int]:

@@ -1,5 +1,5 @@
 """
-What the executor keeps of a request, from open() to close(): one record.
+Records of what the executor keeps of requests, from open() to close().
 
 Few requests need more of a step than their token. Counts say whether any is open, so that
 a step without one looks at nobody.
@@ -9,13 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyllama_raw.core.step import Work
 from pyllama_raw.engine.guidance import MaskState
-from pyllama_raw.engine.span_rows import SpanRows
+from pyllama_raw.native.arrays import Array
+from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
 from pyllama_raw.options.sampling import SamplingParams
+
+
+class SpanRows(Protocol):
+    """
+    The payload of a span of a request.
+
+    It is there when the request is opened. Its rows are there, and never change, once the
+    scheduler has the request; they stay until the request is closed, because a sequence that
+    is preempted is computed again.
+
+    Thread:
+        The engine thread reads.
+    """
+
+    @property
+    def run(self) -> RowRun:
+        """The number of rows, their positions, and whether they see each other."""
+
+    @property
+    def rows(self) -> Array:
+        """Floats of 32 bits, run.n_cells times the width of the model; all are finite."""
 
 
 @dataclass(frozen=True, slots=True)

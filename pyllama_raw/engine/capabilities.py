@@ -1,25 +1,20 @@
-"""What a model can be used for; for the rest, why not."""
+"""Operations that a model can be used for; for the rest, why not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from pyllama_raw.engine.model_info import (
-    ModelClass,
-    ModelInfo,
-    Pooling,
-    read_model_info,
-)
+from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling, model_info
 from pyllama_raw.errors import Unsupported
-from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar
+from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar, read_header
 
 
 class Operation(StrEnum):
-    """What an engine can be asked to do."""
+    """A kind of work that an engine can be asked for."""
 
     GENERATE = "generate"
     """Go on with texts."""
@@ -31,7 +26,7 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model can do."""
+    """The abilities of a model."""
 
     model: ModelInfo
     """The model."""
@@ -44,13 +39,18 @@ class Capabilities:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What it can do."""
+        """Operations that it can do."""
         return tuple(one for one in Operation if one not in self.refusals)
 
     @property
     def tools(self) -> bool:
         """Whether chats of the engine may have tools; the first answer takes a moment."""
         return self.prints_tools()
+
+    def without(self, why: str, *operations: Operation) -> Capabilities:
+        """The same, but for *operations*, which the model cannot do."""
+        refusals = dict.fromkeys(operations, why) | dict(self.refusals)
+        return replace(self, refusals=MappingProxyType(refusals))
 
     def check(self, *operations: Operation) -> None:
         """Raise Unsupported if the model can do none of *operations*."""
@@ -61,15 +61,16 @@ class Capabilities:
 
 
 def capabilities_of(info: ModelInfo) -> Capabilities:
-    """What the model of *info* can do."""
+    """Capabilities of the model of *info*."""
     return Capabilities(info, MappingProxyType(_refusals(info)))
 
 
 def probe(
     path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
 ) -> Capabilities:
-    """What the model at *path* can do; reads its header. Raises ModelLoadFailed."""
-    return capabilities_of(read_model_info(path, overrides))
+    """Capabilities of the model at *path*, by its header. Raises ModelLoadFailed."""
+    header = read_header(str(path)).overridden(overrides)
+    return capabilities_of(model_info(str(path), header))
 
 
 def _refusals(info: ModelInfo) -> dict[Operation, str]:

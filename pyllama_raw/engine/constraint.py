@@ -1,5 +1,5 @@
 """
-What limits the output of a request: made once, started for each output.
+Constraints on the output of a request: made once, started for each output.
 
 Making it may take long and is done in a worker thread; the engine thread starts it. A
 grammar is asked about each token that was drawn; of a schema each step computes a mask.
@@ -18,7 +18,7 @@ from pyllama_raw.engine.guidance import Guidance, MaskConstraint
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.engine.sampling import NamedTokens, dry_stage
 from pyllama_raw.errors import BadGrammar, Unsupported
-from pyllama_raw.native.grammar import Grammar
+from pyllama_raw.native.grammar import Grammar, Triggers
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.native.stages import HISTORY_MAX
 from pyllama_raw.native.vocab import Vocab
@@ -26,7 +26,7 @@ from pyllama_raw.options.sampling import SamplingParams
 
 
 class OutputRules(NamedTuple):
-    """What is the same for all outputs of a request."""
+    """Rules that are the same for all outputs of a request."""
 
     constraint: GrammarConstraint | MaskConstraint | None
     named: NamedTokens
@@ -56,7 +56,7 @@ class Constraints:
 
     def _read(self, params: SamplingParams) -> NamedTokens:
         vocab = self._vocab
-        dry = dry_stage(params, min(vocab.model.n_ctx_train, HISTORY_MAX))
+        dry = dry_stage(params, min(vocab.n_ctx_train, HISTORY_MAX))
         if dry is not None:
             dry.prepare(vocab)
         return NamedTokens.of(params, vocab)
@@ -101,30 +101,26 @@ class Grammars:
             pieces[token] = b"\xff" + pieces[token]  # in no text
         self._tokenizer = MaskTokenizer(pieces, sorted(vocab.eog_tokens), None)
 
-    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
-        """Raises BadGrammar: it cannot be used."""
-        from pyllama_raw.options.grammar import parse, to_lark  # few engines see any
+    def compile(self, params: SamplingParams, reading: Reading) -> Matcher:
+        """Compile the grammar of *params*, with its first mask. Raises BadGrammar."""
+        from pyllama_raw.options.grammar import to_lark  # few engines see any
 
         assert params.grammar is not None
-        rules = parse(params.grammar, params.grammar_root)
         find_token = partial(self._find_token, reading)
-        text = to_lark(rules, find_token, self._silent)
+        text = to_lark(params.grammar, params.grammar_root, find_token, self._silent)
         matcher = Matcher.compile(self._tokenizer, "lark", text)
         matcher.compute_mask()
         if matcher.error:
             raise BadGrammar(matcher.error.partition("\n")[0], None)
-        triggers = params.grammar_triggers
-        made = reading(
-            partial(
-                Grammar.make,
-                matcher,
-                self._tokenizer,
-                self._vocab,
-                trigger_texts=[t for t in triggers if isinstance(t, str)],
-                trigger_tokens=[t for t in triggers if isinstance(t, int)],
-            )
+        return matcher
+
+    def make(self, params: SamplingParams, reading: Reading) -> GrammarConstraint:
+        """Raises BadGrammar: it cannot be used."""
+        triggers = Triggers(
+            [t for t in params.grammar_triggers if isinstance(t, str)],
+            [t for t in params.grammar_triggers if isinstance(t, int)],
         )
-        return GrammarConstraint(made)
+        return GrammarConstraint(self.compile(params, reading), self._vocab, triggers)
 
     def _find_token(self, reading: Reading, name: int | str) -> int | None:
         vocab = self._vocab
@@ -139,8 +135,10 @@ class Grammars:
 class GrammarConstraint(NamedTuple):
     """GBNF: the sampler asks about each token that it drew."""
 
-    grammar: Grammar
+    matcher: Matcher  # at its beginning
+    vocab: Vocab
+    triggers: Triggers
 
     def start(self) -> Grammar:
         """One at its beginning: grammars have a state and are never shared."""
-        return self.grammar.copy()
+        return Grammar(self.matcher, self.vocab, self.triggers)

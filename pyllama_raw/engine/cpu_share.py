@@ -9,10 +9,8 @@ from pyllama_raw.core.stats import StepTimes
 
 WINDOW_S = 0.5  # of decodes
 LEAST = 0.75  # one neighbour with the same right to the CPUs leaves about half
-FIRST_S, LONGEST_S = (
-    2.0,
-    16.0,
-)  # of decodes with short waits, before long ones are tried again
+# Of decodes with short waits, before long ones are tried again.
+FIRST_S, LONGEST_S = 2.0, 16.0
 
 _log = getLogger("pyllama_raw.engine")
 

@@ -58,7 +58,7 @@ class Delivery:
                 self._lost(loop)
 
     def disown(self, stream: Stream) -> None:
-        """What still comes of its requests is nobody's."""
+        """Drop what still comes of its requests."""
         for opened in self._opened.all():
             if opened.stream is stream:
                 opened.stream = NOBODYS

@@ -1,4 +1,4 @@
-"""What can be said of an engine, also when its context is closed."""
+"""Description of an engine, also when its context is closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyllama_raw.options.config import EngineConfig
 def describer(
     context: Context, config: EngineConfig, limits: ContextLimits
 ) -> Callable[[], EngineInfo]:
-    """What can be said at once is kept: the context may be closed when somebody asks."""
+    """Keep what can be said at once: the context may be closed when somebody asks."""
     wanted = config.resolved_context
     model = context.model
     model_path, metadata, vocab = str(model.path), dict(model.meta), _vocab(model.vocab)

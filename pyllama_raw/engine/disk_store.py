@@ -4,9 +4,9 @@ States of slots in a directory: found when they are complete, verified before us
 Rules:
 1. A file is written, synced, and then gets its row in the index. Names are unique and contents
    never change, so readers need no lock: a file that is gone, cut off or changed is a miss.
-2. Who writes holds the lock of the index. So the files of all processes and models, the one
+2. A writer holds the lock of the index. So the files of all processes and models, the one
    being written included, are never more than max_bytes, and a file without a row that the
-   holder finds is nobody's: whoever began it was killed.
+   holder finds is nobody's: its writer was killed.
 3. What was not used for longest is deleted first; a read counts as a use.
 4. No call waits without an end, and none but the first raises for what is in the directory.
 
@@ -74,7 +74,7 @@ class DiskStore:
         # Changes that wait for the lock; one that is forgotten costs room until it is evicted.
         self._later = deque[tuple[str, bytes]](maxlen=MAX_LATER)
         with suppress(sqlite3.Error), self._index.held(waits=False) as index:
-            self._make_room(index, 0)  # else whoever writes makes room
+            self._make_room(index, 0)  # else a writer makes room
 
     def scan(self, keys: SpanKeys) -> list[KnownState]:
         """
@@ -158,7 +158,7 @@ class DiskStore:
         self._later.append((sql.REMOVE, name))
 
     def _look_at(self, row: sql.Found, keys: SpanKeys) -> KnownState | None:
-        """What a later read() of the file of *row* can give."""
+        """State that a later read() of the file of *row* can give; None: none."""
         name, said, state_at, n_bytes, digest = row
         path = self._path_of(name)
         try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from logging import getLogger
 from queue import Queue
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Report = Callable[[Written | Fetched], None]
 
+_log = getLogger(__name__)
+
 REST = 16  # times as long as the work before it
 
 
@@ -37,7 +40,6 @@ class DiskWorker:
     """Does jobs in a thread of its own, from the first one on, until close()."""
 
     def __init__(self, name: str) -> None:
-        self.error: Exception | None = None  # the latest nobody expected
         self._name = name
         self._jobs: Queue[Callable[[], None] | None] = Queue()
         self._thread: Thread | None = None
@@ -80,8 +82,8 @@ class DiskWorker:
     def _do(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except Exception as error:  # noqa: BLE001 - the file is a miss
-            self.error = error
+        except Exception:  # noqa: BLE001 - the file is a miss, and the log says so
+            _log.exception("a file of the cache directory is left out")
 
 
 class DiskWriter:
@@ -98,11 +100,6 @@ class DiskWriter:
         self._store = store
         self._writes = DiskWorker("pyllama-disk")
         self._reads = DiskWorker("pyllama-read")
-
-    @property
-    def error(self) -> Exception | None:
-        """The latest that nobody expected."""
-        return self._writes.error or self._reads.error
 
     def write(
         self, save_id: int, namespace: str | Adapted | None, tokens: bytes, state: State

@@ -12,7 +12,8 @@ from dataclasses import replace
 from logging import getLogger
 
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
-from pyllama_raw.core.scheduling.planner import Planner, SlotChange
+from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
@@ -36,7 +37,7 @@ class Driver:
 
     def __init__(
         self,
-        scheduler: Planner,
+        scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float],
         tell: Callable[[list[Event], bool], None],
@@ -67,8 +68,7 @@ class Driver:
         If that raises anything, withdraw() all of them.
         """
         requests, first = [each.request for each in opened], opened[0]
-        for request in requests:
-            self.executor.open(request)
+        self.open(requests)
         self.scheduler.add_all(requests, first.submitted)
         first.context.run(self.watchers.came, requests, first.submitted)
 
@@ -122,6 +122,9 @@ class Driver:
 
     def _run(self, plan: StepPlan, start: float) -> None:
         planned = self.clock()
+        warms_up = self.watchers.wants_steps and any(
+            self.opened.warms_up(work.request_id) for work in plan.works
+        )
         result = self.executor.execute(plan)
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
@@ -135,6 +138,7 @@ class Driver:
                 seconds=end - start,
                 host_s=planned - start + self.clock() - end,
                 n_preempted=n_preempted,
+                warms_up=warms_up,
             )
             self.watchers.stepped(record)
 
@@ -143,7 +147,7 @@ class Driver:
         self.watchers.changed(change, request_id, now)
 
     def _report(self, events: list[Event]) -> None:
-        """Close who has ended, then tell."""
+        """Close the requests that have ended, then tell."""
         ended = [i for i, event in enumerate(events) if type(event) is Finished]
         for index in ended:
             end = events[index]

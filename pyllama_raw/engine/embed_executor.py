@@ -1,5 +1,5 @@
 """
-Makes vectors of texts, on a context of its own for each way of pooling, one at a time.
+Makes vectors of texts, on a context of its own for each way of pooling.
 
 Rules:
 1. As of the executor that generates, failures of libllama come back as a status.
@@ -7,14 +7,17 @@ Rules:
    failed none does.
 3. What is not finite is never given out. It may have come from a neighbour, with whom it
    shared cells, so a step with several texts then counts as failed.
+4. A context is made when its pooling is first wanted, by the thread that wants it. At most
+   MAX_CONTEXTS are kept, those that were used last.
 """
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Callable
+from threading import Lock
 
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Request, SamplerUse
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
@@ -27,43 +30,73 @@ from pyllama_raw.core.step import (
     StepResult,
     Vector,
 )
-from pyllama_raw.engine.abort import AbortGate, PolledFlag
+from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.engine.model_info import Pooling
-from pyllama_raw.errors import DecodeAborted, EmbeddingFailed, NativeError
+from pyllama_raw.errors import (
+    ClosedError,
+    DecodeAborted,
+    EmbeddingFailed,
+    NativeError,
+)
 from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import last_error
+from pyllama_raw.native.sampler import RowSamplers
+
+MAX_CONTEXTS = 2  # an application may have vectors of texts and of tokens, or ranks
 
 
 class EmbedExecutor:
     """
+    An executor of texts only; one that generates may have it do the steps of texts.
+
     Args:
-        context: the first one.
+        limits: of each context.
         make_context: makes an empty context that pools like this.
-        flag: aborts a decode of these contexts.
+            Each has a flag of its own, so an abort of one concerns no other.
     """
 
     def __init__(
         self,
-        pooling: Pooling,
+        limits: ContextLimits,
         make_context: Callable[[Pooling], Context],
-        *,
-        flag: PolledFlag,
     ) -> None:
-        self._gate = AbortGate(flag)
+        self.limits = limits
+        self.gate = AbortGate()
         self._make_context = make_context
-        self._pooling = pooling  # of the context
-        self._context: Context | None = make_context(pooling)
-        self._batch = Batch(self._context.max_tokens)
-        self._decode_s = 0.0
+        self._contexts: dict[Pooling, Context] = {}  # in the order of their last use
+        self._used: Pooling | None = None  # by the last step
+        self._lock = Lock()  # held while a context is made or closed
+        self._is_closed = False
+        self._batch = Batch(limits.n_batch)
+        self._no_samplers = RowSamplers(1)
+        self._decode_ns = self._cpu_ns = 0
 
     @property
     def times(self) -> StepTimes:
-        return StepTimes(decode_s=self._decode_s)
+        return StepTimes(
+            decode_s=self._decode_ns / 1e9, decode_cpu_s=self._cpu_ns / 1e9
+        )
 
-    @property
-    def context(self) -> Context:
-        """The one that was used last, or is to be used."""
-        return self._context_for(self._pooling)
+    def is_ready(self, pooling: Pooling) -> bool:
+        """Whether there is a context that pools like this. Thread: any."""
+        return pooling in self._contexts
+
+    def prepare(self, pooling: Pooling) -> Context:
+        """
+        Make the context that pools like this, unless there is one. Thread: any.
+
+        Raises:
+            ContextFailed, NativeError: it cannot be made.
+            ClosedError: the engine is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the engine is closed")
+            if pooling not in self._contexts:
+                self._contexts[pooling] = self._make_context(pooling)
+            return self._contexts[pooling]
 
     def open(self, request: Request) -> None:
         """The name of the lot of *request* is how its texts are pooled."""
@@ -75,11 +108,14 @@ class EmbedExecutor:
 
     def stop(self, request_id: int | None = None) -> None:
         """Abort a step that nobody wants. Thread: any."""
-        self._gate.stop(request_id)
+        self.gate.stop(request_id)
 
     def shutdown(self) -> None:
-        """Free the context; no call may follow."""
-        self._drop_context()
+        """Free the contexts; no call may follow."""
+        with self._lock:
+            self._is_closed = True
+            while self._contexts:
+                self._contexts.popitem()[1].close()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute the texts of *plan*, which has no moves."""
@@ -88,36 +124,40 @@ class EmbedExecutor:
         assert not plan.moves
         if not works:
             return StepResult()
-        self._gate.enter(works)
+        pooling = Pooling(plan.lot.name)
         try:
-            return self._run(works, Pooling(plan.lot.name))
+            context = self._context_for(pooling)
+            assert context.abort is not None
+            self.gate.enter(works, context.abort)
+            return self._run(works, context, pooling)
         except DecodeAborted:
-            self._clear()
+            self._clear(pooling)
             return StepResult(DecodeStatus.ABORTED)
         except NativeError as error:
-            self._drop_context()
+            self._drop(pooling)
             return StepResult(DecodeStatus.FAILED, error=error)
         finally:
-            self._gate.leave()
+            self.gate.leave()
 
-    def _run(self, works: list[Encode], pooling: Pooling) -> StepResult:
-        context = self._context_for(pooling)
+    def _run(
+        self, works: list[Encode], context: Context, pooling: Pooling
+    ) -> StepResult:
         self._fill(context, works)
-        began = time.monotonic()
-        context.decode(self._batch)
-        decode_s = time.monotonic() - began
-        self._decode_s += decode_s
-        outputs = self._outputs(context, works)
+        outcome = context.step(self._batch, self._no_samplers)
+        self._decode_ns += outcome.decode_ns
+        self._cpu_ns += outcome.cpu_ns
+        check_decode(outcome.code, last_error() if outcome.code else "")
+        outputs = self._outputs(context, works, pooling)
         failed = [output for output in outputs if isinstance(output, RowFailed)]
         if failed:
-            self._clear()
+            self._clear(pooling)
         if failed and len(works) > 1:
             return StepResult(DecodeStatus.INVALID, error=failed[0].error)
         if context.has_memory:
             for work in works:
                 if work.is_last:
                     context.seq_rm(work.slot)
-        return StepResult(outputs=outputs, decode_s=decode_s)
+        return StepResult(outputs=outputs, decode_s=outcome.decode_ns / 1e9)
 
     def _fill(self, context: Context, works: list[Encode]) -> None:
         batch = self._batch
@@ -127,14 +167,16 @@ class EmbedExecutor:
                 context.seq_rm(work.slot)  # its text may have been given up
             batch.add_scored(work.tokens, work.pos, work.slot)
 
-    def _outputs(self, context: Context, works: list[Encode]) -> tuple[Output, ...]:
+    def _outputs(
+        self, context: Context, works: list[Encode], pooling: Pooling
+    ) -> tuple[Output, ...]:
         outputs: list[Output] = []
         row = 0
         for work in works:
             end = row + len(work.tokens)
             if not work.is_last:
                 outputs.append(Computed())
-            elif self._pooling is Pooling.NONE:
+            elif pooling is Pooling.NONE:
                 outputs.append(_checked(context.token_vectors(row, end)))
             else:
                 outputs.append(_checked(context.vector(work.slot)))
@@ -142,20 +184,30 @@ class EmbedExecutor:
         return tuple(outputs)
 
     def _context_for(self, pooling: Pooling) -> Context:
-        if self._context is None or pooling is not self._pooling:
-            self._drop_context()
-            self._context = self._make_context(pooling)
-            self._pooling = pooling
-        return self._context
+        """The context that is used now; too many others are closed. Thread: the engine's."""
+        contexts = self._contexts
+        if pooling is self._used and len(contexts) <= MAX_CONTEXTS:
+            return contexts[pooling]
+        context = self.prepare(pooling)
+        with self._lock:
+            contexts[pooling] = contexts.pop(pooling)
+            while len(contexts) > MAX_CONTEXTS:
+                contexts.pop(next(iter(contexts))).close()
+        self._used = pooling
+        return context
 
-    def _clear(self) -> None:
-        if self._context is not None and self._context.has_memory:
-            self._context.clear()
+    def _clear(self, pooling: Pooling) -> None:
+        context = self._contexts[pooling]
+        if context.has_memory:
+            context.clear()
 
-    def _drop_context(self) -> None:
-        context, self._context = self._context, None
-        if context is not None:
-            context.close()
+    def _drop(self, pooling: Pooling) -> None:
+        """Have the context made anew by the next step."""
+        self._used = None
+        with self._lock:
+            context = self._contexts.pop(pooling, None)
+            if context is not None:
+                context.close()
 
 
 def _checked(values: bytes) -> Vector | RowFailed:

@@ -13,14 +13,13 @@ from copy import copy
 from dataclasses import dataclass
 from threading import Condition, Thread
 from time import monotonic
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
 from pyllama_raw.core.stats import MediaStats
 from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError
 
 Rows: TypeAlias = "array[float]"
-T = TypeVar("T", bound="Task")
 
 
 class Cancellable(Protocol):
@@ -44,16 +43,17 @@ class Task(Protocol):
         """Its rows; None if it was cancelled. Takes long."""
 
 
-@dataclass(slots=True)
-class Open(Generic[T]):
-    """An open request."""
+@dataclass(slots=True, eq=False)
+class RequestEncodes:
+    """The encodes of a request, from enter() to leave()."""
 
-    tasks: Sequence[T]
+    request_id: int
+    tasks: Sequence[Task]
     error: PyllamaError | None = None  # of the first encode that failed
-    seconds: float = 0.0  # of its encodes
+    seconds: float = 0.0
 
 
-class Encoder(Generic[T]):
+class Encoder:
     """
     The encodes of one engine.
 
@@ -66,11 +66,12 @@ class Encoder(Generic[T]):
     """
 
     def __init__(
-        self, encodes: Encodes, report: Callable[[int], None] = lambda _: None
+        self,
+        encodes: Encodes[RequestEncodes],
+        report: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.report = report
         self._encodes = encodes
-        self._open: dict[int, Open[T]] = {}  # by request_id
         self._control: Cancellable | None = None  # of the encode that runs
         self._n_failed = self._n_cancelled = 0
         self._encode_s = 0.0
@@ -79,7 +80,7 @@ class Encoder(Generic[T]):
         self._thread = Thread(target=self._run, name="pyllama-encoder", daemon=True)
         self._thread.start()
 
-    def enter(self, requests: Sequence[tuple[int, Sequence[T]]]) -> None:
+    def enter(self, requests: Sequence[RequestEncodes]) -> None:
         """
         Encode the tasks of all *requests* or of none.
 
@@ -87,42 +88,29 @@ class Encoder(Generic[T]):
             QueueFull, InvalidRequest: there is too much of them.
         """
         with self._changed:
-            entered: list[int] = []
             try:
-                for request_id, tasks in requests:
-                    wanted = [task.wanted for task in tasks]
-                    self._encodes.add(request_id, wanted)
-                    entered.append(request_id)
-                    self._open[request_id] = Open(tasks)
+                for each in requests:
+                    self._encodes.add(each, [task.wanted for task in each.tasks])
             except BaseException:
-                for request_id in entered:
-                    self._leave(request_id)
+                for each in requests:
+                    self._leave(each)
                 raise
             self._changed.notify_all()
 
-    def progress(self, request_id: int) -> tuple[bool, PyllamaError | None]:
-        """
-        Whether all rows of a request are there, and the error if they never will be.
-
-        Neither, if it did not enter or has left.
-        """
+    def is_done(self, encodes: RequestEncodes) -> bool:
+        """Whether all rows of a request are there; never, if one of them failed."""
         with self._changed:
-            found = self._open.get(request_id)
-            if found is None:
-                return False, None
-            if found.error is not None:
-                return False, found.error
-            return self._encodes.is_done(request_id), None
+            return self._encodes.is_done(encodes)
 
-    def rows(self, task: T) -> Rows:
-        """What encode() gave of it; the request that it belongs to is open."""
+    def rows(self, task: Task) -> Rows:
+        """Rows that encode() gave of *task*, whose request is open."""
         with self._changed:
             return self._encodes.rows(task.wanted.key)
 
-    def leave(self, request_id: int) -> float | None:
-        """A request has ended; seconds of its encodes, None if it did not enter."""
+    def leave(self, encodes: RequestEncodes) -> None:
+        """Forget *encodes*, because their request has ended; can be repeated."""
         with self._changed:
-            return self._leave(request_id)
+            self._leave(encodes)
 
     def clear(self, salt: str | None) -> int:
         """Drop the rows of *salt*, None: all; returns the bytes freed at once."""
@@ -151,11 +139,9 @@ class Encoder(Generic[T]):
             self._changed.notify_all()
         self._thread.join()
 
-    def _leave(self, request_id: int) -> float | None:
-        if self._encodes.leave(request_id):
+    def _leave(self, encodes: RequestEncodes) -> None:
+        if self._encodes.leave(encodes):
             self._cancel()
-        left = self._open.pop(request_id, None)
-        return None if left is None else left.seconds
 
     def _cancel(self) -> None:
         if self._control is not None:
@@ -168,8 +154,8 @@ class Encoder(Generic[T]):
                 if turn is None:
                     self._changed.wait()
                 else:
-                    request_id, index = turn
-                    self._encode(self._open[request_id].tasks[index])
+                    encodes, index = turn
+                    self._encode(encodes.tasks[index])
 
     def _encode(self, task: Task) -> None:
         """With the lock, but while it is computed."""
@@ -182,22 +168,21 @@ class Encoder(Generic[T]):
         self._note_time(task.wanted.key, monotonic() - start)
         if error is not None:
             self._n_failed += 1
-            for request_id in self._encodes.fail():
-                failed = self._open[request_id]
+            for failed in self._encodes.fail():
                 keys = [each.wanted.key for each in failed.tasks]
                 failed.error = _own(error, keys.index(task.wanted.key))
-                self.report(request_id)
+                self.report(failed.request_id)
         elif rows is None:
             self._n_cancelled += 1
             self._encodes.drop()
         else:
-            for request_id in self._encodes.done(rows):
-                self.report(request_id)
+            for encodes in self._encodes.done(rows):
+                self.report(encodes.request_id)
 
     def _note_time(self, key: RowKey, seconds: float) -> None:
         self._encode_s += seconds
-        for request_id in self._encodes.users(key):
-            self._open[request_id].seconds += seconds
+        for encodes in self._encodes.users(key):
+            encodes.seconds += seconds
 
 
 def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
@@ -212,7 +197,7 @@ def _own(error: PyllamaError, index: int | None = None) -> PyllamaError:
 def _attempt(
     task: Task, control: Cancellable
 ) -> tuple[Rows | None, PyllamaError | None]:
-    """What comes of *task*; whatever it raises is about nothing else."""
+    """Run *task*; an exception of it is about nothing else."""
     try:
         return task.encode(control), None
     except PyllamaError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request, SamplerUse
@@ -36,13 +36,14 @@ from pyllama_raw.core.step import (
 )
 from pyllama_raw.engine.abort import AbortGate, PolledFlag
 from pyllama_raw.engine.adapter_sets import AdapterSets
-from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
+from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers, SpanRows
 from pyllama_raw.engine.constraint import OutputRules
 from pyllama_raw.engine.disk_writer import DiskWriter
+from pyllama_raw.engine.embed_executor import EmbedExecutor
 from pyllama_raw.engine.guidance import MaskState
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.native_log import pass_on_lines
-from pyllama_raw.engine.operations import CopyTimes, SlotOperations
+from pyllama_raw.engine.operations import Done, SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
@@ -53,9 +54,6 @@ from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.sampler import SamplerChain
 from pyllama_raw.options.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from pyllama_raw.engine.span_rows import SpanRows
 
 log = logging.getLogger("pyllama_raw")
 
@@ -74,6 +72,7 @@ class NativeExecutor:
             captured.
         scratch: a slot no sequence uses.
         disk: None: nothing is kept in files.
+        texts: does the steps of texts, on contexts of its own.
     """
 
     def __init__(
@@ -86,14 +85,16 @@ class NativeExecutor:
         kind: SnapshotKind,
         scratch: int,
         disk: DiskWriter | None = None,
+        texts: EmbedExecutor | None = None,
     ) -> None:
-        self._gate = AbortGate(flag)
+        self._texts = texts
+        self._gate = AbortGate() if texts is None else texts.gate
+        self._flag = flag
         self._make_context = make_context
         self._eog_tokens = frozenset(eog_tokens)
         self._kind = kind
         self._scratch = scratch
         self._disk = disk
-        self._copied = CopyTimes()
         self.lanes = lanes
         self.adapters = AdapterSets()
         self._use(make_context(lanes.fresh()))
@@ -105,20 +106,23 @@ class NativeExecutor:
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
         self._n_dropped = self._decode_ns = self._sample_ns = self._cpu_ns = 0
+        self._capture_s = self._restore_s = 0.0
 
     @property
     def times(self) -> StepTimes:
-        copied = self._copied
+        texts = StepTimes()
+        if self._texts is not None:
+            texts = self._texts.times
         return StepTimes(
-            self._decode_ns / 1e9,
+            self._decode_ns / 1e9 + texts.decode_s,
             self._sample_ns / 1e9,
-            copied.capture_ns / 1e9,
-            copied.restore_ns / 1e9,
+            self._capture_s,
+            self._restore_s,
             self._n_dropped,
             self.lanes.n_fallbacks,
             self.adapters.n_switches,
             self.adapters.spent_s,
-            self._cpu_ns / 1e9,
+            self._cpu_ns / 1e9 + texts.decode_cpu_s,
         )
 
     def load_adapter(self, path: str) -> Adapter:
@@ -136,7 +140,9 @@ class NativeExecutor:
         self.adapters.remove(number, self.context)
 
     def open(self, request: Request) -> None:
-        """Build the sampler of *request*; its payloads are SpanRows."""
+        """Build the sampler of *request*, if it has one; its payloads are SpanRows."""
+        if request.lot.makes_vectors:
+            return
         assert len(request.payloads) == len(request.spans)
         params = request.sampling
         assert isinstance(params, SamplingParams)
@@ -159,7 +165,7 @@ class NativeExecutor:
             started if isinstance(started, MaskState) else None,
             watch(params, sampler),
             self.lanes.missing(params, sampler),
-            cast("tuple[SpanRows, ...]", request.payloads),
+            cast(tuple[SpanRows, ...], request.payloads),
         )
         self._open.add(request.request_id, opened)
 
@@ -176,14 +182,19 @@ class NativeExecutor:
         self.context.drop()
         self.context.close()
         self.adapters.close()
+        if self._texts is not None:
+            self._texts.shutdown()
         for request_id in self._open.request_ids:
             self.close(request_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the moves, decode and sample."""
-        self._gate.enter(plan.works)
         if self._disk is not None:
             self._disk.others_compute = bool(plan.works)
+        if plan.lot.makes_vectors:
+            assert self._texts is not None
+            return self._texts.execute(plan)
+        self._gate.enter(plan.works, self._flag)
         try:
             return self._execute(plan)
         finally:
@@ -202,12 +213,10 @@ class NativeExecutor:
         lost, self._lost = self._drop() | self._lost, frozenset()
         if not (moves or lost):
             return self._decode(works, plan)
-        saved, lost, restore_s = self._operations.run(moves, lost)
+        saved, lost, restore_s, _ = self._move(moves, lost)
         if not lost:
             result = self._decode(works, plan)
             return result._replace(saved=saved, restore_s=restore_s)
-        if self._operations.refuses_cuts:
-            self._note_refusal()
         works_left = tuple(work for work in works if work.slot not in lost)
         result = self._decode(works_left, plan._replace(steady=False))
         outputs = result.outputs
@@ -226,12 +235,18 @@ class NativeExecutor:
         """Do *moves* after a decode that they do not concern."""
         if result.status is DecodeStatus.FAILED:
             moves = tuple(move for move in moves if not isinstance(move, Load))
-        _, lost, restore_s = self._operations.run(moves)
-        if self._operations.refuses_cuts:
-            self._note_refusal()
+        _, lost, restore_s, _ = self._move(moves)
         return result._replace(
             not_restored=lost, refuses_cuts=self._refuses_cuts, restore_s=restore_s
         )
+
+    def _move(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
+        done = self._operations.run(moves, lost)
+        self._capture_s += done.capture_s
+        self._restore_s += sum(done.restore_s.values())
+        if self._operations.refuses_cuts:
+            self._note_refusal()
+        return done
 
     def _continues(self, works: tuple[Work, ...]) -> bool:
         """Whether the batch holds just the tokens of *works*, perhaps computed already."""
@@ -285,7 +300,7 @@ class NativeExecutor:
 
     def _drop(self) -> frozenset[int]:
         """
-        What was begun ahead is not wanted: as if it had not been.
+        Undo what was begun ahead, because it is not wanted.
 
         Returns slots that could not be cut for that, and are empty.
         """
@@ -342,7 +357,7 @@ class NativeExecutor:
         return StepResult(DecodeStatus.FAILED, error=error)
 
     def _left(self, work: Work) -> Held | Lost:
-        """What an aborted decode left of *work*; what is not sampled from is dropped."""
+        """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
         if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
             self.context.seq_rm(slot)
@@ -369,7 +384,7 @@ class NativeExecutor:
         self.context = context
         self.adapters.renew()
         self._operations = SlotOperations(
-            context, self._kind, self._scratch, self._copied, self._disk
+            context, self._kind, self._scratch, self._disk
         )
 
 

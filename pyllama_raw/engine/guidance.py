@@ -8,10 +8,9 @@ matcher, which gives the mask of the tokens that may come next.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from threading import Lock
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from pyllama_raw.engine.parts import Reading, at_once
 from pyllama_raw.errors import BadSchema, ClosedError, Unsupported
@@ -61,33 +60,26 @@ class Guidance:
         except ImportError as error:
             text = f"they need llguidance 1.9 or later, below 2: {error}"
             raise Unsupported("json_schema, regex and lark", text) from None
-        self._lock = Lock()
-        self._made: OrderedDict[tuple[Kind, str], MaskConstraint] = OrderedDict()
+        compiled = partial(_compile, self._tokenizer)
+        self._compile = lru_cache(MAX_MADE)(
+            compiled
+        )  # concurrent ones may both compile
 
     def make(self, kind: Kind, value: Any) -> MaskConstraint:
         """Compile *value*, or find it among the latest. Raises BadSchema with the reason."""
         text = _as_json(value) if kind == "json_schema" else value
         if kind == "regex":
             text = with_ascii_classes(text)
-        key = kind, text
-        with self._lock:
-            if key in self._made:
-                self._made.move_to_end(key)
-                return self._made[key]
-        made = MaskConstraint(self._compile(kind, text))
-        with self._lock:
-            self._made[key] = made
-            if len(self._made) > MAX_MADE:
-                self._made.popitem(last=False)
-        return made
+        return self._compile(kind, text)
 
-    def _compile(self, kind: Kind, text: str) -> Matcher:
-        """With its first mask, which shows mistakes that compiling does not."""
-        matcher = Matcher.compile(self._tokenizer, kind, text)
-        matcher.compute_mask()
-        if matcher.error:
-            raise BadSchema(kind, matcher.error)
-        return matcher
+
+def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> MaskConstraint:
+    """With its first mask, which shows mistakes that compiling does not."""
+    matcher = Matcher.compile(tokenizer, kind, text)
+    matcher.compute_mask()
+    if matcher.error:
+        raise BadSchema(kind, matcher.error)
+    return MaskConstraint(matcher)
 
 
 def _as_json(schema: object) -> str:
@@ -124,20 +116,19 @@ def _check_count(count: int, what: str, most: int) -> None:
         raise BadSchema("json_schema", text)
 
 
-class MaskConstraint:
+class MaskConstraint(NamedTuple):
     """A compiled constraint without a state."""
 
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
+    matcher: Matcher
 
     def start(self) -> MaskState:
         """For one request, at its beginning."""
-        return MaskState(self._matcher)
+        return MaskState(self.matcher)
 
 
 class MaskState:
     """
-    Where one request is in its constraint, and the mask of what may follow.
+    Place of one request in its constraint, and the mask of what may follow.
 
     It shares the matcher of the constraint up to its first token, because a copy takes 0.3 ms
     and all outputs of a request begin in the same step.

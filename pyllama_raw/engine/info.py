@@ -1,4 +1,4 @@
-"""What an engine is: its model and what its options came to."""
+"""Facts of an engine: its model and what its options came to."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ class EngineInfo:
     type_v: str
     flash_attn: str  # as asked for: libllama decides by itself what "auto" is
     kv_unified: bool
-    kernels: Mapping[
-        str, str
-    ]  # of ours: the attention or weights, the CPU they are for
+    # Those of ours: the attention or weights, the CPU they are for.
+    kernels: Mapping[str, str]
     devices: tuple[str, ...]  # that the model may use
     versions: Mapping[str, str]  # of pyllama_raw and llama_cpp
     config: EngineConfig

@@ -1,4 +1,4 @@
-"""Whose kernels compute a model with some options, as a short decode tells."""
+"""Owners of the kernels that compute a model with some options, as a short decode tells."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Which tokens are chosen in the graph, and which from rows of logits on the host.
+Lanes choose tokens in the graph; all other tokens are chosen from logits on the host.
 
 A lane is the resident top-k of a slot: the device leaves the likeliest FIRST_MAX tokens of
 a row, and the request's own chain goes on with them on the host.
@@ -9,8 +9,8 @@ Rules:
 2. A lane keeps nothing between steps. Seeds and histories stay in the request's chain, so
    a token is the same with and without lanes.
 3. Lanes are attached when the context is made. The first step that needs a whole row takes
-   them away for good: each switch has all graphs prepared anew, and who has asked for whole
-   rows once usually asks again.
+   them away for good: each switch has all graphs prepared anew, and a program
+   that has asked for whole rows once usually asks again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Lanes:
         return needs_all(params, sampler) if self._are_wanted else ""
 
     def use(self, sampler: RowSampler, why: str) -> SamplerUse | None:
-        """Where the tokens of a request that ends were chosen, if there were any."""
+        """Place in which the tokens of a request that ends were chosen; None: it has none."""
         if not sampler.n_on_host + sampler.n_on_lane:
             return None
         if not sampler.n_on_host:

@@ -1,11 +1,11 @@
-"""What an engine writes down of its steps and requests: in memory, in files, or nowhere."""
+"""Logs that an engine keeps of its steps and requests: in memory, in files, or nowhere."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama_raw.engine.records import RecordFile
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
@@ -26,7 +26,7 @@ class Logs:
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
-        """Those of the driver."""
+        """Logs that the driver tells of steps and requests."""
         return tuple(log for log in (self.steps, self.requests) if log is not None)
 
     def close(self) -> None:
@@ -45,22 +45,24 @@ def open_logs(config: LogConfig) -> Logs:
     Raises:
         ConfigError: a file cannot be written.
     """
-    steps = requests = None
+    files: list[RecordFile] = []
     with ExitStack() as opened:
-        files: list[RecordFile] = []
-        if config.step_log is not None:
-            step_file = RecordFile(Path(config.step_log), StepRecord)
-            opened.callback(step_file.close)
-            steps = StepLog(config.max_steps, step_file.put)
-            files.append(step_file)
-        elif config.max_steps:
-            steps = StepLog(config.max_steps)
-        if config.request_log is not None:
-            path = Path(config.request_log)
-            request_file = RecordFile(path, RequestRecord)
-            requests = RequestLog(config.max_requests, request_file.put)
-            files.append(request_file)
-        elif config.max_requests:
-            requests = RequestLog(config.max_requests)
+
+        def put(path: str | Path | None, kind: type[NamedTuple]) -> Any:
+            """Open a file, if one is asked for."""
+            if path is None:
+                return None
+            files.append(RecordFile(Path(path), kind))
+            opened.callback(files[-1].close)
+            return files[-1].put
+
+        put_step = put(config.step_log, StepRecord)
+        put_request = put(config.request_log, RequestRecord)
         opened.pop_all()
-    return Logs(steps, requests, tuple(files))
+    keeps_steps = config.max_steps or put_step
+    keeps_requests = config.max_requests or put_request
+    return Logs(
+        StepLog(config.max_steps, put_step) if keeps_steps else None,
+        RequestLog(config.max_requests, put_request) if keeps_requests else None,
+        tuple(files),
+    )

@@ -1,5 +1,5 @@
 """
-What the engine thread does: take commands, drive a step, hand out its events.
+The work of the engine thread: take commands, drive a step, hand out its events.
 
 A command that raises ends what it was about, and nothing else. An exception of a step ends
 the thread.
@@ -8,10 +8,11 @@ the thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 
-from pyllama_raw.core.request import Event, FinishReason
+from pyllama_raw.core.request import Event, Finished, FinishReason
 from pyllama_raw.core.step import Fetched, Written
 from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
@@ -51,7 +52,7 @@ class EngineLoop:
     ) -> None:
         self._mailbox = mailbox
         self._door = door
-        self._room = WaitingRoom()
+        self._room = WaitingRoom(door.opened)
         self._files, self._media = parts.files, parts.media
         self.pace = Pace()
         self.driver = Driver(
@@ -90,9 +91,8 @@ class EngineLoop:
 
     def _step(self) -> bool:
         """False: there was nothing to do."""
-        if self._room:
-            for request_id in self._room.expired(self.driver.clock()):
-                self._leave_room(request_id)  # the scheduler ends it
+        for request_id in self._room.expired(self.driver.clock()):
+            self._leave_room(request_id)  # the scheduler ends it
         return self.driver.step()
 
     @property
@@ -128,7 +128,7 @@ class EngineLoop:
     def _submit(self, command: Submit) -> None:
         opened = command.opened
         try:
-            if opened[0].request.payloads:
+            if opened[0].encodes is not None:
                 self._await_rows(opened)
                 for each in opened:
                     self._note_encoded(each.request.request_id)
@@ -162,9 +162,11 @@ class EngineLoop:
 
     def _note_encoded(self, request_id: int) -> None:
         """Have a request whose rows are there, or never will be, leave the waiting room."""
-        assert self._media is not None
-        has_rows, error = self._media.encoder.progress(request_id)
-        if has_rows or error is not None:
+        opened = self._opened.get(request_id)
+        if opened is None or self._media is None or opened.encodes is None:
+            return
+        error = opened.encodes.error
+        if error is not None or self._media.encoder.is_done(opened.encodes):
             self._leave_room(request_id)
         if error is not None:
             self.driver.fail(request_id, error)
@@ -203,7 +205,7 @@ class EngineLoop:
     def _deliver(self, events: list[Event], ended: bool) -> None:
         """Publish statistics before anyone can read that a request has ended."""
         if ended and self._media is not None:
-            events = list(map(self._media.leave, events))
+            events = list(map(self._with_encodes, events))
         now = self.driver.clock()
         if ended or now - self._told >= STATS_S:
             self.stats = self._room.counted(self.driver.scheduler.stats())
@@ -212,6 +214,13 @@ class EngineLoop:
             self.cpu_share.note(self._executor.times)
         self.delivery.deliver(events)
 
+    def _with_encodes(self, event: Event) -> Event:
+        """*event*; if it is the last one of a request, with the seconds of its encodes."""
+        encodes = self._opened[event.request_id].encodes
+        if type(event) is not Finished or encodes is None:
+            return event
+        return replace(event, encode_s=encodes.seconds)
+
     def watch(self, watcher: Watcher) -> None:
         """Tell *watcher* what happens from now on."""
         change: EngineChange = "running" if self._close is None else "closing"
@@ -219,14 +228,14 @@ class EngineLoop:
         self.driver.watchers.add(watcher)
 
     def tell_watchers(self, change: EngineChange) -> None:
-        """What has become of the engine."""
+        """Tell what has become of the engine."""
         self.driver.watchers.engine(change, self.driver.clock())
 
     def leave(self, opened: OpenRequest) -> None:
         """Nothing counts a request any more. Thread: any."""
         self._door.leave(opened)
-        if self._media is not None:
-            self._media.encoder.leave(opened.request.request_id)
+        if self._media is not None and opened.encodes is not None:
+            self._media.encoder.leave(opened.encodes)
 
     def _lose(self, loop: object) -> None:
         """*loop* is closed: its requests end before the next step."""

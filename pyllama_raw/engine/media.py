@@ -1,4 +1,4 @@
-"""Where images and sounds, as users give them, meet a projector."""
+"""Images and sounds, as users give them, meet a projector here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hashlib import sha256
 
 from pyllama_raw.core.encodes import RowKey
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.errors import BadMedia
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.limits import Media
 from pyllama_raw.media.upload import DecodeStopped, Stop, never
@@ -21,18 +20,10 @@ from pyllama_raw.native.projector import Projector
 
 @dataclass(frozen=True, slots=True)
 class MediaLayout:
-    """What a part takes in a prompt: known from its size, before it is decoded."""
+    """Room that a part takes in a prompt: known from its size, before it is decoded."""
 
     runs: tuple[Run, ...]
     keys: tuple[bytes | None, ...]  # 32 bytes: rows with equal keys are equal
-
-    @property
-    def n_cells(self) -> int:
-        return sum(run.n_cells for run in self.runs)
-
-    @property
-    def n_pos(self) -> int:
-        return sum(run.n_pos for run in self.runs)
 
 
 class MediaReader:
@@ -54,7 +45,7 @@ class MediaReader:
         return RowKey(sha256(self._identity + part.digest).digest(), namespace)
 
     def n_row_bytes(self, layout: MediaLayout) -> int:
-        """Of all rows of a part."""
+        """Bytes of all rows of a part."""
         n_rows = sum(run.n_cells for run in layout.runs if isinstance(run, RowRun))
         return 4 * n_rows * self._projector.n_embd
 
@@ -88,7 +79,7 @@ class MediaReader:
         All rows of *part*, in order; None if it was cancelled.
 
         Raises:
-            BadMedia, Unsupported: as read(); or the layout was another one.
+            BadMedia, Unsupported: as read().
             EncodeFailed: the computation failed, or a value is not a number.
         """
         try:
@@ -96,8 +87,7 @@ class MediaReader:
         except DecodeStopped:
             return None
         with cut:
-            if cut.runs != layout.runs:
-                raise BadMedia("it has not the size that its beginning tells")
+            assert cut.runs == layout.runs  # the size decides, and a bitmap has it
             rows = array("f")
             for index, run in enumerate(cut.runs):
                 if isinstance(run, RowRun):

@@ -1,22 +1,23 @@
-"""What an engine has for images and sounds: a projector, limits, numbers and an encoder."""
+"""Desk of an engine for images and sounds: a projector, limits, numbers and an encoder."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 from pyllama_raw.core.encodes import Encodes, Wanted
 from pyllama_raw.core.namespace import Namespace
-from pyllama_raw.core.request import Event, Finished, Request
+from pyllama_raw.core.request import Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.stats import MediaStats
-from pyllama_raw.engine.encoder import Cancellable, Encoder, Rows
+from pyllama_raw.engine.encoder import Cancellable, Encoder, RequestEncodes, Rows
 from pyllama_raw.engine.fingerprint import fingerprint
 from pyllama_raw.engine.media import MediaLayout, MediaReader
 from pyllama_raw.engine.model_files import model_files
+from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.shared_projectors import close_projector, open_projector
 from pyllama_raw.engine.span_keys import SpanKeys
@@ -55,13 +56,13 @@ class MediaTask:
 
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """The payload of a span; see span_rows.SpanRows."""
+    """The payload of a span; see built_samplers.SpanRows."""
 
     run: RowRun
     task: MediaTask
     start: int  # of its rows among those of the task, in floats
     n_floats: int
-    encoder: Encoder[MediaTask]
+    encoder: Encoder
 
     @property
     def rows(self) -> memoryview:
@@ -99,9 +100,7 @@ class MediaDesk:
             max_pixels=config.max_pixels,
             max_seconds=config.max_seconds,
         )
-        self.encoder = Encoder[MediaTask](
-            Encodes(config.max_open_bytes, config.max_kept_bytes)
-        )
+        self.encoder = Encoder(Encodes(config.max_open_bytes, config.max_kept_bytes))
         self._reader = MediaReader(projector, identity)
         self._keys = keys
 
@@ -151,7 +150,7 @@ class MediaDesk:
 
         Args:
             index: among the images and sounds of the prompt.
-            namespace: who shares its rows.
+            namespace: of the requests that share its rows.
 
         Raises:
             BadMedia: the size cannot be handled; names *index*.
@@ -178,23 +177,21 @@ class MediaDesk:
             n_floats += n_own
         return MediaPart(tokens, tuple(spans), tuple(payloads))
 
-    def enter(self, requests: Sequence[Request]) -> None:
+    def enter(self, opened: Sequence[OpenRequest]) -> None:
         """
-        Have the media of all *requests* encoded, or of none.
+        Have the media of all requests *opened* encoded, or of none.
 
         Raises:
             QueueFull, InvalidRequest: there is too much of them.
         """
-        if any(request.payloads for request in requests):
-            self.encoder.enter(
-                [(request.request_id, _tasks(request)) for request in requests]
-            )
-
-    def leave(self, event: Event) -> Event:
-        """*event*; if it is the last one of a request, with the seconds of its encodes."""
-        if type(event) is not Finished:
-            return event
-        return replace(event, encode_s=self.encoder.leave(event.request_id))
+        encodes = []
+        for each in opened:
+            if each.request.payloads:
+                tasks = _tasks(each.request)
+                each.encodes = RequestEncodes(each.request.request_id, tasks)
+                encodes.append(each.encodes)
+        if encodes:
+            self.encoder.enter(encodes)
 
     def close(self) -> None:
         """End the encodes; the last desk frees the projector."""

@@ -1,15 +1,12 @@
-"""Which files a model is made of, and what tells that one of them is another one now."""
+"""Files that a model is made of, and what tells that one of them is another one now."""
 
 from __future__ import annotations
 
-import re
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-# llama.h: llama_split_path, "/models/ggml-model-q4_0", 2, 4 ->
-# "/models/ggml-model-q4_0-00002-of-00004.gguf"
-_SPLIT = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.DOTALL)
+from pyllama_raw.native.gguf_check import split_names
 
 
 class ModelFile(NamedTuple):
@@ -38,12 +35,7 @@ def model_files(path: Path) -> tuple[ModelFile, ...]:
 
 def _parts(path: Path) -> list[Path]:
     """libllama, too, finds the other parts by their names."""
-    match = _SPLIT.fullmatch(path.name)
-    if match is None:
-        return [path]
-    stem, n_parts = match[1], int(match[2])
-    names = (f"{stem}-{i:05}-of-{n_parts:05}.gguf" for i in range(1, n_parts + 1))
-    parts = list(takewhile(Path.exists, map(path.with_name, names)))
+    parts = list(takewhile(Path.exists, map(Path, split_names(str(path)))))
     return parts if path in parts else [path]
 
 

@@ -1,19 +1,17 @@
-"""What kind of model a file holds, as its header says: no weight is read for it."""
+"""Facts of a model, as the header of its file says: no weight is read for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from pyllama_raw.errors import ModelLoadFailed
-from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header, Scalar, read_header
+from pyllama_raw.native.gguf_header import Header
 
 
 class ModelClass(StrEnum):
-    """How a model computes, which decides what it can be used for."""
+    """Way in which a model computes, which decides what it can be used for."""
 
     DECODER_ONLY = "decoder_only"
     """It goes on with a text, token by token."""
@@ -26,16 +24,16 @@ class ModelClass(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How the vectors of the tokens of a text become one."""
+    """Way in which the vectors of the tokens of a text become one."""
 
     NONE = "none"
     """They do not: each token keeps its own."""
     MEAN = "mean"
     """Their mean."""
     CLS = "cls"
-    """That of the first token."""
+    """Vector of the first token."""
     LAST = "last"
-    """That of the last token."""
+    """Vector of the last token."""
     RANK = "rank"
     """A head makes scores of one."""
 
@@ -73,9 +71,9 @@ class ModelInfo:
     architecture: str
     """As the file names it."""
     model_class: ModelClass
-    """How it computes."""
+    """Way in which it computes."""
     pooling: Pooling | None
-    """How it makes vectors of texts; None: it states none."""
+    """Way in which it makes vectors of texts; None: it states none."""
     is_causal: bool
     """Whether a token sees only those before it."""
     n_ctx_train: int
@@ -94,21 +92,6 @@ class ModelInfo:
     """Whether it can give scores to pairs of texts."""
     has_chat_template: bool
     """Whether the file has one."""
-
-
-def read_model_info(
-    path: str | Path, overrides: Mapping[str, Scalar] = NO_OVERRIDES
-) -> ModelInfo:
-    """
-    The model in the file at *path*.
-
-    Args:
-        overrides: what is to be taken for metadata values of the file.
-
-    Raises:
-        ModelLoadFailed: there is no such file, or its header is damaged.
-    """
-    return model_info(str(path), read_header(str(path)).overridden(overrides))
 
 
 def model_info(path: str, header: Header) -> ModelInfo:

@@ -1,4 +1,4 @@
-"""What libllama logs, as lines of Python's log."""
+"""Log lines of libllama, as lines of Python's log."""
 
 from __future__ import annotations
 

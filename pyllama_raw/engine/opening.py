@@ -75,6 +75,12 @@ def build_on(
 
         config = config or EngineConfig()
         capabilities = capabilities_of(model_info(use.model.path, use.model.header))
+        if use.model.is_recurrent or use.model.is_hybrid:
+            capabilities = capabilities.without(
+                "the model keeps a recurrent state of its texts",
+                Operation.EMBED,
+                Operation.RANK,
+            )
         capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
             from pyllama_raw.engine.build import assemble as make
@@ -115,7 +121,7 @@ def model_options(config: EngineConfig | None) -> dict[str, Any]:
 
 
 def _import_all() -> None:
-    """What cannot be imported says so where it is used."""
+    """Import all of NEXT; what cannot be imported says so where it is used."""
     for name in NEXT:
         with suppress(ImportError):
             import_module(name)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
@@ -51,19 +50,12 @@ from pyllama_raw.native.context import Context
 
 
 class Done(NamedTuple):
-    """What came of the moves of a plan."""
+    """Outcome of the moves of a plan."""
 
     saved: Mapping[int, Saved]  # by save_id, in host memory
     lost: frozenset[int]  # slots that could not be filled or cut, and are empty
     restore_s: Mapping[int, float]  # by slot
-
-
-@dataclass(slots=True)
-class CopyTimes:
-    """Where time went; outlives the context."""
-
-    capture_ns: int = 0
-    restore_ns: int = 0
+    capture_s: float
 
 
 class SlotOperations:
@@ -74,13 +66,11 @@ class SlotOperations:
         context: Context,
         kind: SnapshotKind,
         scratch: int,
-        times: CopyTimes,
         disk: DiskWriter | None = None,
     ) -> None:
         """
         Args:
             scratch: a slot of the context that no sequence uses.
-            times: added to.
             disk: None: plans have no moves of files.
         """
         self._context = context
@@ -91,15 +81,17 @@ class SlotOperations:
         self._saved: dict[int, Saved] = {}
         self._lost: set[int] = set()
         self._restore_s: dict[int, float] = {}
-        self._times = times
+        self._capture_s = 0.0
         self.refuses_cuts = False  # the memory has refused to forget a part of a slot
 
     def run(self, moves: Iterable[Move], lost: Iterable[int] = ()) -> Done:
         """Do all, in order; the slots *lost* are empty, against what the plan says."""
-        self._saved, self._lost, self._restore_s = {}, set(lost), {}
+        self._saved, self._lost = {}, set(lost)
+        self._restore_s, self._capture_s = {}, 0.0
         for move in moves:
             self._do(move)
-        return Done(self._saved, frozenset(self._lost), self._restore_s)
+        lost = frozenset(self._lost)
+        return Done(self._saved, lost, self._restore_s, self._capture_s)
 
     def _do(self, move: Move) -> None:
         context = self._context
@@ -153,8 +145,8 @@ class SlotOperations:
             self._files.write(save.save_id, namespace, written, state)
 
     def _capture(self, save: Save, slot: int) -> State | None:
-        """What *slot* holds of the range, by way of scratch if it is a part."""
-        started = time.perf_counter_ns()
+        """Copy what *slot* holds of the range, by way of scratch if it is a part."""
+        started = time.perf_counter()
         context, scratch = self._context, self._scratch
         if save.tier is CacheTier.DISK:
             max_bytes = save.max_bytes - ENTRY_BYTES
@@ -168,17 +160,12 @@ class SlotOperations:
             context.seq_cp(slot, scratch, save.start, save.stop)
             state = self._saved_state(scratch, save.max_bytes)
             context.seq_rm(scratch)
-        self._times.capture_ns += time.perf_counter_ns() - started
+        self._capture_s += time.perf_counter() - started
         return state
 
     def _miss(self, slot: int) -> None:
         self._context.seq_rm(slot)
         self._lost.add(slot)
-
-    def _note_restore(self, slot: int, started_ns: int) -> None:
-        took_ns = time.perf_counter_ns() - started_ns
-        self._times.restore_ns += took_ns
-        self._restore_s[slot] = took_ns / 1e9
 
     def _trim(self, slot: int, n_pos: int) -> None:
         if n_pos == 0:
@@ -268,7 +255,7 @@ class SlotOperations:
         return payload
 
     def _load(self, load: Load) -> None:
-        started = time.perf_counter_ns()
+        started = time.perf_counter()
         try:
             for piece in load.pieces:
                 self._load_piece(load.slot, piece)
@@ -278,7 +265,7 @@ class SlotOperations:
         except (SnapshotFailed, MemoryError):
             self._miss(load.slot)
         finally:
-            self._note_restore(load.slot, started)
+            self._restore_s[load.slot] = time.perf_counter() - started
 
     def _load_piece(self, slot: int, piece: Piece) -> None:
         payload = piece.payload

@@ -1,4 +1,4 @@
-"""What an engine is put together from; build.py makes the real ones."""
+"""Parts that an engine is put together from; build.py makes the real ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.scheduling.admission import Admission
-from pyllama_raw.core.scheduling.planner import Planner
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import Executor, Fetched, Written
 from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
+from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 
@@ -28,7 +30,7 @@ class Reading(Protocol):
     """Calls a function that reads the vocabulary, which is not freed meanwhile."""
 
     def __call__(self, function: Callable[[], T], /) -> T:
-        """What *function* returns. Raises ClosedError if the vocabulary is freed."""
+        """Return what *function* does. Raises ClosedError if the vocabulary is freed."""
 
 
 def at_once(function: Callable[[], T], /) -> T:
@@ -51,33 +53,13 @@ class TimedExecutor(Executor, Protocol):
 class TextVocab(Protocol):
     """The part of a vocabulary that turns prompts into tokens."""
 
-    @property
-    def n_tokens(self) -> int:
-        """Token ids are below this."""
-
-    @property
-    def bos(self) -> int | None:
-        """Token that begins a text."""
-
-    @property
-    def eos(self) -> int | None:
-        """Token that ends a text."""
-
-    @property
-    def sep(self) -> int | None:
-        """Token that stands between two texts."""
-
-    @property
-    def add_bos(self) -> bool:
-        """Whether add_special puts bos in front."""
-
-    @property
-    def add_eos(self) -> bool:
-        """Whether add_special puts eos behind."""
-
-    @property
-    def add_sep(self) -> bool:
-        """Whether sep stands between two texts."""
+    n_tokens: int  # token ids are below this
+    bos: int | None  # begins a text
+    eos: int | None  # ends a text
+    sep: int | None  # stands between two texts
+    add_bos: bool  # whether add_special puts bos in front
+    add_eos: bool  # whether add_special puts eos behind
+    add_sep: bool  # whether sep stands between two texts
 
     @property
     def eog_tokens(self) -> frozenset[int]:
@@ -86,7 +68,7 @@ class TextVocab(Protocol):
     @property
     def special_texts(self) -> Mapping[str, bool]:
         """
-        What tokenize() finds in a text before all else, and whether it is control.
+        Texts that tokenize() finds before all else, and whether each is control.
 
         Control tokens are found only if *parse_special*.
         """
@@ -113,16 +95,28 @@ class FileWriter(Protocol):
         """Wait until all is written and reported."""
 
 
+class TextContexts(Protocol):
+    """Contexts that make vectors, one for each way of pooling. Thread: any."""
+
+    limits: ContextLimits  # of each
+
+    def is_ready(self, pooling: Pooling) -> bool:
+        """Whether there is one that pools like this."""
+
+    def prepare(self, pooling: Pooling) -> object:
+        """Make it, unless there is one. Raises ContextFailed, NativeError, ClosedError."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
 
-    scheduler: Planner
+    scheduler: Scheduler
     executor: TimedExecutor
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
-    admission: Admission  # whom the engine takes on
+    admission: Admission  # counts the requests that the engine takes on
     describe: Callable[[], EngineInfo]  # also after the release
     capabilities: Capabilities
     cache_scope: str = "shared"  # "salt": only requests with a salt share prefixes
@@ -131,7 +125,7 @@ class EngineParts:
     make_rules: Callable[[SamplingParams, Reading], object] = _no_rules  # may take long
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the model file
     labels: tuple[str, ...] = ()  # of the scores that the model gives
-    make_embedder: Callable[[], EngineParts] | None = None  # on the same weights
+    texts: TextContexts | None = None  # None: texts do not become vectors
     span_keys: SpanKeys = field(default_factory=SpanKeys)  # of prompts and of files
     media: MediaDesk | None = None  # None: prompts are text
     adapter_host: AdapterHost | None = None  # None: the engine takes no adapters

@@ -1,5 +1,5 @@
 """
-What the memory of a context can do, what a snapshot of it costs, and whether libllama
+Probes of a context: what its memory can do, what a snapshot of it costs, and whether libllama
 computes the model at all.
 
 A short decode tells. It runs in one thread, where an assertion of libllama that fails is an
@@ -30,7 +30,7 @@ Row: TypeAlias = "array[float]"
 
 def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
     """
-    What the facts of *model* say; recurrent state and windows are of use whole.
+    Kind that the facts of *model* state; recurrent state and windows are of use whole.
 
     That holds with swa_full too: libllama fills cells behind the window again when it
     needs some, and never saves them.
@@ -42,7 +42,7 @@ def expected_kind(model: Model, context: ContextConfig) -> SnapshotKind:
 
 def measure(context: Context) -> SnapshotCost:
     """
-    What a snapshot of *context* costs, which is empty before and after.
+    Measure what a snapshot of *context* costs, which is empty before and after.
 
     Raises:
         ModelLoadFailed: libllama cannot compute the model.
@@ -86,7 +86,7 @@ def _at_once(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Ro
     batch.add(tokens[:2], 0, 1, True)
     batch.add(tokens[2:], 2, 1, False)
     context.decode(batch)
-    rows = [context.row(place) for place in (0, 1, 3)]
+    rows = [context.logits(place) for place in (0, 1, 3)]
     return _cost(2, context.state_bytes(0), context.state_bytes(1)), rows
 
 
@@ -98,18 +98,18 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
         batch.add(tokens[pos : pos + 1], pos, 0, True)
         context.decode(batch)
         n_bytes.append(context.state_bytes(0))
-        rows.append(context.row(0))
+        rows.append(context.logits(0))
     if context.max_tokens < 2:  # no prompt is ever computed in chunks
         return _cost(1, *n_bytes), [rows[0], rows[1], rows[1]]
     context.clear()
     batch.clear()
     batch.add(tokens[:2], 0, 0, True)
     context.decode(batch)
-    return _cost(1, *n_bytes), [*rows, context.row(1)]
+    return _cost(1, *n_bytes), [*rows, context.logits(1)]
 
 
 def _cost(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
-    """Of slots that hold *n_tokens*, and one more."""
+    """Cost by slots that hold *n_tokens*, and one more."""
     token_bytes = one_more - n_bytes
     head_bytes = max(n_bytes - n_tokens * token_bytes, 0)
     return SnapshotCost(head_bytes + SLACK_BYTES, token_bytes)
@@ -127,14 +127,14 @@ def _check_sequences(context: Context) -> None:
     x, y, z = _tokens(context)
     try:
         _decode(context, {0: [x, y]}, 0)
-        before = context.row(1)
+        before = context.logits(1)
         _decode(context, {0: [z]}, 2)
-        alone = context.row(0)
+        alone = context.logits(0)
         if n_slots == 2:
             context.clear()  # else slot 0 stays, and the others come to lie behind it
         _decode(context, {n_slots - 2: [y, z], n_slots - 1: [x, y]}, 0)
         _decode(context, {n_slots - 2: [x], n_slots - 1: [z]}, 2)
-        beside = context.row(1)
+        beside = context.logits(1)
     except DecodeFailed as error:
         raise _unsupported(
             context, "fails with several sequences: n_slots=1 works"
@@ -167,6 +167,6 @@ def _tokens(context: Context) -> list[int]:
 
 
 def _distance(row: Row, other: Row) -> float:
-    """Of a few hundred numbers; not a number if one is none."""
+    """Distance by a few hundred numbers; not a number if one is none."""
     step = len(row) // 256 + 1
     return sum(abs(x - y) for x, y in zip(row[::step], other[::step], strict=False))

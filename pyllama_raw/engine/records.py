@@ -36,7 +36,7 @@ def line_of(record: NamedTuple) -> str:
 
 def read_records(path: Path, make: Callable[..., R]) -> list[R]:
     """
-    What was written of records that *make* makes; lists become tuples.
+    Read records that were written, as *make* makes them; lists become tuples.
 
     Raises:
         ValueError: a line is no record.

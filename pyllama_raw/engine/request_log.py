@@ -1,5 +1,5 @@
 """
-What became of requests: a ring of records in memory, and a file on request.
+Records of what became of requests.
 
 A record has no text. `hash_ids` says which blocks of prompts are equal, so that the sharing
 of prefixes can be replayed.
@@ -8,19 +8,15 @@ of prefixes can be replayed.
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_raw.core.namespace import Adapted, Private
 from pyllama_raw.core.request import Finished, Request, Value
-from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.record_log import MAX_RECORDS, RecordLog
 from pyllama_raw.engine.warm_up import warms_up
-from pyllama_raw.engine.watcher import Watcher
 
-MAX_REQUESTS = 4096  # kept by default
 BLOCK = 16  # tokens of a hash_id
 ID_BYTES = 6  # every JSON reader keeps so many exactly
 
@@ -39,13 +35,14 @@ class RequestRecord(NamedTuple):
     n_cached: int  # prompt tokens that were not computed
     cache_tier: str | None  # where these came from
     n_preempted: int
-    max_tokens: int
+    max_tokens: int  # 0: texts become vectors
     priority: int
     deadline_s: float | None  # from its submission
     client: str | None
     policy_data: Mapping[str, Value] | None
     block: int  # prompt tokens of each of hash_ids but the last, which may have fewer
-    hash_ids: tuple[int, ...]  # equal ones: equal prompts from the start to here
+    # Equal ones: equal prompts from the start to here. Texts that become vectors have none.
+    hash_ids: tuple[int, ...]
 
     @property
     def warms_up(self) -> bool:
@@ -82,31 +79,20 @@ class BlockIds:
         return tuple(found)
 
 
-class RequestLog(Watcher):
-    """The last requests of one driver that have ended. Any thread may read."""
+class RequestLog(RecordLog[RequestRecord]):
+    """The last requests of one driver that have ended."""
 
     def __init__(
         self,
-        max_requests: int = MAX_REQUESTS,
+        max_records: int = MAX_RECORDS,
         put: Callable[[RequestRecord], None] | None = None,
     ) -> None:
-        """
-        Args:
-            put: gets each record, too.
-        """
-        self._records: deque[RequestRecord] = deque(maxlen=max_requests)
-        self._put = put
+        super().__init__(max_records, put)
         self._block_ids = BlockIds()
-
-    def __iter__(self) -> Iterator[RequestRecord]:
-        return iter(tuple(self._records))
 
     def ended(self, request: Request, end: Finished) -> None:
         """Make a record."""
-        record = self._record(request, end)
-        self._records.append(record)
-        if self._put is not None:
-            self._put(record)
+        self.keep(self._record(request, end))
 
     def _record(self, request: Request, end: Finished) -> RequestRecord:
         times, deadline = end.timings, request.deadline
@@ -129,7 +115,7 @@ class RequestLog(Watcher):
             client=request.client,
             policy_data=None if data is None else dict(data),
             block=BLOCK,
-            hash_ids=self._block_ids.of(request),
+            hash_ids=() if request.lot.makes_vectors else self._block_ids.of(request),
         )
 
 
@@ -139,13 +125,3 @@ def why(end: Finished) -> str:
         return end.error.code
     assert end.reason is not None
     return str(end.reason)
-
-
-def read_requests(path: Path) -> list[RequestRecord]:
-    """
-    What was written of a RequestLog.
-
-    Raises:
-        ValueError: a line is no record.
-    """
-    return read_records(path, RequestRecord)

@@ -1,5 +1,5 @@
 """
-What an engine has of a request from the moment it is posted until it has ended: one record.
+Records of the requests of an engine, from the moment they are posted until they have ended.
 
 The thread of the caller makes it. Each operation on a dict is atomic, so any thread may look a
 record up, also while the engine thread is stuck.
@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.admission import Ticket
-from pyllama_raw.engine.adapters import KnownAdapter
+from pyllama_raw.engine.adapting import KnownAdapter
+from pyllama_raw.engine.encoder import RequestEncodes
 from pyllama_raw.engine.stream import NOBODYS, Stream
+from pyllama_raw.engine.warm_up import warms_up
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,8 @@ class OpenRequest:
     ticket: Ticket = field(default_factory=Ticket)
     adapters: tuple[KnownAdapter, ...] = ()  # that it has pinned
     waits_since: float | None = None  # for a slot; None: it has one
+    encodes: RequestEncodes | None = None  # of its images and sounds
+    awaits_rows: bool = False  # of these: the scheduler does not know it yet
 
 
 class OpenRequests(dict[int, OpenRequest]):
@@ -38,12 +42,17 @@ class OpenRequests(dict[int, OpenRequest]):
         self.update((each.request.request_id, each) for each in opened)
 
     def all(self) -> list[OpenRequest]:
-        """Those of this moment. Thread: any."""
+        """Records of this moment. Thread: any."""
         return list(self.values())
+
+    def warms_up(self, request_id: int) -> bool:
+        """Whether a request only warms the engine up."""
+        opened = self.get(request_id)
+        return opened is not None and warms_up(opened.request.policy_data)
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest one came."""
+        """Moment at which the oldest one came; None: there is none."""
         return min((each.submitted for each in self.all()), default=None)
 
     @property

@@ -10,37 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from pyllama_raw.core.request import Request
 from pyllama_raw.core.scheduling.deadlines import Deadlines
 from pyllama_raw.core.stats import SchedulerStats
-from pyllama_raw.engine.requests import OpenRequest
+from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 
 
 class WaitingRoom:
-    """Requests of one engine that wait for rows. The engine thread owns it."""
+    """Requests of *opened* that wait for rows. The engine thread owns it."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[int, OpenRequest] = {}  # by request_id
+    def __init__(self, opened: OpenRequests) -> None:
+        self._opened = opened
         self._deadlines = Deadlines()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def _waiting(self) -> list[Request]:
+        return [each.request for each in self._opened.all() if each.awaits_rows]
+
     def put(self, opened: Iterable[OpenRequest]) -> None:
         """Keep *opened*."""
         for each in opened:
+            each.awaits_rows = True
             request = each.request
-            self._waiting[request.request_id] = each
             if request.deadline is not None:
                 self._deadlines.add(request.deadline, request.request_id)
 
     def take(self, request_id: int) -> OpenRequest | None:
         """Take a request out; None: it is not here."""
-        return self._waiting.pop(request_id, None)
+        opened = self._opened.get(request_id)
+        if opened is None or not opened.awaits_rows:
+            return None
+        opened.awaits_rows = False
+        return opened
 
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline of a request that waits here."""
-        return self._deadlines.next(self._waiting)
+        return self._deadlines.next({each.request_id for each in self._waiting})
 
     def expired(self, now: float) -> Iterator[int]:
         """Ids of requests whose deadline is not after *now*; some may have left."""
@@ -48,12 +57,11 @@ class WaitingRoom:
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """*stats* of the scheduler, with the requests that wait here."""
-        if not self._waiting:
-            return stats
-        n_tokens = sum(each.request.n_prompt for each in self._waiting.values())
+        waiting = self._waiting
+        n_tokens = sum(request.n_prompt for request in waiting)
         return replace(
             stats,
-            submitted=stats.submitted + len(self),
-            waiting=stats.waiting + len(self),
+            submitted=stats.submitted + len(waiting),
+            waiting=stats.waiting + len(waiting),
             waiting_tokens=stats.waiting_tokens + n_tokens,
         )

@@ -15,7 +15,7 @@ from pyllama_raw.core.step import (
     PrefillSpan,
     RowFailed,
     Sampled,
-    Score,
+    ScoredPrefill,
     Work,
 )
 from pyllama_raw.engine.built_samplers import BuiltSamplers
@@ -58,7 +58,7 @@ class Rows:
         )
         samplers = [self._open[work.request_id].sampler for work in decodes]
         for work in works[n_rows:]:
-            add = batch.add_scored if type(work) is Score else batch.add
+            add = batch.add_scored if type(work) is ScoredPrefill else batch.add
             add(work.tokens, work.pos, work.slot, work.samples)
             if work.samples:
                 samplers.append(self._open[work.request_id].sampler)
@@ -67,18 +67,18 @@ class Rows:
     def compute_spans(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
         """Compute rows of spans: all causal, or one whole span."""
         batch: RowBatch | None = None
-        is_causal = True
         for work in works:
             assert isinstance(work, PrefillSpan)
             span = self._open[work.request_id].spans[work.span]
             run, width = span.run, context.model.n_embd_inp
             if batch is None:
-                batch, is_causal = RowBatch(width, len(run.positions)), run.is_causal
+                n_sections = len(run.positions)
+                batch = RowBatch(width, n_sections, is_causal=run.is_causal)
             stop = work.start + len(work.tokens)
             rows = span.rows[work.start * width : stop * width]
             batch.add(rows, run.positions_at(work.pos, work.start, stop), work.slot)
         assert batch is not None
-        return batch.step(context, self.samplers, is_causal=is_causal)
+        return context.step(batch, self.samplers)
 
     def prepare_masks(self, works: tuple[Work, ...]) -> None:
         """Have the masks of *works* made while they are decoded."""
@@ -104,7 +104,7 @@ class Rows:
     def _checked(
         self, works: tuple[Work, ...], outcome: StepOutcome
     ) -> Iterator[Output]:
-        """Of each row, once its mask has taken the token: rows may have failed."""
+        """Outputs of rows, once their masks have taken the tokens: rows may have failed."""
         sampling = [work for work in works if work.samples]
         codes = outcome.codes or [0] * len(sampling)
         for work, token, code in zip(sampling, outcome.tokens, codes, strict=True):
@@ -120,7 +120,7 @@ class Rows:
 
 
 def _count_decodes(works: tuple[Work, ...]) -> int:
-    """How many works at the front are a decode of one token."""
+    """Number of works at the front that are a decode of one token."""
     for index, work in enumerate(works):
         if type(work) is not Decode or len(work.tokens) != 1:
             return index

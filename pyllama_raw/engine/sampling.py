@@ -80,7 +80,7 @@ def _chain(
     params: SamplingParams, vocab: Vocab, prompt: array[int]
 ) -> tuple[SamplerChain | None, int]:
     """The chain, and the size of the top-k it begins with; 0: it does not."""
-    n_ctx = min(vocab.model.n_ctx_train, stages.HISTORY_MAX)
+    n_ctx = min(vocab.n_ctx_train, stages.HISTORY_MAX)
     reach = Reach(min(len(prompt) + params.max_tokens, stages.HISTORY_MAX), n_ctx)
     wanted = stages_of(params, reach)
     if not wanted:

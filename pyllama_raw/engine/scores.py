@@ -17,8 +17,8 @@ from pyllama_raw.core.step import (
     Output,
     RowFailed,
     Sampled,
-    Score,
     Scored,
+    ScoredPrefill,
     Work,
 )
 from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
@@ -54,7 +54,7 @@ def with_logprobs(
         if type(output) is Sampled and request.params.logprobs is not None:
             rows = tuple(_of_output(request, token) for token in output.tokens)
             output = Sampled(output.tokens, rows)  # noqa: PLW2901
-        if type(work) is Score:
+        if type(work) is ScoredPrefill:
             assert isinstance(output, Sampled | RowFailed | Computed)
             n_top = request.params.prompt_logprobs or 0
             scores = _of_targets(work.targets, n_top, start, context)

@@ -1,10 +1,10 @@
 """
-Models that engines share: a process loads each once, whoever opens it.
+Models that engines share: a process loads each once.
 
 Rules:
 1. Two are the same if their files are, unchanged, and their options are equal.
-2. Who comes while a model loads waits for it. Who leaves does not disturb the others; the
-   loading stops when all have left.
+2. A user that comes while a model loads waits for it. One that leaves does not disturb the
+   others; the loading stops when all have left.
 3. The weights are freed when the last user leaves. Any thread may come and leave.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
-from pyllama_raw.native.model import Model
+from pyllama_raw.native.model import LoadProgress, Model
 
 Report = Callable[[float], bool]  # gets the loaded fraction; False: do not go on
 
@@ -41,7 +41,7 @@ class ModelUse:
 
     @property
     def files(self) -> tuple[ModelFile, ...]:
-        """What the model is made of, as it was before it was loaded."""
+        """Files of the model, as they were before it was loaded."""
         return self._open.files
 
     @property
@@ -87,14 +87,11 @@ class _Shared:
         self.files = files
         self.n_users = 0
         self._path, self._options = path, options
-        self._fraction = 0.0
+        self._progress = LoadProgress()
         self._model: Model | None = None
         self._error: BaseException | None = None
         self._done = Event()
         self._thread = Thread(target=self._load, name="pyllama-model")
-
-    def start(self) -> None:
-        """Once it has a user: without one the loading stops."""
         self._thread.start()
 
     @property
@@ -105,16 +102,17 @@ class _Shared:
     def wait(self, report: Report) -> None:
         """Until the model is loaded; raises why it could not be, or what *report* does."""
         while not self._done.wait(POLL_S):
-            if report(self._fraction) is False:
+            if report(self._progress.fraction) is False:
                 said = "cancelled by the progress function"
                 raise ModelLoadFailed(str(self._path), said)
         if self._error is not None:
-            error = copy(self._error)  # each who waits raises one of his own
+            error = copy(self._error)  # each user that waits raises one of its own
             raise error.with_traceback(self._error.__traceback__)
         report(1.0)
 
     def end(self) -> None:
         """Nobody uses it any more."""
+        self._progress.cancel()
         self._thread.join()
         if self._model is not None:
             self._model.close()
@@ -122,7 +120,7 @@ class _Shared:
     def _load(self) -> None:
         try:
             self._model = Model.load(
-                self._path, progress=self._goes_on, **self._options
+                self._path, progress=self._progress, **self._options
             )
         except BaseException as error:  # noqa: BLE001 - raised by wait()
             self._error = error
@@ -130,10 +128,6 @@ class _Shared:
                 if self in _models:  # the next one tries again
                     _models.remove(self)
         self._done.set()
-
-    def _goes_on(self, fraction: float) -> bool:
-        self._fraction = fraction
-        return self.n_users > 0
 
 
 _lock = RLock()  # a finaliser can close where the lock is held
@@ -160,7 +154,6 @@ def open_model(
         shared = found or _Shared(key, path, files, options)
         use = ModelUse(shared)
         if found is None:
-            shared.start()
             _models.append(shared)
     try:
         shared.wait(report)

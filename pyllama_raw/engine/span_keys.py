@@ -8,11 +8,11 @@ the old one is not found again, which is a miss.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import lru_cache
+from itertools import count
 from threading import Lock
 
 MAX_KEYS = 2**16  # about 10 MB
-_LAST = -(2**31)
 
 
 class SpanKeys:
@@ -24,21 +24,11 @@ class SpanKeys:
     """
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
-        self._max_keys = max_keys
-        self._numbers = OrderedDict[bytes, int]()  # the latest used last
-        self._next = -1
-        self._lock = Lock()
+        numbers = count(-1, -1)
+        self._number = lru_cache(max_keys)(lambda _: next(numbers))
+        self._lock = Lock()  # two threads with one new key get one number
 
     def number(self, key: bytes) -> int:
         """The number of *key*, below 0: equal only for equal keys."""
         with self._lock:
-            number = self._numbers.get(key)
-            if number is None:
-                number, self._next = self._next, self._next - 1
-                assert number >= _LAST
-                self._numbers[key] = number
-                if len(self._numbers) > self._max_keys:
-                    self._numbers.popitem(last=False)
-            else:
-                self._numbers.move_to_end(key)
-            return number
+            return self._number(key)

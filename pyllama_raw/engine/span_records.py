@@ -35,7 +35,7 @@ def to_file(tokens: bytes, spans: Spans) -> bytes:
 
 def from_file(ints: array[int], keys: SpanKeys) -> array[int]:
     """
-    What to_file() got, with the numbers of this engine; anybody may have written *ints*.
+    Tokens that to_file() got, with the numbers of this engine; anybody may have written *ints*.
 
     Raises:
         BadFile: no tokens are written like that.

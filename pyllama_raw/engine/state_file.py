@@ -64,18 +64,18 @@ class StoredFile:
 
     @property
     def counted_bytes(self) -> int:
-        """What it takes of the limit."""
+        """Bytes that it takes of the limit."""
         return self.n_bytes + ENTRY_BYTES
 
 
 def make_key(fingerprint: str, namespace: str | Adapted | None, tokens: bytes) -> bytes:
-    """What a state is of."""
+    """Key of what a state is of."""
     facts = [fingerprint, namespace, sha256(tokens).hexdigest()]
     return json.dumps(facts).encode()
 
 
 def namespace_of(said: bytes) -> str | Adapted | None:
-    """What json.dumps() made *said* of; JSON has no tuples. Raises ValueError."""
+    """Namespace that json.dumps() made *said* of; JSON has no tuples. Raises ValueError."""
     match json.loads(said):
         case [str(digest), None | str() as salt]:
             return Adapted(digest, salt)
@@ -125,7 +125,7 @@ def read_tokens(path: Path, n_bytes: int, file_bytes: int) -> bytes:
 
 def read_state(file: StoredFile, rest: Rest) -> State:
     """
-    What follows the tokens, to the end of *file*.
+    Read what follows the tokens, to the end of *file*.
 
     Raises:
         BadFile: it is not what was written.

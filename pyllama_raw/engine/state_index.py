@@ -4,7 +4,7 @@ The index of a cache directory: a SQLite database with a row for each file.
 Rules:
 1. Each use opens the database anew and checks it, so damage is noticed in time, and no
    connection is shared between threads, or kept over a fork.
-2. Who changes something holds the write lock, from before the first file is touched until
+2. A process that changes something holds the write lock, from before the first file is touched until
    the rows are committed. A process that is killed lets go of it, and its rows are undone.
 3. The journal is a file for undoing, because a WAL needs memory that processes share, and
    cannot be read where nothing can be written.
@@ -69,7 +69,7 @@ class StateIndex:
             pass
 
     def rows(self, fingerprint: str) -> list[Found]:
-        """What FIND finds, from the file used longest ago to the latest."""
+        """Rows that FIND finds, from the file used longest ago to the latest."""
         with self._opened("rw", self._max_wait_s) as database:
             return database.execute(FIND, (fingerprint.encode(),)).fetchall()
 

@@ -29,7 +29,7 @@ class StatePart(NamedTuple):
 
 
 class FileState:
-    """What was read from a file."""
+    """A state that was read from a file."""
 
     __slots__ = ("__weakref__", "data")
 
@@ -53,7 +53,7 @@ def n_parts_of(n_tokens: int) -> int:
 
 
 def make_head(sizes: Sequence[tuple[int, int]]) -> bytes:
-    """What stands in front of parts of so many bytes and tokens each."""
+    """Head of a file with parts of so many bytes and tokens each."""
     return _COUNT.pack(len(sizes)) + b"".join(_ENTRY.pack(*size) for size in sizes)
 
 

@@ -65,6 +65,7 @@ class EngineThread:
                 the parts are released.
         """
         self._parts = parts
+        self.clock = clock  # seconds, as deadlines count them
         self._before_release = before_release
         if parts.media is not None:
             parts.media.encoder.report = lambda id_: self._post(Encoded(id_))
@@ -88,11 +89,6 @@ class EngineThread:
         close_at_exit(self)
 
     @property
-    def clock(self) -> Callable[[], float]:
-        """Seconds, as deadlines count them."""
-        return self._loop.driver.clock
-
-    @property
     def stats(self) -> SchedulerStats:
         """Exact when a request has ended."""
         return self._loop.stats
@@ -105,7 +101,7 @@ class EngineThread:
 
     @property
     def cpu_share(self) -> float | None:
-        """What part of their time the latest decodes had a CPU; None: not known."""
+        """Part of their time for which the latest decodes had a CPU; None: not known."""
         return self._loop.cpu_share.latest
 
     @property
@@ -147,7 +143,7 @@ class EngineThread:
             if self._parts.media is not None:
                 for request in requests:  # before anything is encoded
                     self._parts.scheduler.limits.check(request)
-                self._parts.media.enter(requests)
+                self._parts.media.enter(opened)
             self._post(Submit(opened))
         except BaseException:
             for each in opened:
@@ -182,7 +178,7 @@ class EngineThread:
 
     @property
     def last_step_at(self) -> float | None:
-        """When the result of the last step was taken in; None: there was no step."""
+        """Moment at which the result of the last step was taken in; None: there was no step."""
         return self._loop.driver.last_step_at
 
     @property
@@ -226,7 +222,7 @@ class EngineThread:
             raise self._why_ended()
 
     def check_for_waiting(self) -> None:
-        """As check() for who waits for the engine: WrongUse in the thread of one."""
+        """As check() for a caller that waits for the engine: WrongUse in the thread of one."""
         check_may_wait()
         self.check()
 

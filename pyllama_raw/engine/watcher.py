@@ -1,5 +1,5 @@
 """
-What an engine tells of itself while it runs: the one channel for logs, events, metrics, spans.
+The one channel for what an engine tells of itself: logs, events, metrics, spans.
 
 A program of yours may watch, too: `engine.watch(watcher)`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.planner import SlotChange
+from pyllama_raw.core.scheduling.slot_change import SlotChange
 
 EngineChange = Literal["running", "closing", "closed", "failed"]
 
@@ -67,4 +67,4 @@ class Watcher:
         """
 
     def engine(self, change: EngineChange, now: float) -> None:
-        """What is told first, with the present state, and last of all at the end."""
+        """The state of the engine: told first, and last of all at the end."""

@@ -7,7 +7,7 @@ from logging import getLogger
 from threading import current_thread, main_thread
 
 from pyllama_raw.core.request import Finished, Request
-from pyllama_raw.core.scheduling.planner import SlotChange
+from pyllama_raw.core.scheduling.slot_change import SlotChange
 from pyllama_raw.engine.watcher import EngineChange, StepRecord, Watcher
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
@@ -32,7 +32,7 @@ class Watchers(Watcher):
 
     def _set(self, watchers: tuple[Watcher, ...]) -> None:
         self._all = watchers
-        self._those_of = {  # who has a method of its own
+        self._those_of = {  # watchers with a method of their own
             name: [each for each in watchers if _has(each, name)] for name in METHODS
         }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from pyllama_raw.errors import BadMedia, InvalidRequest, PyllamaError
+from pyllama_raw.errors import BadMedia, InvalidRequest, reading
 from pyllama_raw.media import sounds
 from pyllama_raw.media.sounds import SoundHeader, read_header, read_samples, resampled
 from pyllama_raw.media.source import Source, is_source, read_source
@@ -52,16 +52,13 @@ class Audio:
             found, n_frames, rate = read_header(content)
         else:
             found = SAMPLES
-            content, n_frames, rate = _samples(source, sample_rate)
+            with reading("audio", source, _ALLOWED):
+                content, n_frames, rate = _samples(source, sample_rate)
         if rate not in RATES or n_frames < 1:
             raise BadMedia(f"a sound of {n_frames} samples, {rate} a second")
-        for name, value in (
-            ("content", content),
-            ("format", found),
-            ("n_frames", n_frames),
-            ("rate", rate),
-        ):
-            object.__setattr__(self, name, value)
+        values = content, found, n_frames, rate
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     @property
     def digest(self) -> bytes:
@@ -91,15 +88,6 @@ class Audio:
 
 
 def _samples(samples: Any, rate: int | None) -> tuple[bytes, int, int]:
-    try:
-        return _read_samples(samples, rate)
-    except PyllamaError:
-        raise
-    except Exception as error:  # whatever a stranger's object raises
-        raise InvalidRequest("audio", samples, _ALLOWED) from error
-
-
-def _read_samples(samples: Any, rate: int | None) -> tuple[bytes, int, int]:
     kind, shape = str(getattr(samples, "dtype", "")), getattr(samples, "shape", ())
     if kind != "float32" or len(shape) != 1:
         given = f"{type(samples).__name__} {kind} {shape}" if kind else samples

@@ -105,14 +105,12 @@ def _segments(content: bytes) -> Iterator[FilePart]:
             continue
         if marker < 0xFF00:
             raise struct.error
-        segment = content[at + 4 : at + 2 + length]
-        if marker == _EXIF and segment.startswith(_EXIF_NAME):
-            yield FilePart(segment, is_exif=True)
+        segment = content[at : at + 2 + length]
+        if marker == _EXIF and segment.startswith(_EXIF_NAME, 4):
+            yield FilePart(segment[4:], is_exif=True)
+        elif marker in _NOTES:
+            yield FilePart()
         else:
-            yield (
-                FilePart()
-                if marker in _NOTES
-                else FilePart(content[at : at + 2 + length])
-            )
+            yield FilePart(segment)
         at += 2 + length
     yield FilePart(content[at:])

@@ -12,6 +12,7 @@ import binascii
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -48,9 +49,7 @@ class MediaMessages:
     """
 
     def __init__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        limits: MediaLimits = MediaLimits(),  # noqa: B008 - frozen
+        self, messages: Sequence[Mapping[str, Any]], limits: MediaLimits
     ) -> None:
         limits.check_count(sum(map(_n_media, messages)))
         self.media: list[Media] = []
@@ -133,25 +132,18 @@ def _audio_of_input(value: object, limits: MediaLimits) -> Audio:
     return Audio(_decoded("input_audio", data, 0, limits))
 
 
-def _image(value: Any, limits: MediaLimits) -> Image:
-    if is_source(value):
-        return Image(read_source(value, limits.max_bytes))
-    return value if isinstance(value, Image) else Image(_no_text("image", value))
-
-
-def _audio(value: Any, limits: MediaLimits) -> Audio:
-    if isinstance(value, Audio):
+def _given(kind: type[Image] | type[Audio], value: Any, limits: MediaLimits) -> Media:
+    """An Image or Audio of *value*; a text may be a stranger's and names no file."""
+    if isinstance(value, kind):
         return value
-    if not is_source(value):
-        raise InvalidRequest("audio", value, "an Audio(...), bytes or a Path")
-    return Audio(read_source(value, limits.max_bytes))
+    return kind(read_source(value, limits.max_bytes) if is_source(value) else value)
 
 
 _KINDS: dict[str, Callable[[Any, MediaLimits], Media]] = {
     "image_url": _image_of_url,
     "input_audio": _audio_of_input,
-    "image": _image,
-    "audio": _audio,
+    "image": partial(_given, Image),
+    "audio": partial(_given, Audio),
 }
 
 
@@ -185,10 +177,3 @@ def _decoded(name: str, data: object, start: int, limits: MediaLimits) -> bytes:
         except (binascii.Error, ValueError):
             pass
     raise InvalidRequest(name, data, "data in base64")
-
-
-def _no_text(name: str, value: Any) -> Any:
-    """A text may be a stranger's, and would name a file."""
-    if isinstance(value, str):
-        raise InvalidRequest(name, value, "an Image(...), bytes, a Path or an array")
-    return value

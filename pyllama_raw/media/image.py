@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyllama_raw.errors import BadMedia, InvalidRequest, PyllamaError, shown
+from pyllama_raw.errors import BadMedia, InvalidRequest, reading, shown
 from pyllama_raw.media.pictures import read_header, read_pixels
 from pyllama_raw.media.source import Source, is_source, read_source
 from pyllama_raw.media.upload import Stop, never
@@ -57,13 +57,9 @@ class Image:
             content, width, height = _pixels(source)
         if width < 1 or height < 1:
             raise BadMedia(f"an image of {width} x {height} pixels")
-        for name, value in (
-            ("content", content),
-            ("format", found),
-            ("width", width),
-            ("height", height),
-        ):
-            object.__setattr__(self, name, value)
+        values = content, found, width, height
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
 
     @property
     def digest(self) -> bytes:
@@ -82,14 +78,10 @@ class Image:
 
 
 def _pixels(source: Any) -> tuple[bytes, int, int]:
-    try:
+    with reading("image", source, _ALLOWED):
         content, width, height = _read_pixels(source)
         if type(content) is bytes and len(content) == 3 * width * height:
             return content, width, height
-    except PyllamaError:
-        raise
-    except Exception as error:  # whatever a stranger's object raises
-        raise InvalidRequest("image", source, _ALLOWED) from error
     raise InvalidRequest("image", source, _ALLOWED)
 
 

@@ -17,10 +17,10 @@ Media = Image | Audio
 class MediaLimits:
     """Limits of one prompt, and of each image or sound in it."""
 
-    max_parts: int = 32
-    max_bytes: int = 2**25  # of an upload; also of pixels or samples that are given
-    max_pixels: int = 2**25
-    max_seconds: float = 600.0
+    max_parts: int
+    max_bytes: int  # of an upload; also of pixels or samples that are given
+    max_pixels: int
+    max_seconds: float
 
     def check_count(self, n_parts: int) -> None:
         """Raise InvalidRequest if there are too many images and sounds."""
@@ -38,23 +38,15 @@ class MediaLimits:
         """
         self.check_count(len(media))
         for index, part in enumerate(media):
-            if not _is_pixels(part):
+            if part.format != PIXELS:  # of which max_pixels is the limit
                 check_bytes(len(part.content), self.max_bytes, index)
             if isinstance(part, Audio):
-                self._check_seconds(part.seconds, index)
+                if part.seconds > self.max_seconds:
+                    allowed = f"at most {self.max_seconds:g} s are allowed"
+                    raise BadMedia(f"{part.seconds:.1f} s, {allowed}", index)
             elif part.width * part.height > self.max_pixels:
                 raise BadMedia(
                     f"{part.width} x {part.height} pixels, at most {self.max_pixels} "
                     "are allowed",
                     index,
                 )
-
-    def _check_seconds(self, seconds: float, index: int) -> None:
-        if seconds > self.max_seconds:
-            allowed = f"at most {self.max_seconds:g} s are allowed"
-            raise BadMedia(f"{seconds:.1f} s, {allowed}", index)
-
-
-def _is_pixels(part: Media) -> bool:
-    """Whether max_pixels is the limit of the size."""
-    return isinstance(part, Image) and part.format == PIXELS

@@ -46,7 +46,7 @@ class Upload(BytesIO):
         return super().read(size)
 
     def readinto(self, buffer: Any, /) -> int:
-        """As read(), but at its end where read() raises, because C calls it."""
+        """Read as read() does, but end where read() raises, because C calls it."""
         return super().readinto(buffer) if self._spend() else 0
 
     def _spend(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, lib
+from pyllama_raw.native.libllama import lib
 
 
 class AbortFlag(Handle):
@@ -15,17 +15,10 @@ class AbortFlag(Handle):
     """
 
     def __init__(self) -> None:
-        pointer = lib.plr_flag_new()
-        if pointer == ffi.NULL:
-            raise MemoryError("plr_flag_new")
-        super().__init__(pointer, lib.plr_flag_free)
+        super().__init__(lib.plr_flag_new(), lib.plr_flag_free)
 
     def set(self) -> None:
         lib.plr_flag_set(self.ptr, True)
 
     def clear(self) -> None:
         lib.plr_flag_set(self.ptr, False)
-
-    @property
-    def is_set(self) -> bool:
-        return bool(lib.plr_flag_get(self.ptr))

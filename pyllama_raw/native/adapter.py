@@ -9,7 +9,7 @@ from pyllama_raw.errors import AdapterLoadFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.adapter_file import read_adapter
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 
 
@@ -21,8 +21,7 @@ class Lora(Handle):
         since = log.mark()
         pointer = lib.plr_adapter_load(model.ptr, os.fsencode(path))
         if pointer == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
-            raise AdapterLoadFailed(path, said)
+            raise AdapterLoadFailed(path, log.reason(since))
         super().__init__(pointer, lib.plr_adapter_free, parents=[model])
         self.digest, self.n_bytes = digest, n_bytes
         if lib.llama_adapter_get_alora_n_invocation_tokens(pointer):

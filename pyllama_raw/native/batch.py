@@ -36,6 +36,8 @@ class Batch:
         The one that runs the step.
     """
 
+    is_causal = True  # a token sees those before it only
+
     def __init__(self, capacity: int) -> None:
         if not 0 < capacity <= _INT32_MAX:
             raise InvalidBatch("llama_batch", None, f"capacity={capacity} must be > 0")

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.native.arrays import FLOAT32, UINT8, Array, pointer
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, lib
 
 MAX_SIDE = 2**14  # pixels; mtmd computes sizes in 32 bits
 MAX_PIXELS = 2**26
@@ -25,8 +25,6 @@ class Bitmap(Handle):
     def __init__(self, pointer: Any) -> None:
         super().__init__(pointer, lib.mtmd_bitmap_free)
         self.is_sound = bool(lib.mtmd_bitmap_is_audio(pointer))
-        self.n_x = int(lib.mtmd_bitmap_get_nx(pointer))  # of a sound: samples
-        self.n_y = int(lib.mtmd_bitmap_get_ny(pointer))
 
     @classmethod
     def image(cls, n_x: int, n_y: int, pixels: Array | bytes | None = None) -> Self:
@@ -37,13 +35,14 @@ class Bitmap(Handle):
             BadMedia: a side is 0 or too long, or the number of pixels is another one.
         """
         _check_size(n_x, n_y)
-        if pixels is None:
-            return cls._of(lib.plr_bitmap_image(n_x, n_y, ffi.NULL))
-        if len(pixels) != 3 * n_x * n_y:
-            raise BadMedia(
-                f"{n_x} x {n_y} pixels take {3 * n_x * n_y} bytes, not {len(pixels)}"
-            )
-        return cls._of(lib.plr_bitmap_image(n_x, n_y, pointer(pixels, UINT8)))
+        data = ffi.NULL
+        if pixels is not None:
+            if len(pixels) != 3 * n_x * n_y:
+                raise BadMedia(
+                    f"{n_x} x {n_y} pixels take {3 * n_x * n_y} bytes, not {len(pixels)}"
+                )
+            data = pointer(pixels, UINT8)
+        return cls(lib.plr_bitmap_image(n_x, n_y, data))
 
     @classmethod
     def sound(cls, n_samples: int, samples: Array | None = None) -> Self:
@@ -55,16 +54,10 @@ class Bitmap(Handle):
         """
         if not 2 <= n_samples <= MAX_SAMPLES:  # mtmd aborts on a single sample
             raise BadMedia(f"{n_samples} samples: 2 to {MAX_SAMPLES} are allowed")
-        if samples is None:
-            return cls._of(lib.plr_bitmap_sound(n_samples, ffi.NULL))
-        data = pointer(samples, FLOAT32, min_size=n_samples)
-        return cls._of(lib.plr_bitmap_sound(n_samples, data))
-
-    @classmethod
-    def _of(cls, raw: Any) -> Self:
-        if raw == ffi.NULL:
-            raise MemoryError(last_error())
-        return cls(raw)
+        data = ffi.NULL
+        if samples is not None:
+            data = pointer(samples, FLOAT32, min_size=n_samples)
+        return cls(lib.plr_bitmap_sound(n_samples, data))
 
 
 def _check_size(n_x: int, n_y: int) -> None:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyllama_raw.errors import ContextFailed, InvalidBatch, InvalidRequest, NativeError
 from pyllama_raw.native import log
@@ -25,14 +25,9 @@ from pyllama_raw.native.logprobs import RowScores, check_top
 from pyllama_raw.native.memory import SlotMemory
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import check_threads, context_params
+from pyllama_raw.native.row_batch import RowBatch
 from pyllama_raw.native.sampler import RowSamplers, SamplerChain
 from pyllama_raw.native.watch import Watch
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from pyllama_raw.native.row_batch import RowBatch
 
 
 class StepOutcome(NamedTuple):
@@ -110,8 +105,7 @@ class Context(SlotMemory):
         since = log.mark()
         pointer = lib.plr_context_new(model_ptr, params)
         if pointer == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
-            raise ContextFailed("llama_init_from_model", None, said)
+            raise ContextFailed("llama_init_from_model", None, log.reason(since))
         runner = lib.plr_runner_new(self._thread.ptr)
         if runner == ffi.NULL:
             lib.llama_free(pointer)
@@ -119,7 +113,7 @@ class Context(SlotMemory):
         super().__init__(pointer, partial(_free, runner), parents=parents)
         self.model = model
         self.has_lanes = bool(lanes)
-        self._abort = abort
+        self.abort = abort  # the flag that its decodes poll
         self._runner = runner
         self._read_back(params)
         self._tokens = array("i", bytes(4 * self.n_outputs_max))
@@ -170,12 +164,9 @@ class Context(SlotMemory):
                 All else comes back as a code.
         """
         n_rows = batch.n_rows
-        if (
-            not 0 < batch.n_tokens <= self.max_tokens
-            or batch.n_outputs > self.n_outputs_max
-            or n_rows > samplers.capacity
-        ):
-            raise self._refusal(batch, samplers)
+        if n_rows > samplers.capacity:
+            text = f"{n_rows} rows to sample, {samplers.capacity} samplers"
+            raise InvalidBatch("llama_decode", None, text)
         code = self._call(batch, n_rows, samplers.ptr, ahead)
         decode_ns, cpu_ns, sample_ns, n_failed = self._times
         tokens = self._tokens[:n_rows].tolist() if code == 0 else []
@@ -189,6 +180,20 @@ class Context(SlotMemory):
     def _call(
         self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool
     ) -> int:
+        limit = self.max_tokens if batch.is_causal else self.n_ubatch
+        if not 0 < batch.n_tokens <= limit or batch.n_outputs > self.n_outputs_max:
+            raise self._refusal(batch, limit)
+        if batch.is_causal:
+            return self._run(batch, n_rows, samplers, ahead)
+        lib.llama_set_causal_attn(self.ptr, False)
+        try:
+            return self._run(batch, n_rows, samplers, ahead)
+        finally:
+            lib.llama_set_causal_attn(self.ptr, True)
+
+    def _run(
+        self, batch: Batch | RowBatch, n_rows: int, samplers: Any, ahead: bool
+    ) -> int:
         return int(
             self._plr_step(
                 self._runner, self.ptr, batch.raw, n_rows, batch.rows_ptr, samplers,
@@ -200,8 +205,8 @@ class Context(SlotMemory):
         """
         Let lanes[i] run in the graph for slot i, and nothing for the other slots.
 
-        Of the rows of such a slot only candidates leave the device: logits() and score()
-        refuse them, and step() samples them with a RowSampler that has n_first. The next
+        Of the rows of such a slot only candidates leave the device: score() refuses
+        them, and step() samples them with a RowSampler that has n_first. The next
         decode prepares all graphs anew. Not while a step is begun ahead.
 
         Args:
@@ -255,7 +260,7 @@ class Context(SlotMemory):
         """
         assert self.ptr
         return bool(
-            lib.plr_drop(self._runner, self._abort.ptr if self._abort else ffi.NULL)
+            lib.plr_drop(self._runner, self.abort.ptr if self.abort else ffi.NULL)
         )
 
     def decode(self, batch: Batch | RowBatch) -> None:
@@ -266,26 +271,8 @@ class Context(SlotMemory):
             NoKVSpace, InvalidBatch: memory is unchanged.
             DecodeAborted, DecodeFailed: some micro-batches may be applied.
         """
-        if (
-            not 0 < batch.n_tokens <= self.max_tokens
-            or batch.n_outputs > self.n_outputs_max
-        ):
-            raise self._refusal(batch)
         code = self._call(batch, 0, ffi.NULL, False)
         check_decode(code, last_error())
-
-    def logits(self, row: int) -> NDArray[np.float32]:
-        """A copy [n_vocab] of the output row at place *row* of the last batch."""
-        import numpy as np
-
-        found = ffi.NULL
-        if 0 <= row < self.max_tokens and not self._is_on_lane(row):
-            found = lib.llama_get_logits_ith(self.ptr, row)
-        if found == ffi.NULL:
-            allowed = "a row of the last batch with output, of a slot without a lane"
-            raise InvalidRequest("row", row, allowed)
-        raw = ffi.buffer(found, 4 * self._n_vocab)
-        return np.frombuffer(raw, np.float32).copy()
 
     def vector(self, slot: int) -> bytes:
         """
@@ -314,13 +301,22 @@ class Context(SlotMemory):
             parts.append(bytes(ffi.buffer(found, size)))
         return b"".join(parts)
 
-    def row(self, row: int) -> array[float]:
-        """The logits at place *row* without numpy; with a lane its candidates', sorted."""
-        if self._is_on_lane(row):
-            n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
-            found = lib.llama_get_sampled_logits_ith(self.ptr, row)
-            return array("f", sorted(ffi.unpack(found, n_values)))
-        found = lib.llama_get_logits_ith(self.ptr, row)
+    def logits(self, row: int) -> array[float]:
+        """
+        The output row at place *row* of the last batch; with a lane its candidates', sorted.
+
+        Raises:
+            InvalidRequest: the last batch has no output there.
+        """
+        found = ffi.NULL
+        if 0 <= row < self.max_tokens:
+            if self._is_on_lane(row):
+                n_values = int(lib.llama_get_sampled_logits_count_ith(self.ptr, row))
+                candidates = lib.llama_get_sampled_logits_ith(self.ptr, row)
+                return array("f", sorted(ffi.unpack(candidates, n_values)))
+            found = lib.llama_get_logits_ith(self.ptr, row)
+        if found == ffi.NULL:
+            raise InvalidRequest("row", row, "a row of the last batch with output")
         return array("f", bytes(ffi.buffer(found, 4 * self._n_vocab)))
 
     def _is_on_lane(self, row: int) -> bool:
@@ -374,19 +370,13 @@ class Context(SlotMemory):
         finally:
             self.set_threads(*before)
 
-    def _refusal(
-        self, batch: Batch | RowBatch, samplers: RowSamplers | None = None
-    ) -> InvalidBatch:
-        if not 0 < batch.n_tokens <= self.max_tokens:
-            text = (
-                f"{batch.n_tokens} tokens, 1 to {self.max_tokens} are allowed (n_batch)"
-            )
-        elif batch.n_outputs > self.n_outputs_max:
-            limit = f"{self.n_outputs_max} are allowed (n_outputs_max)"
-            text = f"{batch.n_outputs} output rows, at most {limit}"
+    def _refusal(self, batch: Batch | RowBatch, limit: int) -> InvalidBatch:
+        if not 0 < batch.n_tokens <= limit:
+            name = "n_batch" if batch.is_causal else "n_ubatch"
+            text = f"{batch.n_tokens} tokens, 1 to {limit} are allowed ({name})"
         else:
-            capacity = samplers.capacity if samplers else 0
-            text = f"{batch.n_rows} rows to sample, {capacity} samplers"
+            most = f"{self.n_outputs_max} are allowed (n_outputs_max)"
+            text = f"{batch.n_outputs} output rows, at most {most}"
         return InvalidBatch("llama_decode", None, text)
 
 

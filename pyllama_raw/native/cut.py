@@ -37,9 +37,7 @@ class RowRun(NamedTuple):
     n_pos: int  # positions until what stands behind
     is_causal: bool  # if not, all rows see each other: they are computed in one decode
     positions: tuple[array[int], ...]  # of the rows if they begin at 0: 1 section or 4
-    moves: tuple[
-        bool, ...
-    ]  # whether the positions of a section count from the beginning
+    moves: tuple[bool, ...]  # whether positions of a section count from the beginning
 
     def positions_at(
         self, pos: int, start: int = 0, stop: int | None = None
@@ -62,11 +60,3 @@ class Cut(Handle):
         super().__init__(pointer, lib.mtmd_input_chunks_free, parents=[projector])
         self.runs = runs
         self.projector = projector  # no other one knows the content
-
-    @property
-    def n_cells(self) -> int:
-        return sum(run.n_cells for run in self.runs)
-
-    @property
-    def n_pos(self) -> int:
-        return sum(run.n_pos for run in self.runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, lib
+from pyllama_raw.native.libllama import lib
 
 
 class EncodeCall(Handle):
@@ -15,10 +15,7 @@ class EncodeCall(Handle):
     """
 
     def __init__(self) -> None:
-        pointer = lib.plr_encode_new()
-        if pointer == ffi.NULL:
-            raise MemoryError("plr_encode_new")
-        super().__init__(pointer, lib.plr_encode_free)
+        super().__init__(lib.plr_encode_new(), lib.plr_encode_free)
         self.cancelled = False
 
     def cancel(self) -> None:

@@ -47,7 +47,10 @@ def check_gguf(path: str, overrides: Mapping[str, Scalar] = NO_OVERRIDES) -> Hea
     header = read_header(path).overridden(overrides)
     with _of(path):
         check_tensors(header)
-    for name in _continued(path, header.values):
+    names = split_names(path)
+    if len(names) != header.values.get("split.count"):
+        names = []  # libllama says what is wrong, if something is
+    for name in names[1:]:
         part = read_header(name)
         with _of(name):
             check_tensors(part)
@@ -65,14 +68,18 @@ def _of(path: str) -> Iterator[None]:
         raise ModelLoadFailed(path, str(error)) from None
 
 
-def _continued(path: str, values: Mapping[str, Scalar]) -> Iterator[str]:
-    """The other files of a model that is divided, of which *path* is the first."""
-    count = values.get("split.count", 1)
+def split_names(path: str) -> list[str]:
+    """
+    Names of all files of the divided model that *path* is a part of; none: it is whole.
+
+    llama.h, llama_split_path: "/models/ggml-model-q4_0", 2, 4 ->
+    "/models/ggml-model-q4_0-00002-of-00004.gguf"
+    """
     match = _SPLIT.fullmatch(path)
-    if match is None or not isinstance(count, int) or int(match[2]) != count:
-        return  # libllama says what is wrong
-    for index in range(2, count + 1):
-        yield f"{match[1]}-{index:05}-of-{count:05}.gguf"
+    if match is None:
+        return []
+    numbers = range(1, int(match[2]) + 1)
+    return [f"{match[1]}-{number:05}-of-{match[2]}.gguf" for number in numbers]
 
 
 def check_tensors(header: Header) -> None:

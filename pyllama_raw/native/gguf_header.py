@@ -60,9 +60,7 @@ class Header:
     values: Mapping[str, Scalar]  # metadata without arrays
     lengths: Mapping[str, int]  # of the arrays
     tensors: tuple[TensorInfo, ...]
-    n_left: (
-        int  # bytes after the tensor table, up to the next multiple of the alignment
-    )
+    n_left: int  # bytes behind the tensor table, from the next aligned one on
     alignment: int
 
     def overridden(self, values: Mapping[str, Scalar]) -> Header:

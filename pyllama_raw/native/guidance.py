@@ -59,7 +59,7 @@ class Matcher(Handle):
         self, pointer: Any, tokenizer: MaskTokenizer, mask: array[int]
     ) -> None:
         super().__init__(pointer, tokenizer.lib.llg_free_matcher, parents=(tokenizer,))
-        self._tokenizer, self._lib = tokenizer, tokenizer.lib
+        self.tokenizer, self._lib = tokenizer, tokenizer.lib
         self.mask = mask
         self._out = pointer_to(self.mask, UINT32, writable=True)
 
@@ -72,7 +72,7 @@ class Matcher(Handle):
     def copy(self, mask: array[int]) -> Self:
         """Another one at the same place, which fills *mask* from now on."""
         copied = self._lib.llg_clone_matcher(self.ptr)
-        return type(self)(copied, self._tokenizer, mask)
+        return type(self)(copied, self.tokenizer, mask)
 
     @property
     def error(self) -> str:

@@ -44,16 +44,6 @@ class _Resource:
             free, self.free = self.free, None
         free(self.pointer)
         self.pointer = None
-        self._leave_parents()
-
-    def disown(self) -> None:
-        """Someone else frees the pointer from now on."""
-        with _lock:
-            assert not self.n_children, "children need their parent"
-            self.closed, self.free = True, None
-        self._leave_parents()
-
-    def _leave_parents(self) -> None:
         parents, self.parents = self.parents, []
         for parent in parents:
             with _lock:
@@ -67,9 +57,12 @@ class Handle:
     One C object. Close it, leave its `with` block, or let it be collected.
 
     Args:
-        pointer: never NULL.
+        pointer: to the object.
         free: called once with it.
         parents: freed after this one, in whatever order they are closed.
+
+    Raises:
+        MemoryError: *pointer* is NULL.
     """
 
     def __init__(
@@ -79,6 +72,8 @@ class Handle:
         *,
         parents: Sequence[Handle] = (),
     ) -> None:
+        if not pointer:
+            raise MemoryError(f"no memory for {type(self).__name__}")
         with _lock:
             owners = [parent._open_resource() for parent in parents]
             self._resource = _Resource(pointer, free, owners)
@@ -113,13 +108,6 @@ class Handle:
     def close(self) -> None:
         """Free the object, at the latest when its last child is closed. Idempotent."""
         self._finalizer()
-
-    def disown(self) -> Any:
-        """Give the pointer to C code that frees it; this handle is closed."""
-        pointer = self.ptr
-        self._resource.disown()
-        self._finalizer.detach()
-        return pointer
 
     def __enter__(self) -> Self:
         return self

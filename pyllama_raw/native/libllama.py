@@ -39,7 +39,7 @@ def load() -> tuple[Any, Any]:
     global _loaded  # noqa: PLW0603 -- one library a process
     with _lock:
         if _loaded is None:
-            lib, ffi = _ffi.lib, _ffi.ffi
+            ffi, lib = _ffi.load()
             lib.plr_log_install()
             lib.plr_abort_install()
             if lib.ggml_backend_reg_count() == 0:  # they were built as modules

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from pyllama_raw.native.libllama import ffi, lib
+from pyllama_raw.native.libllama import ffi, last_error, lib
 
 DEBUG, INFO, WARN, ERROR = 1, 2, 3, 4  # ggml.h: enum ggml_log_level
 
@@ -53,10 +53,9 @@ def last_errors(since: int = 0, limit: int = 4) -> str:
     return "; ".join(recent[-limit:])
 
 
-def n_dropped() -> int:
-    """Lines lost because nobody read them in time."""
-    count: int = lib.plr_log_n_dropped()
-    return count
+def reason(since: int) -> str:
+    """The cause of a failure after mark *since*: an exception of this thread, or the log."""
+    return last_error() or last_errors(since) or "llama.cpp gave no reason"
 
 
 def _read() -> None:

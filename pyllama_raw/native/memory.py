@@ -121,12 +121,6 @@ class SlotMemory(Handle):
         if self.kernels is not None:
             self.kernels.moved(slot, p0, p1, delta)
 
-    def seq_pos_min(self, slot: int) -> int | None:
-        """The lowest position kept for *slot*; above 0 with a sliding window."""
-        self._check_slot("slot", slot)
-        pos = int(lib.llama_memory_seq_pos_min(self._memory, slot))
-        return None if pos < 0 else pos
-
     def seq_pos_max(self, slot: int) -> int | None:
         """The highest position kept for *slot*, None if it is empty."""
         self._check_slot("slot", slot)

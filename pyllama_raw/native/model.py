@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Self
 
-from pyllama_raw.errors import InvalidRequest, ModelLoadFailed
+from pyllama_raw.errors import ModelLoadFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.gguf_check import check_gguf
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Header
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, last_error, lib, text
+from pyllama_raw.native.libllama import ffi, lib, text
 from pyllama_raw.native.params import INT32_MAX, model_params
 from pyllama_raw.native.vocab import Vocab
 
-Progress = Callable[[float], bool | None]
 
-_POLL_S = 0.05  # between two calls of a progress function
+class LoadProgress(Handle):
+    """Progress of the loading of a model; any thread may look at it, and cancel."""
+
+    def __init__(self) -> None:
+        super().__init__(lib.plr_progress_new(), lib.plr_progress_free)
+        self.cancelled = False
+
+    @property
+    def fraction(self) -> float:
+        """The loaded part, 0 to 1."""
+        return float(lib.plr_progress_get(self.ptr))
+
+    def cancel(self) -> None:
+        """End the loading soon; safe to call too early or too late."""
+        self.cancelled = True
+        lib.plr_progress_cancel(self.ptr)
 
 
 class Model(Handle):
@@ -32,14 +45,37 @@ class Model(Handle):
         self.path = path
         self.header = header  # with the overrides
         self.vocab_only = vocab_only
-        self.vocab = Vocab(self)
+        # Facts, which stay when it is closed.
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(pointer))
+        self.n_layer = int(lib.llama_model_n_layer(pointer))
+        self.n_embd = int(lib.llama_model_n_embd(pointer))
+        self.n_embd_inp = int(
+            lib.llama_model_n_embd_inp(pointer)
+        )  # in place of a token
+        self.n_embd_out = int(
+            lib.llama_model_n_embd_out(pointer)
+        )  # of the vector of a text
+        self.n_cls_out = int(lib.llama_model_n_cls_out(pointer))  # scores of a text
+        self.n_swa = int(
+            lib.llama_model_n_swa(pointer)
+        )  # tokens of its window; 0: none
+        self.n_params = int(lib.llama_model_n_params(pointer))
+        self.size_bytes = int(lib.llama_model_size(pointer))  # of all tensors
+        self.ftype = text(
+            lib.llama_ftype_name(lib.llama_model_ftype(pointer))
+        )  # of most
+        self.has_encoder = bool(lib.llama_model_has_encoder(pointer))
+        self.is_recurrent = bool(lib.llama_model_is_recurrent(pointer))
+        self.is_hybrid = bool(lib.llama_model_is_hybrid(pointer))
+        self.vocab = Vocab(self, self.n_ctx_train)
+        self.n_vocab = self.vocab.n_tokens
 
     @classmethod
     def load(
         cls,
         path: str | os.PathLike[str],
         *,
-        progress: Progress | None = None,
+        progress: LoadProgress | None = None,
         vocab_only: bool = False,
         **fields: Any,
     ) -> Self:
@@ -47,8 +83,7 @@ class Model(Handle):
         Load a GGUF file.
 
         Args:
-            progress: called with 0 to 1 on the calling thread, about every 50 ms, while
-                another thread loads; False cancels, an exception cancels and goes on.
+            progress: for other threads, which may look and cancel meanwhile.
             fields: of ModelConfig, all optional.
 
         Raises:
@@ -58,15 +93,14 @@ class Model(Handle):
         name = os.fspath(path)
         header = check_gguf(name, fields.get("kv_overrides", NO_OVERRIDES))
         params, keep_alive = model_params(fields, vocab_only=vocab_only)
-        load = _Load(name, params)
         since = log.mark()
-        pointer = load.run() if progress is None else load.run_with(progress)
+        watched = ffi.NULL if progress is None else progress.ptr
+        pointer = lib.plr_model_load(os.fsencode(name), params, watched)
         del keep_alive  # llama.cpp copies what it needs of the params
         if pointer == ffi.NULL:
-            said = log.last_errors(since)
-            raise ModelLoadFailed(
-                name, load.error or said or "llama.cpp gave no reason"
-            )
+            is_cancelled = progress is not None and progress.cancelled
+            said = "it was cancelled" if is_cancelled else log.reason(since)
+            raise ModelLoadFailed(name, said)
         model = cls(pointer, path=name, header=header, vocab_only=vocab_only)
         if not vocab_only:
             model._check_numbers()
@@ -90,42 +124,12 @@ class Model(Handle):
                 )
 
     @property
-    def n_vocab(self) -> int:
-        return int(lib.llama_vocab_n_tokens(self.vocab.ptr))
-
-    @property
-    def n_ctx_train(self) -> int:
-        return int(lib.llama_model_n_ctx_train(self.ptr))
-
-    @property
-    def n_embd(self) -> int:
-        return int(lib.llama_model_n_embd(self.ptr))
-
-    @property
-    def n_embd_inp(self) -> int:
-        """Width of a row of embeddings in place of a token."""
-        return int(lib.llama_model_n_embd_inp(self.ptr))
-
-    @property
-    def n_embd_out(self) -> int:
-        """Floats of a vector that is made of a text."""
-        return int(lib.llama_model_n_embd_out(self.ptr))
-
-    @property
-    def n_cls_out(self) -> int:
-        """Scores that are made of a text."""
-        return int(lib.llama_model_n_cls_out(self.ptr))
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes that scores are of; empty texts where the file has none."""
         found = (lib.llama_model_cls_label(self.ptr, i) for i in range(self.n_cls_out))
         return tuple(text(label) if label else "" for label in found)
 
-    @property
-    def n_layer(self) -> int:
-        return int(lib.llama_model_n_layer(self.ptr))
-
+    # Without a layer libllama ends the process where these are read.
     @property
     def n_head(self) -> int:
         return int(lib.llama_model_n_head(self.ptr))
@@ -135,50 +139,11 @@ class Model(Handle):
         return int(lib.llama_model_n_head_kv(self.ptr))
 
     @property
-    def n_swa(self) -> int:
-        """Width of the sliding attention window in tokens; 0: none."""
-        return int(lib.llama_model_n_swa(self.ptr))
-
-    @property
-    def n_params(self) -> int:
-        return int(lib.llama_model_n_params(self.ptr))
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return int(lib.llama_model_size(self.ptr))
-
-    @property
     def desc(self) -> str:
         """Architecture, size class and file type in words."""
         buffer = ffi.new("char[]", 256)
         lib.llama_model_desc(self.ptr, buffer, len(buffer))
         return text(buffer)
-
-    @property
-    def ftype(self) -> str:
-        """The quantisation of most tensors, as llama.cpp names it."""
-        return text(lib.llama_ftype_name(lib.llama_model_ftype(self.ptr)))
-
-    @property
-    def has_encoder(self) -> bool:
-        return bool(lib.llama_model_has_encoder(self.ptr))
-
-    @property
-    def has_decoder(self) -> bool:
-        return bool(lib.llama_model_has_decoder(self.ptr))
-
-    @property
-    def is_recurrent(self) -> bool:
-        return bool(lib.llama_model_is_recurrent(self.ptr))
-
-    @property
-    def is_hybrid(self) -> bool:
-        return bool(lib.llama_model_is_hybrid(self.ptr))
-
-    @property
-    def is_diffusion(self) -> bool:
-        return bool(lib.llama_model_is_diffusion(self.ptr))
 
     @cached_property
     def meta(self) -> dict[str, str]:
@@ -196,12 +161,9 @@ class Model(Handle):
             read(self.ptr, index, buffer, len(buffer))
         return text(buffer)
 
-    def chat_template(self, name: str | None = None) -> str | None:
-        """The Jinja source of the default or a named chat template, if there is one."""
-        if name is not None and "\0" in name:
-            raise InvalidRequest("name", name, "a name without NUL")
-        raw = ffi.NULL if name is None else name.encode()
-        found = lib.llama_model_chat_template(self.ptr, raw)
+    def chat_template(self) -> str | None:
+        """The Jinja source of the default chat template, if there is one."""
+        found = lib.llama_model_chat_template(self.ptr, ffi.NULL)
         return text(found) if found else None
 
 
@@ -215,47 +177,3 @@ _NUMBERS: tuple[tuple[Callable[[Model], int], str, int], ...] = (
     (lambda model: model.n_head_kv, "attention.head_count_kv", 0),
     (lambda model: model.n_swa, "attention.sliding_window", 0),
 )
-
-
-class _Load:
-    """One call of plr_model_load, on this thread or watched from this thread."""
-
-    def __init__(self, path: str, params: Any) -> None:
-        self._path, self._params = path, params
-        self._progress = ffi.gc(lib.plr_progress_new(), lib.plr_progress_free)
-        self._pointer = ffi.NULL
-        self.error = ""
-
-    def run(self) -> Any:
-        raw = os.fsencode(self._path)
-        self._pointer = lib.plr_model_load(raw, self._params, self._progress)
-        self.error = last_error() if self._pointer == ffi.NULL else ""
-        return self._pointer
-
-    def run_with(self, progress: Progress) -> Any:
-        thread = threading.Thread(target=self.run, name="pyllama-load")
-        thread.start()
-        try:
-            while thread.is_alive():
-                if progress(lib.plr_progress_get(self._progress)) is False:
-                    break
-                thread.join(_POLL_S)
-            else:
-                progress(1.0 if self._pointer else self.fraction)
-                return self._pointer
-        except BaseException:
-            self._cancel(thread)
-            raise
-        self._cancel(thread)
-        self.error = "cancelled by the progress function"
-        return ffi.NULL
-
-    @property
-    def fraction(self) -> float:
-        return float(lib.plr_progress_get(self._progress))
-
-    def _cancel(self, thread: threading.Thread) -> None:
-        lib.plr_progress_cancel(self._progress)
-        thread.join()
-        if self._pointer != ffi.NULL:  # it was faster than the request to stop
-            lib.llama_model_free(self._pointer)

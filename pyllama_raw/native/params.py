@@ -2,12 +2,13 @@
 Configuration fields (plain dicts of ModelConfig and ContextConfig) as C structs.
 
 Every value is checked against the C type and the limits of libllama first: what C would
-truncate, ignore or abort on is a ConfigError that names the knob.
+truncate, ignore or abort on is a ConfigError that names the knob. A field that is not given, or
+is None, has libllama's default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pyllama_raw.errors import ConfigError
@@ -16,74 +17,15 @@ from pyllama_raw.native.libllama import device_pointers, ffi, lib
 
 INT32_MAX = 2**31 - 1
 
-_SPLIT_MODES = get_args(kinds.SplitMode)
-_LOAD_MODES = get_args(kinds.LoadMode)
-_LAZY_MODES = get_args(kinds.LazyMode)
-_FLASH_ATTN = dict(
-    zip(get_args(kinds.FlashAttention), ("AUTO", "ENABLED", "DISABLED"), strict=True)
-)
-_ROPE_SCALINGS = get_args(kinds.RopeScaling)
-_KV_TYPES = get_args(kinds.KVType)
-_POOLINGS = ("none", "mean", "cls", "last", "rank")
-
-_MODEL_DEFAULTS: dict[str, Any] = {
-    "n_gpu_layers": -1,
-    "devices": None,
-    "split_mode": "layer",
-    "main_gpu": 0,
-    "tensor_split": None,
-    "load_mode": "auto",
-    "lazy_mode": "auto",
-    "kv_overrides": {},
-    "check_tensors": False,
-    "use_extra_bufts": True,
-    "no_host": False,
-}
-_CONTEXT_DEFAULTS: dict[str, Any] = {
-    "n_ctx": 2048,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_outputs_max": None,
-    "n_threads": 1,
-    "n_threads_batch": None,
-    "kv_unified": True,
-    "flash_attn": "auto",
-    "type_k": "f16",
-    "type_v": "f16",
-    "swa_full": True,
-    "offload_kqv": True,
-    "op_offload": True,
-    "rope_scaling": "model",
-    "rope_freq_base": 0.0,
-    "rope_freq_scale": 0.0,
-    "yarn_ext_factor": -1.0,
-    "yarn_attn_factor": -1.0,
-    "yarn_beta_fast": -1.0,
-    "yarn_beta_slow": -1.0,
-    "yarn_orig_ctx": 0,
-    "pooling": None,  # makes vectors of texts; None: logits of tokens
-}
+Check = Callable[[str, Any], Any]  # name and value of a field; returns what C takes
 
 
 def model_params(fields: Mapping[str, Any], *, vocab_only: bool) -> tuple[Any, object]:
     """Return (llama_model_params *, what it points into)."""
-    values = _complete("model", _MODEL_DEFAULTS, fields)
     params = ffi.new("struct llama_model_params *")
     params[0] = lib.llama_model_default_params()
-    devices = _devices(values["devices"])
-    splits = _tensor_split(values["tensor_split"])
-    overrides = _overrides(values["kv_overrides"])
-    params.devices, params.tensor_split = devices, splits
-    params.kv_overrides = overrides
-    params.n_gpu_layers = _integer("n_gpu_layers", values["n_gpu_layers"], -1)
-    params.main_gpu = _integer("main_gpu", values["main_gpu"], 0)
-    params.split_mode = _enum("LLAMA_SPLIT_MODE", values, "split_mode", _SPLIT_MODES)
-    params.load_mode = _enum("LLAMA_LOAD_MODE", values, "load_mode", _LOAD_MODES)
-    params.lazy_mode = _enum("LLAMA_LAZY_MODE", values, "lazy_mode", _LAZY_MODES)
     params.vocab_only = vocab_only
-    for name in ("check_tensors", "use_extra_bufts", "no_host"):
-        setattr(params, name, bool(values[name]))
-    return params, (devices, splits, overrides)
+    return params, _fill(params, "model", _MODEL, fields)
 
 
 def context_params(fields: Mapping[str, Any], *, n_seq_max: int) -> Any:
@@ -93,35 +35,21 @@ def context_params(fields: Mapping[str, Any], *, n_seq_max: int) -> Any:
     There are as many output rows as asked for, but at least one a sequence, below which
     libllama would abort, and at most n_batch.
     """
-    values = _complete("context", _CONTEXT_DEFAULTS, fields)
     params = ffi.new("struct llama_context_params *")
     params[0] = lib.llama_context_default_params()
     n_seq_limit = lib.llama_max_parallel_sequences()
     params.n_seq_max = _integer("n_seq_max", n_seq_max, 1, n_seq_limit)
-    for name in ("n_ctx", "n_batch", "n_ubatch"):
-        setattr(params, name, _integer(name, values[name], 1))
+    params.n_outputs_max = n_seq_max
+    _fill(params, "context", _CONTEXT, {**_OURS, **fields})
     if n_seq_max > params.n_batch:
         raise ConfigError(
             f"n_batch={params.n_batch} has no room for one token of each of the "
             f"n_seq_max={n_seq_max} sequences: raise n_batch or lower n_seq_max"
         )
-    n_outputs_max = values["n_outputs_max"] or n_seq_max
-    wanted = _integer("n_outputs_max", n_outputs_max, 1)
-    params.n_outputs_max = max(min(wanted, params.n_batch), n_seq_max)
-    _set_threads(params, values)
-    params.yarn_orig_ctx = _integer("yarn_orig_ctx", values["yarn_orig_ctx"], 0)
-    params.flash_attn_type = _flash_attn(values["flash_attn"])
-    params.rope_scaling_type = _rope_scaling(values)
-    params.type_k, params.type_v = kv_type(values, "type_k"), kv_type(values, "type_v")
-    for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor"):
-        setattr(params, name, values[name])
-    for name in ("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
-        setattr(params, name, values[name])
-    for name in ("kv_unified", "swa_full", "offload_kqv", "op_offload"):
-        setattr(params, name, bool(values[name]))
-    if values["pooling"] is not None:
-        params.embeddings = True
-        params.pooling_type = _enum("LLAMA_POOLING_TYPE", values, "pooling", _POOLINGS)
+    params.n_outputs_max = max(min(params.n_outputs_max, params.n_batch), n_seq_max)
+    if fields.get("n_threads_batch") is None:
+        params.n_threads_batch = params.n_threads
+    params.embeddings = fields.get("pooling") is not None
     return params
 
 
@@ -130,18 +58,19 @@ def check_threads(name: str, value: object) -> int:
     return _integer(name, value, 1, lib.GGML_MAX_N_THREADS)
 
 
-def kv_type(values: Mapping[str, Any], name: str) -> int:
-    """The ggml_type of a KV type by its name."""
-    return _enum("GGML_TYPE", values, name, _KV_TYPES)
-
-
-def _complete(
-    owner: str, defaults: Mapping[str, Any], fields: Mapping[str, Any]
-) -> dict[str, Any]:
-    unknown = sorted(fields.keys() - defaults.keys())
+def _fill(
+    params: Any, owner: str, checks: Mapping[str, Check], fields: Mapping[str, Any]
+) -> list[object]:
+    """Set *fields*; returns what C was given, which has to stay."""
+    unknown = sorted(fields.keys() - checks.keys())
     if unknown:
         raise ConfigError(f"unknown {owner} options: {', '.join(unknown)}")
-    return {**defaults, **fields}
+    given = []
+    for name, value in fields.items():
+        if value is not None:
+            given.append(checks[name](name, value))
+            setattr(params, _C_NAMES.get(name, name), given[-1])
+    return given
 
 
 def _integer(name: str, value: object, low: int, high: int = INT32_MAX) -> int:
@@ -150,44 +79,27 @@ def _integer(name: str, value: object, low: int, high: int = INT32_MAX) -> int:
     return value
 
 
-def _enum(
-    prefix: str, values: Mapping[str, Any], name: str, allowed: Sequence[str]
-) -> int:
-    value = values[name]
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
-    found: int = getattr(lib, f"{prefix}_{value.upper()}")
-    return found
+def _at_least(low: int) -> Check:
+    return lambda name, value: _integer(name, value, low)
 
 
-def _set_threads(params: Any, values: Mapping[str, Any]) -> None:
-    n_threads = check_threads("n_threads", values["n_threads"])
-    n_batch = values["n_threads_batch"]
-    params.n_threads = n_threads
-    params.n_threads_batch = (
-        n_threads if n_batch is None else check_threads("n_threads_batch", n_batch)
-    )
+def _as(kind: Callable[[Any], Any]) -> Check:
+    return lambda _, value: kind(value)
 
 
-def _flash_attn(value: str) -> int:
-    if value not in _FLASH_ATTN:
-        raise ConfigError(
-            f"flash_attn={value!r} must be one of {', '.join(_FLASH_ATTN)}"
-        )
-    found: int = getattr(lib, f"LLAMA_FLASH_ATTN_TYPE_{_FLASH_ATTN[value]}")
-    return found
+def _one_of(prefix: str, words: Any, **other: str) -> Check:
+    """One of *words*; C has *prefix* before each, and *other* names for some."""
+    allowed = get_args(words)
+
+    def check(name: str, value: Any) -> Any:
+        if value not in allowed:
+            raise ConfigError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+        return getattr(lib, f"{prefix}_{other.get(value, value.upper())}")
+
+    return check
 
 
-def _rope_scaling(values: Mapping[str, Any]) -> int:
-    if values["rope_scaling"] == "model":
-        unspecified: int = lib.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED
-        return unspecified
-    return _enum("LLAMA_ROPE_SCALING_TYPE", values, "rope_scaling", _ROPE_SCALINGS)
-
-
-def _devices(names: Sequence[str] | None) -> Any:
-    if names is None:
-        return ffi.NULL
+def _devices(_: str, names: Sequence[str]) -> Any:
     known = device_pointers()
     for name in names:
         if name not in known:
@@ -195,9 +107,7 @@ def _devices(names: Sequence[str] | None) -> Any:
     return ffi.new("ggml_backend_dev_t[]", [*(known[n] for n in names), ffi.NULL])
 
 
-def _tensor_split(shares: Sequence[float] | None) -> Any:
-    if shares is None:
-        return ffi.NULL
+def _tensor_split(_: str, shares: Sequence[float]) -> Any:
     n_max = lib.llama_max_devices()
     if len(shares) > n_max:
         raise ConfigError(
@@ -208,7 +118,7 @@ def _tensor_split(shares: Sequence[float] | None) -> Any:
     return array
 
 
-def _overrides(pairs: Mapping[str, bool | int | float | str]) -> Any:
+def _overrides(_: str, pairs: Mapping[str, bool | int | float | str]) -> Any:
     if not pairs:
         return ffi.NULL
     # One more than given: an empty key ends the list.
@@ -234,3 +144,57 @@ def _chars(name: str, text: str) -> bytes:
     if not raw or len(raw) > 127 or 0 in raw:
         raise ConfigError(f"{name}: {text!r} must be 1 to 127 bytes without a NUL")
     return raw
+
+
+_MODEL: dict[str, Check] = {
+    "n_gpu_layers": _at_least(-1),
+    "devices": _devices,
+    "split_mode": _one_of("LLAMA_SPLIT_MODE", kinds.SplitMode),
+    "main_gpu": _at_least(0),
+    "tensor_split": _tensor_split,
+    "load_mode": _one_of("LLAMA_LOAD_MODE", kinds.LoadMode),
+    "lazy_mode": _one_of("LLAMA_LAZY_MODE", kinds.LazyMode),
+    "kv_overrides": _overrides,
+    "check_tensors": _as(bool),
+    "use_extra_bufts": _as(bool),
+    "no_host": _as(bool),
+}
+_CONTEXT: dict[str, Check] = {
+    "n_ctx": _at_least(1),
+    "n_batch": _at_least(1),
+    "n_ubatch": _at_least(1),
+    "n_outputs_max": _at_least(1),
+    "n_threads": check_threads,
+    "n_threads_batch": check_threads,
+    "kv_unified": _as(bool),
+    "flash_attn": _one_of(
+        "LLAMA_FLASH_ATTN_TYPE", kinds.FlashAttention, on="ENABLED", off="DISABLED"
+    ),
+    "type_k": _one_of("GGML_TYPE", kinds.KVType),
+    "type_v": _one_of("GGML_TYPE", kinds.KVType),
+    "swa_full": _as(bool),
+    "offload_kqv": _as(bool),
+    "op_offload": _as(bool),
+    "rope_scaling": _one_of(
+        "LLAMA_ROPE_SCALING_TYPE", kinds.RopeScaling, model="UNSPECIFIED"
+    ),
+    **dict.fromkeys(
+        (
+            "rope_freq_base",
+            "rope_freq_scale",
+            "yarn_ext_factor",
+            "yarn_attn_factor",
+            "yarn_beta_fast",
+            "yarn_beta_slow",
+        ),
+        _as(float),
+    ),
+    "yarn_orig_ctx": _at_least(0),
+    "pooling": _one_of("LLAMA_POOLING_TYPE", kinds.Pooling),  # makes vectors of texts
+}
+_C_NAMES = {
+    "flash_attn": "flash_attn_type",
+    "rope_scaling": "rope_scaling_type",
+    "pooling": "pooling_type",
+}
+_OURS = {"n_ctx": 2048, "n_threads": 1, "kv_unified": True}  # defaults of ours

@@ -91,8 +91,7 @@ class Projector(Handle):
         since = log.mark()
         raw = lib.plr_projector_new(thread.ptr, os.fsencode(name), model.ptr, params)
         if raw == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "mtmd gave no reason"
-            raise ProjectorLoadFailed(name, said)
+            raise ProjectorLoadFailed(name, log.reason(since))
         projector = cls(raw, path=name, model=model, thread=thread, n_bytes=n_bytes)
         projector._check_words()
         return projector
@@ -111,8 +110,7 @@ class Projector(Handle):
         since = log.mark()
         raw = lib.plr_bitmap_cut(self.ptr, bitmap.ptr)
         if raw == ffi.NULL:
-            said = last_error() or log.last_errors(since) or "mtmd gave no reason"
-            raise BadMedia(f"it cannot be cut for the projector: {said}")
+            raise BadMedia(f"it cannot be cut for the projector: {log.reason(since)}")
         return Cut(raw, tuple(self._runs(raw)), self)
 
     def check_support(self, *, is_sound: bool) -> None:

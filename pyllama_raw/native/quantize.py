@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from pyllama_raw.errors import ConfigError, QuantizeFailed
 from pyllama_raw.native import log
-from pyllama_raw.native.libllama import ffi, last_error, lib
+from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 
 # Those that need no importance matrix.
@@ -68,5 +68,4 @@ def _run(source: Path, written: Path, file_type: FileType) -> None:
     since = log.mark()
     code = lib.plr_quantize(os.fsencode(source), os.fsencode(written), params)
     if code:
-        said = last_error() or log.last_errors(since) or "llama.cpp gave no reason"
-        raise QuantizeFailed(str(source), code, said)
+        raise QuantizeFailed(str(source), code, log.reason(since))

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyllama_raw.errors import InvalidBatch
 from pyllama_raw.native.arrays import FLOAT32, INT32, Array, pointer
 from pyllama_raw.native.libllama import ffi, lib
-
-if TYPE_CHECKING:
-    from pyllama_raw.native.context import Context, StepOutcome
-    from pyllama_raw.native.sampler import RowSamplers
 
 
 class RowBatch:
@@ -23,13 +17,14 @@ class RowBatch:
     Args:
         n_embd: width of a row.
         n_sections: positions of a row: 4 with M-RoPE, else 1.
+        is_causal: if not, all rows of a sequence see each other, in one micro-batch.
 
     Thread:
         The one that runs the step.
     """
 
-    def __init__(self, n_embd: int, n_sections: int) -> None:
-        self.n_embd, self.n_sections = n_embd, n_sections
+    def __init__(self, n_embd: int, n_sections: int, *, is_causal: bool = True) -> None:
+        self.n_embd, self.n_sections, self.is_causal = n_embd, n_sections, is_causal
         self.n_tokens = self.n_outputs = self.n_rows = 0
         self.rows_ptr = ffi.NULL
         self._rows = array(FLOAT32)
@@ -59,46 +54,6 @@ class RowBatch:
             section.frombytes(memoryview(part).cast("B"))  # type: ignore[arg-type]
         self._slots.extend([slot] * n_rows)
         self.n_tokens += n_rows
-
-    def decode(self, context: Context, *, is_causal: bool) -> None:
-        """
-        Compute the rows on *context*.
-
-        Args:
-            is_causal: if not, all rows of a sequence see each other, in one micro-batch.
-
-        Raises:
-            InvalidBatch: more rows than the context computes at once; nothing ran.
-            NoKVSpace: memory is unchanged.
-            DecodeAborted, DecodeFailed: some micro-batches may be applied.
-        """
-        with self._attention(context, is_causal=is_causal):
-            context.decode(self)
-
-    def step(
-        self, context: Context, samplers: RowSamplers, *, is_causal: bool
-    ) -> StepOutcome:
-        """Like decode(), for an executor: all but InvalidBatch comes back as a code."""
-        with self._attention(context, is_causal=is_causal):
-            return context.step(self, samplers)
-
-    @contextmanager
-    def _attention(self, context: Context, *, is_causal: bool) -> Iterator[None]:
-        """Set what rows see, during one decode; a call with more rows would abort."""
-        limit = context.n_batch if is_causal else context.n_ubatch
-        if not 0 < self.n_tokens <= limit:
-            name = "n_batch" if is_causal else "n_ubatch"
-            text = f"{self.n_tokens} rows, 1 to {limit} are allowed ({name})"
-            raise InvalidBatch("llama_decode", None, text)
-        if is_causal:
-            yield
-            return
-        ptr = context.ptr
-        lib.llama_set_causal_attn(ptr, False)
-        try:
-            yield
-        finally:
-            lib.llama_set_causal_attn(ptr, True)
 
     @property
     def raw(self) -> Any:

@@ -30,9 +30,8 @@ FIRST_MAX = 128  # candidates that are worth choosing before all else is done
 class SamplerChain(Handle):
     """A llama_sampler chain. Belongs to one request, or is the lane of a slot."""
 
-    spent = (
-        False  # was a lane: libllama takes a chain once, and apply() would skip stages
-    )
+    # It was a lane: libllama takes a chain once, and apply() would skip stages.
+    spent = False
 
     @classmethod
     def build(cls, stages: Sequence[Stage], vocab: Vocab) -> Self:
@@ -47,7 +46,7 @@ class SamplerChain(Handle):
         chain = cls(
             lib.llama_sampler_chain_init(params),
             lib.llama_sampler_free,
-            parents=[vocab.model],  # some stages read its vocabulary
+            parents=[vocab.owner],  # some stages read its vocabulary
         )
         try:
             for stage in stages:
@@ -71,20 +70,6 @@ class SamplerChain(Handle):
             raise InvalidRequest("chain", "a lane", "chains that never were one")
         self.spent = True
         return self.ptr
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """
-        The stages in order.
-
-        A question mark is one that does nothing; a plus runs in the graph, a minus cannot.
-        """
-        ptr = self.ptr
-        found = []
-        for i in range(lib.llama_sampler_chain_n(ptr)):
-            stage = lib.llama_sampler_chain_get(ptr, i)
-            found.append(ffi.string(lib.llama_sampler_name(stage)).decode())
-        return tuple(found)
 
 
 class TokenTable:
@@ -209,14 +194,6 @@ class RowSamplers:
         self._table = array("Q", bytes(8 * capacity))
         self._kept: list[RowSampler | None] = [None] * capacity
         self.ptr = ffi.cast("plr_sampler **", ffi.from_buffer(self._table))
-
-    def set(self, row: int, sampler: RowSampler) -> None:
-        """Sample the *row*-th output row of the next step with *sampler*."""
-        if not 0 <= row < self.capacity:
-            raise InvalidRequest("row", row, f"0 to {self.capacity - 1}")
-        if self._kept[row] is not sampler:
-            self._table[row] = sampler.address
-            self._kept[row] = sampler
 
     def set_all(self, samplers: list[RowSampler]) -> None:
         """Set rows 0 to len(samplers) - 1."""

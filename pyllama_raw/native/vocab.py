@@ -6,7 +6,7 @@ from array import array
 from functools import cached_property
 from itertools import compress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 from pyllama_raw.errors import InvalidRequest, NativeError, Unsupported
 from pyllama_raw.native.arrays import INT64, pointer, zeros
@@ -14,13 +14,11 @@ from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.pieces import Pieces
 
-if TYPE_CHECKING:
-    from pyllama_raw.native.model import Model
-
 INT32_MAX = 2**31 - 1
 _MAX_TEXT_BYTES = INT32_MAX - 16
 
 Kind = Literal["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test", "other"]
+_KINDS: tuple[Kind, ...] = get_args(Kind)  # llama.h: enum llama_vocab_type, from 0 on
 
 
 class Vocab:
@@ -31,75 +29,43 @@ class Vocab:
         Any; libllama's tokenizer is thread-safe.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._ptr = lib.llama_model_get_vocab(model.ptr)
+    def __init__(self, owner: Handle, n_ctx_train: int) -> None:
+        """
+        Args:
+            owner: the model.
+            n_ctx_train: tokens of the longest text that it was trained for.
+        """
+        self.owner, self.n_ctx_train = owner, n_ctx_train
+        self._ptr = ptr = lib.llama_model_get_vocab(owner.ptr)
+        number = min(lib.llama_vocab_type(ptr), len(_KINDS) - 1)
+        self.kind = _KINDS[number]  # the tokenizer; "none": the file has no vocabulary
+        self.n_tokens = int(lib.llama_vocab_n_tokens(ptr))
+        self.bos = self._special(lib.llama_vocab_bos(ptr))
+        self.eos = self._special(lib.llama_vocab_eos(ptr))
+        self.sep = self._special(lib.llama_vocab_sep(ptr))
+        self.eot = self._special(lib.llama_vocab_eot(ptr))
+        self.add_bos = bool(lib.llama_vocab_get_add_bos(ptr))
+        self.add_eos = bool(lib.llama_vocab_get_add_eos(ptr))
+        self.add_sep = bool(lib.llama_vocab_get_add_sep(ptr))
+        self.fill_tokens = {  # of models that fill a gap in a text
+            "prefix": self._special(lib.llama_vocab_fim_pre(ptr)),
+            "suffix": self._special(lib.llama_vocab_fim_suf(ptr)),
+            "middle": self._special(lib.llama_vocab_fim_mid(ptr)),
+            "pad": self._special(lib.llama_vocab_fim_pad(ptr)),
+            "repo": self._special(lib.llama_vocab_fim_rep(ptr)),
+            "separator": self._special(lib.llama_vocab_fim_sep(ptr)),
+        }
         self.lock = Lock()  # for templates
         self.templates: dict[object, Handle] = {}  # of stages that are slow to make
-        self.grammar_pieces: Handle | None = None  # what grammars read of it
+
+    def _special(self, token: int) -> int | None:
+        return token if 0 <= token < self.n_tokens else None
 
     @property
     def ptr(self) -> Any:
         """llama_vocab *. Raises ClosedError after the model's close()."""
-        assert self.model.ptr
+        assert self.owner.ptr
         return self._ptr
-
-    @cached_property
-    def kind(self) -> Kind:
-        """The tokenizer; "none" if the file has no vocabulary."""
-        names: tuple[Kind, ...] = (
-            "none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "test",
-        )  # fmt: skip
-        number = lib.llama_vocab_type(self.ptr)
-        return names[number] if number < len(names) else "other"
-
-    @cached_property
-    def n_tokens(self) -> int:
-        return int(lib.llama_vocab_n_tokens(self.ptr))
-
-    @property
-    def bos(self) -> int | None:
-        return self._special(lib.llama_vocab_bos)
-
-    @property
-    def eos(self) -> int | None:
-        return self._special(lib.llama_vocab_eos)
-
-    @property
-    def sep(self) -> int | None:
-        return self._special(lib.llama_vocab_sep)
-
-    @property
-    def eot(self) -> int | None:
-        return self._special(lib.llama_vocab_eot)
-
-    @property
-    def fill_tokens(self) -> dict[str, int | None]:
-        """Tokens for models that fill a gap in a text; None: it has no such token."""
-        return {
-            "prefix": self._special(lib.llama_vocab_fim_pre),
-            "suffix": self._special(lib.llama_vocab_fim_suf),
-            "middle": self._special(lib.llama_vocab_fim_mid),
-            "pad": self._special(lib.llama_vocab_fim_pad),
-            "repo": self._special(lib.llama_vocab_fim_rep),
-            "separator": self._special(lib.llama_vocab_fim_sep),
-        }
-
-    def _special(self, read: Any) -> int | None:
-        token = int(read(self.ptr))
-        return token if 0 <= token < self.n_tokens else None
-
-    @property
-    def add_bos(self) -> bool:
-        return bool(lib.llama_vocab_get_add_bos(self.ptr))
-
-    @property
-    def add_eos(self) -> bool:
-        return bool(lib.llama_vocab_get_add_eos(self.ptr))
-
-    @property
-    def add_sep(self) -> bool:
-        return bool(lib.llama_vocab_get_add_sep(self.ptr))
 
     @cached_property
     def eog_tokens(self) -> frozenset[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyllama_raw.native.handle import Handle
-from pyllama_raw.native.libllama import ffi, lib, text
+from pyllama_raw.native.libllama import lib, text
 
 _COMPUTERS = {  # by the constants of watch.h
     "PLR_BY_US": "ours",
@@ -24,10 +24,7 @@ class Watch(Handle):
     """
 
     def __init__(self) -> None:
-        pointer = lib.plr_watch_new()
-        if pointer == ffi.NULL:
-            raise MemoryError("plr_watch_new")
-        super().__init__(pointer, lib.plr_watch_free)
+        super().__init__(lib.plr_watch_new(), lib.plr_watch_free)
 
     def attach(self, params: Any) -> None:
         """

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pyllama_raw.errors import ConfigError, InvalidRequest, shown
-from pyllama_raw.options.reading import reading
+from pyllama_raw.errors import ConfigError, InvalidRequest, reading, shown
 
 if TYPE_CHECKING:
     from pyllama_raw.options.requests import ChatOptions, RequestOptions, TextOptions
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TOP = 20  # likely tokens listed at each place
 SINGLE = (str, bytes, bytearray, Mapping)  # iterable, but not a list of anything here
 
 
@@ -41,6 +39,8 @@ def checked_number(name: str, value: object, low: int, high: int) -> int:
 
 def checked_top(value: object) -> int:
     """A number of likely tokens."""
+    from pyllama_raw.options.sampling import MAX_TOP
+
     return checked_number("n_top", value, 0, MAX_TOP)
 
 
@@ -201,12 +201,16 @@ def check_opening(
 ) -> None:
     """Raise ConfigError unless an engine can be opened with these."""
     if needs is not None:
-        _check_needs(needs)
+        from pyllama_raw.options.requests import Need
+
+        known = get_args(Need)
+        fits = isinstance(needs, str) and str.__str__(needs) in known
+        _check("needs", needs, fits, f"one of {', '.join(map(repr, known))}, or None")
     if config is not None:
         from pyllama_raw.options.config import EngineConfig
 
-        example = "an EngineConfig, as EngineConfig(context=ContextConfig(n_ctx=4096))"
-        _check_config(config, EngineConfig, example)
+        allowed = "an EngineConfig, as EngineConfig(context=ContextConfig(n_ctx=4096))"
+        _check("config", config, isinstance(config, EngineConfig), allowed)
     _check_source(model, progress)
 
 
@@ -215,34 +219,23 @@ def check_loading(model: object, config: object, progress: object) -> None:
     if config is not None:
         from pyllama_raw.options.config import ModelConfig
 
-        _check_config(
-            config, ModelConfig, "a ModelConfig, as ModelConfig(no_host=True)"
-        )
+        allowed = "a ModelConfig, as ModelConfig(no_host=True)"
+        _check("config", config, isinstance(config, ModelConfig), allowed)
     _check_source(model, progress)
 
 
-def _check_needs(needs: object) -> None:
-    from pyllama_raw.options.requests import Need
-
-    known = get_args(Need)
-    if not (isinstance(needs, str) and str.__str__(needs) in known):
-        told = ", ".join(map(repr, known))
-        raise ConfigError(f"needs={shown(needs)}: give one of {told}, or None")
-
-
 def _check_source(model: object, progress: object) -> None:
-    if not (model is None or _is_path(model)):
-        raise ConfigError(
-            f"model={shown(model)}: give the path of a GGUF file, hf:OWNER/REPO/FILE, "
-            "or None for the default model"
-        )
-    if not (progress is None or callable(progress)):
-        raise ConfigError(f"progress={shown(progress)}: give a function, or None")
+    allowed = (
+        "the path of a GGUF file, hf:OWNER/REPO/FILE, or None for the default model"
+    )
+    _check("model", model, model is None or _is_path(model), allowed)
+    is_function = progress is None or callable(progress)
+    _check("progress", progress, is_function, "a function, or None")
 
 
-def _check_config(config: object, kind: type, allowed: str) -> None:
-    if not isinstance(config, kind):
-        raise ConfigError(f"config={shown(config)}: give {allowed}")
+def _check(name: str, value: object, fits: bool, allowed: str) -> None:
+    if not fits:
+        raise ConfigError(f"{name}={shown(value)}: give {allowed}")
 
 
 def _is_path(value: Any) -> bool:

@@ -352,7 +352,5 @@ class EngineConfig(Frozen):
     @property
     def resolved_context(self) -> ContextConfig:
         """The context with what `deterministic` pins (docs/exactness.md)."""
-        if not self.deterministic:
-            return self.context
-        pinned = {"kv_unified": False, "flash_attn": "off", "swa_full": True}
-        return ContextConfig(**(self.context.model_dump() | pinned))
+        exact = {"kv_unified": False, "flash_attn": "off", "swa_full": True}
+        return self.context.model_copy(update=exact if self.deterministic else {})

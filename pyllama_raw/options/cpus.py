@@ -105,7 +105,7 @@ def _read(path: str) -> str | None:
 
 @functools.cache
 def _n_cores_of_macos() -> int | None:
-    """Its fast cores: the slow ones would keep those waiting."""
+    """Fast cores of a Mac: the slow ones would keep those waiting."""
     import subprocess  # nothing else needs it
 
     for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):

@@ -41,11 +41,6 @@ def cpu_name() -> str:
     return next(names, platform.processor())
 
 
-def n_cpus() -> int:
-    """All CPUs, whether this process may use them or not."""
-    return os.cpu_count() or 1
-
-
 class Others:
     """The number of CPUs that other processes kept busy, over all watched blocks."""
 

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,10 +84,10 @@ def resolve_projector(spec: str | Path, model: str | Path | None, path: Path) ->
         return resolve_model(spec)
     if str(model).startswith("hf:"):
         return _projector_from_hugging_face(str(model))
-    found = [name for name in path.parent.iterdir() if _is_projector(name.name)]
-    if not found:
+    found = _projector_among(path.parent.iterdir())
+    if found is None:
         raise ModelNotFound(str(spec), f"no mmproj*.gguf beside {path}")
-    return min(found, key=lambda name: _rank(name.name))
+    return found
 
 
 def with_projector(
@@ -101,15 +101,16 @@ def with_projector(
     return config.model_copy(update={"media": media})
 
 
-def _is_projector(name: str) -> bool:
-    return name.startswith("mmproj") and name.endswith(".gguf")
-
-
-def _rank(name: str) -> tuple[int, str]:
-    """The first is the one to use: a common type, then by name."""
+def _projector_among(files: Iterable[Path]) -> Path | None:
+    """The one to use: a common type, then by name."""
     kinds = ("-f16", "-bf16", "-q8_0")
-    order = (i for i, kind in enumerate(kinds) if kind in name.lower())
-    return next(order, len(kinds)), name
+
+    def rank(file: Path) -> tuple[int, str]:
+        order = (i for i, kind in enumerate(kinds) if kind in file.name.lower())
+        return next(order, len(kinds)), file.name
+
+    found = (file for file in files if file.match("mmproj*.gguf"))
+    return min(found, key=rank, default=None)
 
 
 def default_model(*, progress: bool = True) -> Path:
@@ -167,12 +168,10 @@ def _projector_from_hugging_face(model: str) -> Path:
     """The projector of the repository in which *model* is."""
     owner, repo, _ = model.removeprefix("hf:").split("/", 2)
     with _asking(model) as hub:
-        names = map(str, hub.list_repo_files(f"{owner}/{repo}"))
-        found = [name for name in names if _is_projector(name.rsplit("/", 1)[-1])]
-    if not found:
+        found = _projector_among(map(Path, hub.list_repo_files(f"{owner}/{repo}")))
+    if found is None:
         raise ModelNotFound(model, "its repository has no mmproj*.gguf")
-    best = min(found, key=lambda name: _rank(name.rsplit("/", 1)[-1]))
-    return _from_hugging_face(f"hf:{owner}/{repo}/{best}")
+    return _from_hugging_face(f"hf:{owner}/{repo}/{found}")
 
 
 @contextmanager

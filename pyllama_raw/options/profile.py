@@ -49,7 +49,7 @@ class Settings(Frozen):
         return self
 
     def updated(self, other: Mapping[str, Fields]) -> Settings:
-        """With the fields of *other*, by part, instead of its own."""
+        """Settings with the fields of *other*, by part, instead of these."""
         mine = self.model_dump()
         return Settings(**mine | {n: mine.get(n, {}) | other[n] for n in other})
 
@@ -72,7 +72,7 @@ class MachineFacts(Frozen):
     """Facts of a machine that make speeds comparable."""
 
     cpu: str
-    """Its name."""
+    """The name of the CPU."""
     n_cpus: int
     """CPUs that the process may use."""
 

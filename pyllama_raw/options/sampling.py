@@ -54,6 +54,7 @@ MAX_ITEMS = {  # of each list and mapping
 MAX_STOP_BYTES = 2**14  # of all stop strings, in UTF-8
 MAX_GRAMMAR = 2**17  # characters
 MAX_PATTERN = 2**14  # characters: a mask takes time in proportion to those of a literal
+MAX_TOP = 20  # likely tokens listed at each place
 MAX_HISTORY = 2**20  # tokens that penalties look back
 MAX_INFILL = 1000  # candidates: infill compares all pairs
 MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
@@ -62,7 +63,7 @@ Fraction = Annotated[Finite, Field(ge=0, le=1)]
 History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
-NTop = Annotated[int, Field(ge=0, le=20)]
+NTop = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Penalty = Annotated[Finite, Field(ge=-100, le=100)]
 
 
@@ -248,10 +249,8 @@ class SamplingParams(Frozen):
     @property
     def constraint(self) -> Constraint | None:
         """The constraint that is given."""
-        for name in CONSTRAINTS:
-            if getattr(self, name) is not None:
-                return name
-        return None
+        given = (name for name in CONSTRAINTS if getattr(self, name) is not None)
+        return next(given, None)
 
     @property
     def greedy(self) -> bool:

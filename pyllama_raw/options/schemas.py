@@ -36,26 +36,12 @@ FORMATS = frozenset(
         "uuid",
     ]
 )
-ONE = frozenset(
-    [
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
-)
-MANY = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
 NAMED = frozenset(
     {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 )
 UPWARDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
+EXACT = frozenset({"const", "enum", "multipleOf"})
+UNREAD = frozenset({"default", "examples"})  # values that limit nothing
 EXCLUDING = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 _log = getLogger(__name__)
@@ -80,17 +66,17 @@ def rewritten(schema: Any) -> Any:
 
 
 def _value(name: str, value: Any) -> Any:
-    if name in ONE and isinstance(value, Mapping):
-        return rewritten(value)
-    if name in MANY and isinstance(value, list | tuple):
-        return [rewritten(item) for item in value]
     if name in NAMED and isinstance(value, Mapping):
         return {key: rewritten(item) for key, item in value.items()}
     if name in UPWARDS and _is_number(value):
         return _bound(name, value)
-    if name in ("const", "enum", "multipleOf"):
+    if name in EXACT:
         _check_digits(name, value)
-    return value
+    if name in EXACT | UNREAD:
+        return value
+    if isinstance(value, list | tuple):
+        return [rewritten(item) for item in value]
+    return rewritten(value)
 
 
 def _bound(name: str, value: float) -> float:

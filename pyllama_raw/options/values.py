@@ -11,9 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
-from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.errors import InvalidRequest, reading
 from pyllama_raw.options.frozen import allowed, place
-from pyllama_raw.options.reading import reading
 from pyllama_raw.options.requests import Name, Whole
 
 T = TypeVar("T")

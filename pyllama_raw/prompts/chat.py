@@ -7,9 +7,7 @@ and memory (`pyllama_raw/rendering`). It can refuse messages: that is an Invalid
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple, Self
@@ -68,7 +66,7 @@ class ChatTemplates:
         self._make = partial(ChatTemplate, bos_token=bos_token, eos_token=eos_token)
         self._own = self._make(source)
         self._lock = Lock()
-        self._given: set[ChatTemplate] = set()  # in use
+        self._open = {self._own}
         self._closed = False
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:
@@ -80,34 +78,28 @@ class ChatTemplates:
         """
         if settings.chat_template is None:
             return self._own.render(messages, settings)
-        with self._using(self._make(settings.chat_template)) as given:
-            try:
-                return given.render(messages, settings)
-            except Unsupported as error:
-                allowed = f"a template that can be used ({error.reason})"
-                value = settings.chat_template
-                raise InvalidRequest("chat_template", value, allowed) from error
+        given = self._make(settings.chat_template)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            self._open.add(given)
+        try:
+            return given.render(messages, settings)
+        except Unsupported as error:
+            allowed = f"a template that can be used ({error.reason})"
+            value = settings.chat_template
+            raise InvalidRequest("chat_template", value, allowed) from error
+        finally:
+            given.close()
+            with self._lock:
+                self._open.discard(given)
 
     def close(self) -> None:
         """End what is being rendered; later calls raise ClosedError."""
         with self._lock:
             self._closed = True
-            for template in self._given:
+            for template in self._open:
                 template.close()
-        self._own.close()
-
-    @contextmanager
-    def _using(self, template: ChatTemplate) -> Iterator[ChatTemplate]:
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the engine is closed")
-            self._given.add(template)
-        try:
-            yield template
-        finally:
-            template.close()
-            with self._lock:
-                self._given.discard(template)
 
 
 class ChatTemplate:
@@ -117,7 +109,6 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._source = source
         self._processes = None if source is None else TemplateProcesses(source, tokens)
-        self._unreadable: str | None = None
 
     def render(
         self, messages: Sequence[Message], settings: ChatSettings = NOTHING
@@ -143,8 +134,6 @@ class ChatTemplate:
             raise Unsupported(
                 "chat messages", "the model has no chat template: give a text prompt"
             )
-        if self._unreadable is not None:
-            raise _unreadable(self._unreadable)
         check_roles(plain, self._source)
         try:
             _check_tools(tools, self._source)
@@ -152,13 +141,13 @@ class ChatTemplate:
             rendered = Rendered(*self._processes.render(plain, chat))
         except TemplateRefused as error:
             allowed = f"what the chat template takes ({error})"
-            raise InvalidRequest("messages", _shown(plain), allowed) from error
+            raise InvalidRequest("messages", plain, allowed) from error
         except Exceeded as error:
             allowed = f"messages with which the chat template is {error}"
-            raise InvalidRequest("messages", _shown(plain), allowed) from error
+            raise InvalidRequest("messages", plain, allowed) from error
         except Unreadable as error:
-            self._unreadable = str(error)
-            raise _unreadable(self._unreadable) from error
+            reason = f"the model's chat template cannot be read: {error}"
+            raise Unsupported("chat messages", reason) from error
         except OSError as error:
             raise Unsupported(
                 "chat messages",
@@ -173,12 +162,6 @@ class ChatTemplate:
             self._processes.close()
 
 
-def _unreadable(reason: str) -> Unsupported:
-    return Unsupported(
-        "chat messages", f"the model's chat template cannot be read: {reason}"
-    )
-
-
 def _check_tools(tools: object, template: str) -> None:
     if tools and not prints_tools(template):
         raise Unsupported(
@@ -186,10 +169,6 @@ def _check_tools(tools: object, template: str) -> None:
             "the chat template prints none, so the model would not know of them: "
             "describe them in a message, or give chat_template=, one that prints tools",
         )
-
-
-def _shown(messages: list[object]) -> str:
-    return reprlib.repr(messages)
 
 
 def _begun(messages: list[Any]) -> str | None:

@@ -39,14 +39,10 @@ class Markers:
             for text, is_control in special.items()
             if is_control or (_is_tag(text) and _is_marker(text, template or ""))
         }
-        self._possible = {
-            text
-            for text in special.keys() - self._certain
-            if _is_tag(text)  # a marker if the template puts it together
-        }
-        spellings = self._certain | self._possible
-        self._lengths = sorted({len(text) for text in spellings}, reverse=True)
-        self._starts = re.compile(f"(?={_any_of(spellings)})")
+        # Other tags are markers if the template puts them together.
+        self._spellings = self._certain.union(filter(_is_tag, special))
+        self._lengths = sorted({len(text) for text in self._spellings}, reverse=True)
+        self._starts = re.compile(f"(?={_any_of(self._spellings)})")
 
     def parts(self, text: str, origins: str) -> Iterator[tuple[str, bool]]:
         """
@@ -92,10 +88,9 @@ class Markers:
 
     def _occurrences(self, text: str) -> Iterator[Span]:
         """All places of all spellings, which may lie in each other."""
-        spellings = self._certain | self._possible
         for start in self._places(text):
             for stop in (start + length for length in self._lengths):
-                if stop <= len(text) and text[start:stop] in spellings:
+                if stop <= len(text) and text[start:stop] in self._spellings:
                     yield start, stop
 
     def _places(self, text: str) -> Iterator[int]:

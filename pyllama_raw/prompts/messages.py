@@ -83,7 +83,7 @@ def _check_part(part: object) -> None:
 
 
 class _Copier:
-    """Counts what it copies, which errors call *name*."""
+    """A copy that is counted while it is made; errors call it *name*."""
 
     def __init__(self, name: str = "messages") -> None:
         self._name = name

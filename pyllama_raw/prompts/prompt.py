@@ -86,7 +86,7 @@ class PromptEncoder:
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
     ) -> Literal["text", "chat", "template", "media"] | None:
-        """For which workers encode() is; None: for an event loop, too."""
+        """The workers that read() is for; None: an event loop may call it, too."""
         if _is_chat(prompt):
             return settings.workers  # waits for a process
         if isinstance(prompt, str):
@@ -94,10 +94,6 @@ class PromptEncoder:
         if has_media(prompt):
             return "media"
         return "text" if is_sequence(prompt) and len(prompt) > MANY_IDS else None
-
-    def encode(self, prompt: Prompt, settings: ChatSettings = NOTHING) -> array[int]:
-        """The tokens that read() gives."""
-        return self.read(prompt, settings).tokens
 
     def read(
         self,
@@ -167,7 +163,7 @@ class PromptEncoder:
             ]
 
     def render(self, messages: Sequence[Message], settings: ChatSettings) -> str:
-        """The text that encode() makes tokens of; raises like it."""
+        """The text that read() makes tokens of; raises like it."""
         if not _is_chat(messages):
             raise InvalidRequest("messages", messages, "chat messages")
         with self._using_vocab():
@@ -175,19 +171,21 @@ class PromptEncoder:
                 messages = self._media.take_chat(messages).messages
             return self._chat.render(messages, settings).text
 
-    def encode_text(
-        self, text: str, *, add_special: bool, parse_special: bool
-    ) -> array[int]:
-        """Tokens of *text*, perhaps none. Raises InvalidRequest, PromptTooLong."""
+    def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
+        """
+        Tokens of *text*, perhaps none. Raises InvalidRequest, PromptTooLong, ClosedError.
+
+        Args:
+            adds: it gets the tokens that begin and end prompts.
+            parses: control tokens that are spelled in it are understood.
+        """
         with self._using_vocab():
-            tokens = self._tokenize(
-                text, add_special=add_special, parse_special=parse_special
-            )
+            tokens = self._tokenize(text, add_special=adds, parse_special=parses)
         self._check_fits(len(tokens))
         return tokens
 
     def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
-        """Their pieces as text. Raises InvalidRequest, ClosedError."""
+        """The pieces of *token_ids* as text. Raises InvalidRequest, ClosedError."""
         decoder = getincrementaldecoder("utf-8")(errors="replace")
         pieces = self.pieces(token_ids, special)
         texts = [
@@ -197,7 +195,7 @@ class PromptEncoder:
         return "".join([*texts, decoder.decode(b"", final=True)])
 
     def pieces(self, token_ids: Sequence[int], special: bool) -> list[bytes]:
-        """The bytes of each. Raises InvalidRequest, ClosedError."""
+        """The bytes of each token. Raises InvalidRequest, ClosedError."""
         if not is_sequence(token_ids) or len(token_ids) > MAX_IDS:
             raise InvalidRequest("token_ids", token_ids, f"at most {MAX_IDS} token ids")
         known: dict[int, bytes] = {}
@@ -210,15 +208,11 @@ class PromptEncoder:
         return pieces
 
     def control_names(self) -> dict[int, bytes]:
-        """Names of the control tokens, which have no piece; the first call may take long."""
-        with self._using_vocab():
-            return self._control_names
-
-    @cached_property
-    def _control_names(self) -> dict[int, bytes]:
-        controls = (name for name, found in self._vocab.special_texts.items() if found)
+        """Names of the control tokens, which have no piece; may take a tenth of a second."""
         encode = partial(self._vocab.tokenize, add_special=False, parse_special=True)
-        tokens = {name: encode(name) for name in controls}
+        with self._using_vocab():
+            known = self._vocab.special_texts.items()
+            tokens = {name: encode(name) for name, is_control in known if is_control}
         return {ids[0]: name.encode() for name, ids in tokens.items() if len(ids) == 1}
 
     def run(self, function: Callable[[], T]) -> T:
@@ -324,7 +318,6 @@ class PromptEncoder:
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
             text, origins = text[n_own:], origins[n_own:]
-        _check_text(text)
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)

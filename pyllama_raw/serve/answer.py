@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from typing import Any
 
 from anyio import create_task_group
@@ -20,9 +20,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pyllama_raw import FinishReason, Generation, PyllamaError, Result
+from pyllama_raw import (
+    FinishReason,
+    Generation,
+    PyllamaError,
+    RequestOptions,
+    Result,
+)
 from pyllama_raw.serve.asked import Asked, Codec
 from pyllama_raw.serve.events import EventStream
+from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import Failure, failure_of
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Found, Service
@@ -45,6 +52,8 @@ class TextAnswer(Response):
         events = EventStream(send)
         whole: Response | None = None
         is_whole = False
+        exchange = self._exchange = Exchange.of(scope)
+        exchange.model = self._asked.found.name
         with self._service.opened(self._asked.found.name):
             async with with_client(receive):
                 try:
@@ -54,7 +63,9 @@ class TextAnswer(Response):
                     if events.has_begun:
                         await events.write(self._codec.failed(failure))
                     else:
-                        whole = JSON(failure.body(), failure.status, failure.headers)
+                        whole = JSON(*failure.parts)
+                    if failure.status in (429, 503):
+                        exchange.refused = failure.code
                 is_whole = True
         if whole is not None:
             await whole(scope, receive, send)
@@ -67,6 +78,7 @@ class TextAnswer(Response):
                 await stack.enter_async_context(generation)
                 for generation in self._generations()
             ]
+            stack.callback(self._count, generations)
             if self._asked.streams:
                 await self._stream(generations, events)
                 return None
@@ -75,14 +87,27 @@ class TextAnswer(Response):
                     group.start_soon(generation.collect_all)
             results = [generation.results for generation in generations]
             _check_begun(results)
-            return JSON(self._codec.whole(results))
+            outputs = [result for of_prompt in results for result in of_prompt]
+            self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
+            n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
+            headers = {"x-cached-tokens": str(n_cached)}
+            return JSON(self._codec.whole(results), headers=headers)
 
     def _generations(self) -> list[Generation]:
         asked = self._asked
         generate = asked.found.engine.generate
-        return [
-            generate(prompt, asked.params, **asked.options) for prompt in asked.prompts
-        ]
+        options: RequestOptions = {**asked.options}
+        options["cache_salt"] = self._service.salt(
+            self._exchange, options.get("cache_salt")
+        )
+        return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
+
+    def _count(self, generations: Sequence[Generation]) -> None:
+        """Tokens of the prompts, of what ended and of what was left."""
+        for generation in generations:
+            with suppress(PyllamaError):  # it has not begun, or has not ended
+                self._exchange.n_prompt += len(generation.prompt_token_ids)
+                self._exchange.n_cached += generation.result.usage.cached_tokens
 
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
@@ -104,6 +129,7 @@ class TextAnswer(Response):
         async for delta in generation:
             frames = b"" if has_begun else self._codec.begin()
             has_begun = True
+            self._exchange.n_output += len(delta.token_ids)
             await events.write(frames + self._codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:
@@ -171,7 +197,9 @@ async def while_client(
 ) -> Response:
     """The result of *work* as JSON; *work* is cancelled when the client leaves."""
     response = Response()  # of a client that has left: nobody reads it
-    with service.opened(found.name):
+    exchange = Exchange.of(request.scope)
+    exchange.model = found.name
+    with closing(work), service.opened(found.name):
         async with with_client(request.receive):
             try:
                 response = JSON(await work)

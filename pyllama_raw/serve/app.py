@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,14 +16,15 @@ from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import adapters, facts, models, page, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, failure_of
+from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.native import routes as native
 from pyllama_raw.serve.openai import chat, completions
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    *(chat.routes, completions.routes, vectors.routes, tokens.routes),
+    *(chat.routes, completions.routes, native.routes, vectors.routes, tokens.routes),
     *(models.routes, adapters.routes, facts.routes, probes.routes),
     page.routes,
 )
@@ -50,6 +52,7 @@ def make_app(
     app = FastAPI(
         title="pyllama_raw",
         version=__version__,
+        responses=DESCRIBED,
         strict_content_type=False,  # a page of another host cannot leave it out
     )
     app.state.service = service
@@ -60,6 +63,16 @@ def make_app(
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
     app.add_middleware(Gate, service=service)
+    if (
+        service.config.cors_origins
+    ):  # before the gate, as questions of browsers have no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.config.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
+        )
     return app
 
 
@@ -73,7 +86,7 @@ async def _wrong_body(request: Request, error: Exception) -> Response:
         first = {"msg": "send it with the header `content-type: application/json`"}
     message = f"{name}: {first['msg']}"
     failure = Failure(400, "invalid_request", message, name)
-    return JSON(failure.body(), failure.status)
+    return JSON(*failure.parts)
 
 
 def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
@@ -98,11 +111,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     param = "body" if error.status_code == 400 else None
     message = f"{request.method} {request.url.path}: {error.detail}"
     failure = Failure(error.status_code, code, message, param, headers=error.headers)
-    return JSON(failure.body(), failure.status, failure.headers)
+    path = getattr(request.scope.get("route"), "path", None)
+    if error.status_code == 405 and path in (paths := request.app.openapi()["paths"]):
+        # the router knows the methods of one of the routes that have the path
+        failure.headers["allow"] = ", ".join(paths[path]).upper()
+    return JSON(*failure.parts)
 
 
 async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """An error before anything of the answer was computed."""
     assert isinstance(error, Failure | PyllamaError)
     failure = error if isinstance(error, Failure) else failure_of(error, 1)
-    return JSON(failure.body(), failure.status, failure.headers)
+    return JSON(*failure.parts)

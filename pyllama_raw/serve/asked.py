@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pyllama_raw import Delta, Prompt, PyllamaError, Result, SamplingParams
-from pyllama_raw.config import ChatOptions
+from pyllama_raw import ChatOptions, Delta, Prompt, PyllamaError, Result, SamplingParams
 from pyllama_raw.errors import (
     BadGrammar,
     BadMedia,

@@ -22,6 +22,11 @@ HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "verbosity", "reasoning_effort", "parallel_tool_calls",
 }  # fmt: skip
+HARMLESS |= {  # of llama.cpp's server: they keep, tell or plan something, or end sooner
+    "backend_sampling", "cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_indent",
+    "n_keep", "return_progress", "sse_ping_interval", "t_max_predict_ms",
+    "t_max_prompt_ms", "timings_per_token", "verbose",
+}  # fmt: skip
 OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
 
 

@@ -43,3 +43,18 @@ class ServeConfig(Frozen):
     """Seconds that running requests have to end once the service is to stop."""
     stall_s: Seconds = 60.0
     """Seconds with work and without a step after which `/livez` says that it hangs."""
+    api_keys_file: str | None = None
+    """
+    The file of the keys of clients, a line each; PYLLAMA_RAW_API_KEYS may hold some, too, with
+    commas between them. Without any, all may come in.
+    """
+    salt_by_key: bool = False
+    """Each key has cached prefixes of its own, so that nobody can probe those of others."""
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Most requests of a key in a minute; without keys, of all clients. None: any number."""
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of prompts and outputs of a key in a minute. None: any number."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the service from a browser; "*" is all of them."""
+    access_log: str | None = None
+    """The file that gets a line of JSON for each request; "-" is the standard output."""

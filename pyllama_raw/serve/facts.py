@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, __version__
 from pyllama_raw.api.metrics import EngineMetrics
@@ -26,7 +26,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["facts"])
     metrics = _Metrics(service)
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
@@ -94,6 +94,7 @@ class _Metrics(Collector):
         self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._registry.register(service.traffic)
 
     def text(self) -> bytes:
         """In the text format of Prometheus."""

@@ -11,8 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from pyllama_raw import PyllamaError
-from pyllama_raw.errors import InvalidRequest, PromptTooLong, QueueFull, Unsupported
+from pyllama_raw.errors import (
+    AdapterLoadFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    Unsupported,
+)
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -48,12 +56,41 @@ class Failure(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.headers, self.more = dict(headers or {}), dict(more or {})
+        if status == 503:
+            self.headers.setdefault("retry-after", "1")
 
     def body(self) -> dict[str, Any]:
         """The answer, for a JSON encoder."""
-        kind = TYPES.get(self.status, "server_error")
+        other = "server_error" if self.status >= 500 else TYPES[400]
+        kind = TYPES.get(self.status, other)
         told = {"message": self.message, "type": kind, "param": self.param}
         return {"error": told | {"code": self.code} | self.more}
+
+    @property
+    def parts(self) -> tuple[dict[str, Any], int, dict[str, str]]:
+        """The body, the status and the headers."""
+        return self.body(), self.status, self.headers
+
+
+class ErrorText(TypedDict):
+    """An error, for programs and for people."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """The answer if something goes wrong."""
+
+    error: ErrorText
+
+
+DESCRIBED: dict[int | str, dict[str, Any]] = {  # for the OpenAPI description
+    "4XX": {"model": ErrorBody, "description": "The request is wrong, or has to wait"},
+    "5XX": {"model": ErrorBody, "description": "The service cannot answer now"},
+}
 
 
 def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
@@ -81,4 +118,6 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             return Failure(400, error.code, str(error), error.name)
         case Unsupported():
             return Failure(400, error.code, str(error), "model")
+        case AdapterLoadFailed():
+            return Failure(400, error.code, str(error), "path")
     return Failure(error.http_status, error.code, str(error), headers=headers)

@@ -1,21 +1,33 @@
 """
-What all requests pass before they are read: ids, limits of bodies, whether there is room.
+What all requests pass before they are read: ids, keys, limits, whether there is room.
 
-It is ASGI itself and no middleware class of a framework, because those wrap streams.
+It is ASGI itself and no middleware class of a framework, because those wrap streams, and
+because a refusal must cost next to nothing.
+
+Rules:
+1. Probes and the page need no key; nothing else comes in without one where there are keys.
+2. A request that finds no room is refused before its body is read, and once more when it is:
+   clients that send slowly take no places.
 """
 
 from __future__ import annotations
 
+import re
 from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pyllama_raw.serve.exchange import LEFT, Exchange
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 
-MAX_ID = 256  # characters
+OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
+ADMIN = ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
+IDS = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class Gate:
@@ -30,32 +42,98 @@ class Gate:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope)
-        request_id = given.get("x-request-id", "")[:MAX_ID] or uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        exchange = self._begin(scope, given)
+        own = [(b"x-request-id", exchange.request_id.encode())]
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = (b"x-request-id", request_id.encode("latin-1", "replace"))
-                message["headers"] = [*message.get("headers", ()), own]
+                exchange.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *own]
+                if self._service.drains and scope["http_version"].startswith("1"):
+                    message["headers"].append((b"connection", b"close"))
+            else:
+                exchange.n_bytes += len(message.get("body", b""))
+                exchange.is_whole = not message.get("more_body", False)
             await send(message)
 
+        self._service.traffic.in_flight += 1
         try:
-            self._check(scope, given)
-        except Failure as failure:
-            response = JSON(failure.body(), failure.status, failure.headers)
-            await response(scope, receive, answer)
-            return
-        await self._app(scope, receive, answer)
+            await self._pass(scope, given, receive, answer)
+        except Exception:
+            if exchange.status == LEFT:  # nothing was sent
+                message = "the server failed: its log says more, under the x-request-id"
+                await JSON(*Failure(500, "internal_error", message).parts)(
+                    scope, receive, answer
+                )
+            raise
+        finally:
+            self._service.traffic.in_flight -= 1
+            self._service.ended(exchange, getattr(scope.get("route"), "path", ""))
 
-    def _check(self, scope: Scope, given: Headers) -> None:
-        """Raise Failure if the request cannot come in."""
+    def _begin(self, scope: Scope, given: Headers) -> Exchange:
+        request_id = given.get("x-request-id", "")
+        if not IDS.fullmatch(request_id):
+            request_id = uuid4().hex
+        exchange = Exchange(request_id, scope["method"], scope["path"])
+        state = scope.setdefault("state", {})
+        state["request_id"], state["exchange"] = request_id, exchange
+        return exchange
+
+    async def _pass(
+        self, scope: Scope, given: Headers, receive: Receive, send: Send
+    ) -> None:
+        """Let the request in, or answer that it cannot come in."""
+        service, exchange = self._service, Exchange.of(scope)
+        body: bytes | None = None
+        try:
+            self._check_key(scope, given, exchange)
+            if scope["method"] not in CHANGING:
+                await self._app(scope, receive, send)
+                return
+            body = await self._body(given, receive, exchange)
+            if body is None:
+                return
+            with service.places.taken():
+                await self._app(scope, replayed(body, receive), send)
+        except Failure as failure:
+            exchange.refused = failure.code
+            is_unread = body is None and not is_small(given)
+            await _refuse(failure, receive if is_unread else None, send)
+
+    def _check_key(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        has_body = scope["method"] in CHANGING
+        if path in OPEN and not has_body:
+            return
+        changes = path.startswith(ADMIN) and has_body
+        exchange.key = self._service.keys.check(given, changes=changes)
+
+    async def _body(
+        self, given: Headers, receive: Receive, exchange: Exchange
+    ) -> bytes | None:
+        """The body of a request that may come in; None: its client left."""
         service = self._service
-        if scope["method"] == "POST" and service.drains:
-            headers = {"retry-after": "1", "connection": "close"}
+        if service.drains:
             message = "the service is about to end: ask another one"
-            raise Failure(503, "server_is_draining", message, headers=headers)
-        length = given.get("content-length", "0")
-        if length.isdecimal() and int(length) > service.config.max_body_bytes:
-            allowed = f"at most {service.config.max_body_bytes} bytes are allowed"
-            message = f"the body has {length} bytes: {allowed}"
-            raise Failure(413, "body_too_large", message)
+            raise Failure(503, "server_is_draining", message)
+        service.places.check()
+        service.bodies.check(given.get("content-length", "0"))
+        service.rates.enter(exchange.client)
+        return await service.bodies.read(receive)
+
+
+async def _refuse(failure: Failure, unread: Receive | None, send: Send) -> None:
+    """
+    Answer at once, and end when the client had time to read it.
+
+    Args:
+        unread: what the rest of the body comes from.
+    """
+    response = JSON(*failure.parts)
+    start = {"status": response.status_code, "headers": response.raw_headers}
+    await send({"type": "http.response.start", **start})
+    part = {"body": response.body, "more_body": True}
+    await send({"type": "http.response.body", **part})
+    if unread is not None:
+        await let_go(unread)
+    await send({"type": "http.response.body"})

@@ -8,10 +8,11 @@ only when the engines are done.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from socket import socket
+from typing import Any
 
 import anyio
 import uvicorn
@@ -26,6 +27,16 @@ from pyllama_raw.serve.deployment import Deployment
 Loading = Callable[[str, float], None]
 Say = Callable[[str], None]
 
+OPTIONS: dict[str, Any] = {
+    "log_level": "warning",
+    "lifespan": "off",
+    "ws": "none",
+    "access_log": False,  # the gate has one
+    "server_header": False,
+    "timeout_keep_alive": 75,  # longer than balancers keep connections that are idle
+    "timeout_graceful_shutdown": 1,  # for slow readers, once the engines have ended
+}
+
 
 class _Server(uvicorn.Server):
     """Says where it listens, and leaves signals to serve()."""
@@ -34,8 +45,10 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._say = say
 
-    def install_signal_handlers(self) -> None:
-        """Install none."""
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen."""
@@ -68,19 +81,13 @@ async def deploy(deployment: Deployment, loading: Loading, say: Say) -> None:
 
 async def serve(app: FastAPI, listen: ListenConfig, say: Say) -> None:
     """Answer until a signal comes and the engines are done, or drain_s are over."""
-    options = uvicorn.Config(
-        app,
-        host=listen.host,
-        port=listen.port,
-        uds=listen.uds,
-        log_level="warning",
-        lifespan="off",
-    )
+    host, port, uds = listen.host, listen.port, listen.uds
+    options = uvicorn.Config(app, host=host, port=port, uds=uds, **OPTIONS)
     server = _Server(options, say)
     drain_s = app.state.service.config.drain_s
     async with anyio.create_task_group() as group:
         await group.start(_end_at_signal, app, server, drain_s)
-        await server._serve()
+        await server.serve()
         group.cancel_scope.cancel()
 
 

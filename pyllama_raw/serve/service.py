@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import time
 from typing import NamedTuple
@@ -12,9 +12,13 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.exchange import AccessLog, Exchange
 from pyllama_raw.serve.failures import Failure
-
-LONGEST_RETRY_S = 60
+from pyllama_raw.serve.keys import Keys
+from pyllama_raw.serve.places import Places
+from pyllama_raw.serve.rates import Rates
+from pyllama_raw.serve.reading import Bodies
+from pyllama_raw.serve.traffic import Traffic
 
 
 class Found(NamedTuple):
@@ -33,7 +37,16 @@ class Service:
     config: ServeConfig
     drains: bool = False  # no new requests are taken
     started: int = field(default_factory=lambda: int(time()))  # Unix time
-    n_open: dict[str, int] = field(default_factory=dict)  # answers in work, by model
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: a file of the options cannot be used."""
+        config = self.config
+        self.keys, self.rates = Keys(config), Rates(config)
+        self.bodies = Bodies(config)
+        self._log = None if config.access_log is None else AccessLog(config.access_log)
+        self.places_of = {n: _places([engine]) for n, engine in self.engines.items()}
+        self.places = _places(self.engines.values())
 
     def find(self, name: str | None, need: Operation) -> Found:
         """
@@ -83,19 +96,38 @@ class Service:
     def _adapters(self, name: str) -> set[str]:
         return {info.name for info in self.engines[name].adapters()}
 
-    @contextmanager
-    def opened(self, name: str) -> Iterator[None]:
-        """Around an answer, from before its prompt is read until its end."""
-        self.n_open[name] = self.n_open.get(name, 0) + 1
-        try:
-            yield
-        finally:
-            self.n_open[name] -= 1
+    def opened(self, name: str) -> AbstractContextManager[None]:
+        """
+        Around an answer of the model *name*, from before its prompt is read until its end.
+
+        Raises:
+            Failure: all places of the model are taken.
+        """
+        return self.places_of[name].taken()
 
     def retry_s(self, engine: AsyncEngine) -> int:
         """Seconds after which a request that found no room may find some, 1 to 60."""
-        stats = engine.stats()
-        return min(1 + stats.waiting // max(stats.n_slots, 1), LONGEST_RETRY_S)
+        names = (name for name, known in self.engines.items() if known is engine)
+        return self.places_of[next(names)].retry_s()
+
+    def salt(self, exchange: Exchange, given: str | None) -> str | None:
+        """The cache_salt of a request that gives *given*."""
+        if exchange.key is None or not self.config.salt_by_key:
+            return given
+        return exchange.key.salt(given)
+
+    def ended(self, exchange: Exchange, route: str) -> None:
+        """Count a request and its tokens, and write it down."""
+        self.traffic.ended(exchange, route)
+        self.rates.charge("tokens", exchange.client, exchange.n_tokens)
+        if self._log is not None:
+            self._log.write(exchange)
+
+
+def _places(engines: Iterable[AsyncEngine]) -> Places:
+    infos = [engine.info for engine in engines]
+    n_waiting = sum(info.config.scheduler.max_waiting for info in infos)
+    return Places(sum(info.n_slots for info in infos), n_waiting)
 
 
 def _states_pooling(engine: AsyncEngine) -> bool:

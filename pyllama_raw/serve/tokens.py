@@ -102,20 +102,29 @@ def routes(service: Service) -> APIRouter:
 
 
 async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
+    """Unless it is told, llama-server adds nothing to a text, and vLLM what begins prompts."""
     if body.messages is not None:
-        return await engine.tokenize(await engine.render(body.messages))
+        return await engine.tokenize(body.messages)
     text = body.content if body.content is not None else body.prompt
     if text is None:
         message = "give content (a text), prompt or messages"
         raise Failure(400, "invalid_request", message, "content")
-    return await engine.tokenize(text)
+    told = body.add_special, body.add_special_tokens, body.content is None
+    adds = next(each for each in told if each is not None)
+    return await engine.tokenize(text, add_special=adds)
 
 
 async def _pieces(engine: AsyncEngine, tokens: list[int]) -> list[dict[str, Any]]:
-    return [
-        {"id": token, "piece": await engine.detokenize([token], special=True)}
-        for token in tokens
-    ]
+    pieces = await engine.pieces(tokens)
+    pairs = zip(tokens, map(_shown, pieces), strict=True)
+    return [{"id": token, "piece": piece} for token, piece in pairs]
+
+
+def _shown(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
 
 
 async def _described(engine: AsyncEngine) -> dict[str, Any]:

@@ -102,7 +102,7 @@ async def _embedded(
     engine: AsyncEngine, body: EmbeddingBody, options: dict[str, Any]
 ) -> dict[str, Any]:
     rows = await engine.embed(body.texts, body.dimensions, **options)
-    n_tokens = await _n_tokens(engine, body.texts)
+    n_tokens = rows.usage.prompt_tokens
     data = [
         {"object": "embedding", "index": index, "embedding": _written(row, body)}
         for index, row in enumerate(rows)
@@ -131,7 +131,7 @@ async def _ranked(
             400, "invalid_request", "documents: give at least one", "documents"
         )
     ranked = await engine.rank(body.query, documents, **options)
-    n_tokens = await _n_tokens(engine, [body.query, *documents])
+    n_tokens = sum(each.n_tokens for each in ranked)
     results: list[dict[str, Any]] = []
     for each in ranked[: body.top_n]:
         told: dict[str, Any] = {"index": each.index}
@@ -155,7 +155,3 @@ def _text(document: str | dict[str, Any]) -> str:
         message = "documents: give texts, or objects with a text"
         raise Failure(400, "invalid_request", message, "documents")
     return text
-
-
-async def _n_tokens(engine: AsyncEngine, texts: list[str]) -> int:
-    return sum([await engine.count(text) for text in texts])

@@ -17,8 +17,8 @@ from pyllama_raw.core.step import (
     PrefillSpan,
     RowFailed,
     Sampled,
-    Score,
     Scored,
+    ScoredPrefill,
     StepPlan,
     StepResult,
     Work,
@@ -91,7 +91,7 @@ class FakeExecutor:
     ) -> None:
         self.limits = limits
         self.flag = flag or FakeFlag()
-        self._gate = AbortGate(self.flag)
+        self._gate = AbortGate()
         self.n_steps = 0
         self.plans: list[StepPlan] = []
         self.memory = FakeMemory(limits)
@@ -126,7 +126,7 @@ class FakeExecutor:
         self._gate.stop(request_id)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self._gate.enter(plan.works)
+        self._gate.enter(plan.works, self.flag)
         try:
             return self._execute(plan)
         finally:
@@ -180,12 +180,12 @@ class FakeExecutor:
         )
 
     def _output(self, step: int, work: Work) -> Output:
-        before = len(self.memory.slots[work.slot])
+        before = len(self.memory.tokens(work.slot))
         self._write(work, len(work.tokens))
         params = self._requests[work.request_id].sampling
         asked = params if isinstance(params, SamplingParams) else SamplingParams()
         output = self._sample(step, work, asked.logprobs)
-        if type(work) is not Score:
+        if type(work) is not ScoredPrefill:
             return output
         n_top = asked.prompt_logprobs or 0
         scores = (
@@ -206,13 +206,12 @@ class FakeExecutor:
         if (step, work.request_id) in self._failing_rows:
             return RowFailed(SamplingFailed("fake", None, "as told"))
         seen = self.memory.tokens(work.slot)
-        n_before = len(seen)
+        n_before, tokens = len(seen), tuple[int, ...]()
         for left in range(self._n_more(work), -1, -1):
-            seen.append(self._next_token(seen))
+            tokens += (self._next_token(seen),)
             if not left or not self._has_room(work.slot):
                 break
-            self.memory.write(work.slot, seen[-1:])
-        tokens = tuple(seen[n_before:])
+            self.memory.write(work.slot, tokens[-1:])
         if n_top is None:
             return Sampled(tokens)
         logprobs = (fake_logprobs(n, t, n_top) for n, t in enumerate(tokens, n_before))
@@ -222,7 +221,7 @@ class FakeExecutor:
         """Whether another token of *slot* leaves room for a step of all."""
         limits, memory = self.limits, self.memory
         n_free = limits.n_cells - memory.n_used if limits.unified else limits.n_cells
-        is_full = len(memory.slots[slot]) >= limits.n_ctx_slot - 1
+        is_full = len(memory.tokens(slot)) >= limits.n_ctx_slot - 1
         return n_free > limits.n_batch and not is_full
 
     def _is_full(self, plan: StepPlan) -> bool:
@@ -242,7 +241,7 @@ class FakeExecutor:
             assert len(work.tokens) > 0
             assert work.request_id in self._requests, "open() comes first"
             request = self._requests[work.request_id]
-            n_held = len(self.memory.slots[work.slot])
+            n_held = len(self.memory.tokens(work.slot))
             assert work.pos == row_position(request, n_held), "without a gap"
             assert_one_kind(request, n_held, work)
             assert len(work.tokens) == 1 or type(work) is not Decode
@@ -251,7 +250,7 @@ class FakeExecutor:
 
 def _count_rows(work: Work) -> int:
     """Output rows of *work*; the targets are those of its tokens that have one."""
-    if type(work) is not Score:
+    if type(work) is not ScoredPrefill:
         return int(work.samples)
     assert len(work.targets) == len(work.tokens) - work.samples
     assert work.targets[:-1] == work.tokens[1 : len(work.targets)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -33,12 +35,28 @@ HEAD_BYTES, TOKEN_BYTES = 4, 10  # of a snapshot here
 Payload = tuple[tuple[int, int], ...]  # (position, token) of each row
 
 
-class Cell(NamedTuple):
-    """One row of a slot; copies share cells, as unified KV does."""
+class Columns(NamedTuple):
+    """The rows of a slot; copies share cells, as unified KV does."""
 
-    number: int
-    token: int
-    pos: int
+    cells: list[int]  # their numbers
+    tokens: list[int]
+    positions: list[int]  # never falling
+
+    def part(self, start: int, stop: int) -> Columns:
+        """Rows of the positions [start, stop)."""
+        first, end = (bisect_left(self.positions, pos) for pos in (start, stop))
+        return Columns(*(column[first:end] for column in self))
+
+    @property
+    def payload(self) -> Payload:
+        return tuple(zip(self.positions, self.tokens, strict=True))
+
+    def end_at(self, pos: int) -> bool:
+        """Whether *pos* comes next, as far as rows tell: a span has room behind it."""
+        if not self.tokens:
+            return pos == 0
+        last = self.positions[-1]
+        return pos == last + 1 or (self.tokens[-1] < 0 and pos > last)
 
 
 class FakeFile(NamedTuple):
@@ -71,9 +89,9 @@ class FakeMemory:
         fails: Callable[[Move], bool] = lambda _: False,
     ) -> None:
         self.limits = limits
-        self.slots: list[list[Cell]] = [
-            [] for _ in range(limits.n_slots + limits.n_parked)
-        ]
+        n_slots = limits.n_slots + limits.n_parked
+        self.slots = [Columns([], [], []) for _ in range(n_slots)]
+        self._n_users = Counter[int]()  # slots that have a cell
         self.shifted: set[int] = set()  # slots whose tokens are no prefix any more
         self._fails = fails
         self.files: set[FakeFile] = set()  # complete ones
@@ -88,10 +106,11 @@ class FakeMemory:
     @property
     def n_used(self) -> int:
         """Distinct cells."""
-        return len({cell.number for cells in self.slots for cell in cells})
+        return len(self._n_users)
 
     def tokens(self, slot: int) -> list[int]:
-        return [cell.token for cell in self.slots[slot]]
+        """Tokens of a slot; the list grows with it."""
+        return self.slots[slot].tokens
 
     def write(self, slot: int, tokens: Iterable[int], pos: int | None = None) -> None:
         """
@@ -106,24 +125,37 @@ class FakeMemory:
         self._fill(slot, rows)
 
     def _fill(self, slot: int, rows: Iterable[tuple[int, int]]) -> None:
-        cells = self.slots[slot]
+        held = self.slots[slot]
         for pos, token in rows:
-            assert _end_at(cells, pos) or (token < 0 and pos == cells[-1].pos)
-            cells.append(Cell(next(self._numbers), token, pos))
-        assert len(cells) <= self.limits.n_ctx_slot
+            assert held.end_at(pos) or (token < 0 and pos == held.positions[-1])
+            number = next(self._numbers)
+            held.cells.append(number)
+            held.tokens.append(token)
+            held.positions.append(pos)
+            self._n_users[number] = 1
+        assert len(held.cells) <= self.limits.n_ctx_slot
+
+    def _put(self, slot: int, rows: Columns) -> None:
+        """Have a slot hold *rows* instead of what it holds."""
+        self._n_users.update(rows.cells)
+        for number in self.slots[slot].cells:
+            self._n_users[number] -= 1
+            if not self._n_users[number]:
+                del self._n_users[number]
+        self.slots[slot] = rows
 
     def _highest(self, slot: int) -> int:
         """The position of the last row, as seq_pos_max says; -1: there is none."""
-        return self.slots[slot][-1].pos if self.slots[slot] else -1
+        return max(self.slots[slot].positions[-1:], default=-1)
 
-    def _first(self, slot: int, n_pos: int) -> list[Cell]:
-        """Cells of the first *n_pos* positions."""
-        return [cell for cell in self.slots[slot] if cell.pos < n_pos]
+    def empty(self, slot: int) -> None:
+        """Forget all of a slot."""
+        self._put(slot, Columns([], [], []))
+        self.shifted.discard(slot)
 
     def clear(self) -> None:
-        for cells in self.slots:
-            cells.clear()
-        self.shifted.clear()
+        for slot in range(len(self.slots)):
+            self.empty(slot)
 
     def run(self, moves: Iterable[Move]) -> tuple[dict[int, Saved], frozenset[int]]:
         """Do all in order; what was saved in host memory, and slots that are empty."""
@@ -136,8 +168,7 @@ class FakeMemory:
     def _do(self, move: Move) -> None:
         match move:
             case Release(slot):
-                self.slots[slot] = []
-                self.shifted.discard(slot)
+                self.empty(slot)
                 self._lost.discard(slot)
             case Trim():
                 self._trim(move)
@@ -163,14 +194,15 @@ class FakeMemory:
 
     def _trim(self, trim: Trim) -> None:
         slot, n_pos = trim
-        kept = self._first(slot, n_pos)
-        assert _end_at(kept, n_pos) or slot in self._lost
+        held = self.slots[slot]
+        kept = held.part(0, n_pos)
+        assert kept.end_at(n_pos) or slot in self._lost
         self._check_cut(slot, kept)
-        if 0 < len(kept) < len(self.slots[slot]) and self._fails(trim):
-            kept = []
+        if 0 < len(kept.cells) < len(held.cells) and self._fails(trim):
+            kept = Columns([], [], [])
             self._lost.add(slot)
             self.refuses_cuts = True
-        self.slots[slot] = kept
+        self._put(slot, kept)
 
     def end_write(self, *, fails: bool = False) -> Written:
         """Complete the oldest file, or fail; what the scheduler is to be told."""
@@ -187,37 +219,37 @@ class FakeMemory:
             return Fetched(fetch_id, None, 0.0)
         return Fetched(fetch_id, file.rows, 0.0)
 
-    def _check_cut(self, slot: int, kept: list[Cell]) -> None:
+    def _check_cut(self, slot: int, kept: Columns) -> None:
         if self._must_not_cut:
-            assert kept in ([], self.slots[slot]), "this memory cannot be cut"
+            assert not kept.cells or kept == self.slots[slot], (
+                "this memory cannot be cut"
+            )
 
     def _shift(self, shift: Shift) -> None:
         assert self.limits.can_shift
-        cells = self.slots[shift.slot]
-        mine = {cell.number for cell in cells}
-        for slot, others in enumerate(self.slots):
-            shared = mine & {cell.number for cell in others}
-            assert slot == shift.slot or not shared, "shared cells keep their position"
-        assert [cell.pos for cell in cells] == list(range(len(cells)))
-        assert shift.n_keep + shift.n_discard <= len(cells)
-        del cells[shift.n_keep : shift.n_keep + shift.n_discard]
-        moved = enumerate(cells)
-        self.slots[shift.slot] = [cell._replace(pos=pos) for pos, cell in moved]
+        held = self.slots[shift.slot]
+        is_own = all(self._n_users[number] == 1 for number in held.cells)
+        assert is_own, "shared cells keep their position"
+        assert held.positions == list(range(len(held.cells)))
+        end = shift.n_keep + shift.n_discard
+        assert end <= len(held.cells)
+        cells, tokens, _ = (c[: shift.n_keep] + c[end:] for c in held)
+        self._put(shift.slot, Columns(cells, tokens, list(range(len(cells)))))
         self.shifted.add(shift.slot)
 
     def _copy(self, copy: Copy) -> None:
-        assert not self.slots[copy.dst], "copies go to empty slots"
+        assert not self.slots[copy.dst].cells, "copies go to empty slots"
         assert copy.src not in self.shifted
         if copy.src in self._lost:
             self._lost.add(copy.dst)
             return
-        cells = self._first(copy.src, copy.n_pos)
-        assert _end_at(cells, copy.n_pos)
-        self._check_cut(copy.src, cells)
+        rows = self.slots[copy.src].part(0, copy.n_pos)
+        assert rows.end_at(copy.n_pos)
+        self._check_cut(copy.src, rows)
         if self.limits.unified:
-            self.slots[copy.dst] = cells
+            self._put(copy.dst, rows)
         else:
-            self._fill(copy.dst, _rows(cells))
+            self._fill(copy.dst, rows.payload)
 
     def _save(self, save: Save) -> None:
         payload = self._payload(save)
@@ -244,27 +276,27 @@ class FakeMemory:
         if source in self._lost or self._fails(save):
             return None
         held = self.slots[source]
-        cells = [cell for cell in held if save.start <= cell.pos < save.stop]
-        assert cells[0].pos == save.start
-        assert _end_at(cells, save.stop)
+        rows = held.part(save.start, save.stop)
+        assert rows.positions[0] == save.start
+        assert rows.end_at(save.stop)
         if is_on_disk or self.limits.kind is SnapshotKind.EXACT:
-            assert cells == held, "all of the slot"
-        return _rows(cells)
+            assert rows == held, "all of the slot"
+        return rows.payload
 
     def _load(self, load: Load) -> None:
         slot = load.slot
         if self._fails(load):
-            self.slots[slot] = []
+            self._put(slot, Columns([], [], []))
             self._lost.add(slot)
             return
         for piece in load.pieces:
             assert isinstance(piece.payload, tuple)
-            assert _end_at(self.slots[slot], piece.start), "a slot has all before"
+            assert self.slots[slot].end_at(piece.start), "a slot has all before"
             rows = [row for row in piece.payload if piece.start <= row[0] < piece.stop]
             if self.limits.kind is SnapshotKind.EXACT:
                 assert rows == list(piece.payload)
             self._fill(slot, rows)
-            assert _end_at(self.slots[slot], piece.stop)
+            assert self.slots[slot].end_at(piece.stop)
         assert self._highest(slot) == load.last_pos
 
 
@@ -273,15 +305,3 @@ def assert_keyed(tokens: Sequence[int], spans: Spans) -> None:
     assert all(span.key for span in spans)
     rows = [index for span in spans for index in range(span.start, span.stop)]
     assert rows == [index for index, token in enumerate(tokens) if token < 0]
-
-
-def _rows(cells: Iterable[Cell]) -> Payload:
-    return tuple((cell.pos, cell.token) for cell in cells)
-
-
-def _end_at(cells: list[Cell], pos: int) -> bool:
-    """Whether *pos* comes after *cells*, as far as these tell: a span has room behind it."""
-    if not cells:
-        return pos == 0
-    last = cells[-1]
-    return pos == last.pos + 1 or (last.token < 0 and pos > last.pos)

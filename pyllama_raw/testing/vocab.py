@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -23,25 +24,24 @@ class FakeVocab:
     @property
     def special_texts(self) -> Mapping[str, bool]:
         """Both control tokens."""
-        return dict.fromkeys(_CONTROL.values(), True)
+        return dict.fromkeys(_CONTROL, True)
 
     def tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:
         """One token a byte of UTF-8."""
         tokens = array("i", [BOS] if add_special else [])
-        while parse_special and (found := _first_control(text)):
-            before, token, text = found
-            tokens.extend(before.encode())
-            tokens.append(token)
-        tokens.extend(text.encode())
+        parts = _SPLIT(text) if parse_special else [text]
+        for number, part in enumerate(parts):
+            tokens.extend([_CONTROL[part]] if number % 2 else part.encode())
         return tokens
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The byte of *token*."""
         if token < 256:
             return bytes([token])
-        return _CONTROL[token].encode() if special else b""
+        name = {token: name for name, token in _CONTROL.items()}[token]
+        return name.encode() if special else b""
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -49,15 +49,5 @@ class FakeVocab:
         return [self.piece(token) for token in range(self.n_tokens)]
 
 
-_CONTROL = {BOS: "<s>", EOS: "</s>"}
-
-
-def _first_control(text: str) -> tuple[str, int, str] | None:
-    """(before, token, after) of the first control token in *text*."""
-    found = [
-        (text.find(name), token) for token, name in _CONTROL.items() if name in text
-    ]
-    if not found:
-        return None
-    at, token = min(found)
-    return text[:at], token, text[at + len(_CONTROL[token]) :]
+_CONTROL = {"<s>": BOS, "</s>": EOS}
+_SPLIT = re.compile("(</?s>)").split  # each second part is a control token

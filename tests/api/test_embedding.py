@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import EmbeddingConfig
-from pyllama_raw.api.embedding import VectorShape, _rows
+from pyllama_raw.api.vectors import vectors_of
 from pyllama_raw.errors import TextTooLong
 from tests.api.embedding_support import OTHER_ENCODERS, POOLED, TEXTS, open_engine
 
@@ -44,10 +44,10 @@ async def test_control_tokens_are_for_prompts():
     async with open_engine("bert") as engine:
         n_prompt = len(await engine.tokenize("a<|endoftext|>"))
         (rows,) = await engine.embed_tokens(["a<|endoftext|>"])
-        counts = await engine.count_texts(["a<|endoftext|>", "a"])
+        vectors = await engine.embed(["a<|endoftext|>", "a"])
 
     assert (n_prompt, len(rows)) == (3, 14)  # with the first token of all prompts
-    assert counts == [14, 2]
+    assert vectors.usage.prompt_tokens == 14 + 2
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3-embedding"])
@@ -95,9 +95,7 @@ def test_normalised_vectors_have_the_length_one(vector, normalize, expected):
     """
     A vector of zeros stays one.
     """
-    values = np.array(vector, np.float32).tobytes()
-
-    rows = _rows(values, VectorShape(2, None, normalize))
+    rows = vectors_of(np.array([vector], np.float32), 1, normalize=normalize)
 
     np.testing.assert_allclose(rows, [expected], atol=1e-7)
 

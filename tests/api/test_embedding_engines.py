@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pyllama_raw import AsyncEngine, Model, SamplingParams
+from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.errors import ClosedError
 from tests.api.embedding_support import TEXTS, config, open_engine
 from tests.tiny import tiny_model
@@ -117,15 +118,17 @@ async def test_engines_share_the_weights_of_an_encoder():
     np.testing.assert_allclose(*vectors, atol=1e-6)
 
 
-async def test_an_engine_that_is_dropped_ends_its_embedder():
+async def test_an_engine_that_is_dropped_frees_the_contexts_of_texts():
     """
-    The thread that made vectors ends with the one that generates.
+    The one thread of the engine does that when it ends.
     """
     held = [await open_engine("qwen3-embedding")]
     await held[0].embed(["a"])
-    embedder = await held[0]._embedders.get()
+    thread, texts = held[0]._thread, held[0]._parts.texts
+    was_ready = texts.is_ready(Pooling.LAST)
 
     with pytest.warns(ResourceWarning, match="dropped before aclose"):
         held.clear()
 
-    assert embedder.thread.join(30)
+    assert thread.join(30)
+    assert (was_ready, texts.is_ready(Pooling.LAST)) == (True, False)

@@ -48,7 +48,7 @@ def reference(path, tokens: tuple[int, ...]) -> np.ndarray:
             batch = Batch(512)
             batch.add_scored(tokens, 0, 0)
             context.decode(batch)
-            rows = [context.logits(i) for i in range(len(tokens))]
+            rows = [np.asarray(context.logits(i)) for i in range(len(tokens))]
     return log_softmax(np.array(rows))
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pyllama_raw import AsyncEngine, Audio, Engine, SamplingParams
 from pyllama_raw.core.encodes import Encodes
-from pyllama_raw.engine.encoder import Encoder
+from pyllama_raw.engine.encoder import Encoder, RequestEncodes
 from pyllama_raw.engine.media_desk import MediaDesk, MediaPart
 from pyllama_raw.errors import (
     BadMedia,
@@ -168,10 +168,11 @@ def test_rows_are_never_those_of_another_image_or_slice(name):
             numbers = [chance.randrange(8) for _ in range(chance.randint(1, 4))]
             placed = [desk.place(images[n], i) for i, n in enumerate(numbers)]
             tasks = [part.payloads[0].task for part in placed]
-            encoder.enter([(request_id, tasks)])
-            wait_until(lambda i=request_id: encoder.progress(i)[0])
+            encodes = RequestEncodes(request_id, tasks)
+            encoder.enter([encodes])
+            wait_until(lambda e=encodes: encoder.is_done(e))
             found = [own_rows(part, encoder) for part in placed]
-            encoder.leave(request_id)
+            encoder.leave(encodes)
             assert found == [expected[n] for n in numbers]
         stats = encoder.stats
         encoder.close()
@@ -286,11 +287,12 @@ def test_a_cancelled_encode_ends_within_a_layer(tmp_path):
         encoder = desk.encoder
         for seed in range(8):
             part = desk.place(picture(seed, 224, 224), 0)
-            encoder.enter([(-1, [part.payloads[0].task])])
+            encodes = RequestEncodes(-1, [part.payloads[0].task])
+            encoder.enter([encodes])
             wait_until(lambda: encoder._control is not None)
             control = encoder._control
             wait_until(lambda c=control: c.n_borders > 2)
-            encoder.leave(-1)
+            encoder.leave(encodes)
             n_borders = control.n_borders
             wait_until(lambda: encoder._control is None)
 

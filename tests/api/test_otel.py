@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.core.request import Finished, FinishReason, Timings
+from pyllama_raw.core.request import Finished, FinishReason, Moments
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.testing import fake_engine
 from tests.api.test_blocking import blocking
@@ -31,7 +31,7 @@ END = Finished(
     n_cached=16,
     cache_tier=None,
     n_preempted=1,
-    timings=Timings(2.0, 3.0, 4.5, 9.0, (1.0, 3.5)),
+    timings=Moments(2.0, 3.0, 4.5, 9.0, (1.0, 3.5)),
 )
 
 

@@ -4,8 +4,7 @@ import anyio
 import pytest
 
 from pyllama_raw import AsyncEngine, SamplingParams
-from pyllama_raw.core.request import Finished, FinishReason
-from pyllama_raw.core.request import Timings as Moments
+from pyllama_raw.core.request import Finished, FinishReason, Moments
 from pyllama_raw.engine.pace import Pace
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits

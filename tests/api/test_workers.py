@@ -247,6 +247,9 @@ async def test_an_engine_that_failed_and_is_dropped_leaves_no_worker():
     engine = fake_engine(FakeExecutor(fake_limits(), on_step=fail))
     with pytest.raises(EngineStopped):
         await engine.complete("a", PARAMS)
+    assert engine._thread.join(
+        HANG_S
+    )  # until then it has the error, which has the engine
     threads = ours()
     del engine
     gc.collect()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw.cli.command import main
-from pyllama_raw.engine.records import write_records
-from pyllama_raw.engine.request_log import RequestLog, read_requests
+from pyllama_raw.engine.records import read_records, write_records
+from pyllama_raw.engine.request_log import RequestLog, RequestRecord
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
 from tests.tiny import tiny_model
 
@@ -157,8 +157,8 @@ def test_a_log_is_replayed_with_its_clients(tmp_path: Path):
         *("--warm-up", "2", "--request-log", str(logged), "--policy", "vtc"),
     )
 
-    records = read_requests(logged)
-    clients = sorted(r.client for r in read_requests(recorded_log))
+    records = read_records(logged, RequestRecord)
+    clients = sorted(r.client for r in read_records(recorded_log, RequestRecord))
     assert done.returncode == 0, done.stderr
     assert sorted(r.client for r in records if not r.warms_up) == clients
     assert [r.client for r in records if r.warms_up] == [None, None]

@@ -3,10 +3,9 @@
 from array import array
 from itertools import accumulate
 
-from pyllama_raw.core.embedding.request import EmbedRequest
-from pyllama_raw.core.embedding.scheduler import EmbedScheduler
 from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.request import Finished, Lot
+from pyllama_raw.core.request import EmbedRequest, Finished, Lot
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     Computed,
     Encode,
@@ -18,7 +17,7 @@ from pyllama_raw.errors import InvalidBatch
 
 BUDGET = 10
 ERROR = InvalidBatch("llama_decode", -1, "no")
-MEAN, LAST = Lot("mean"), Lot("last")
+MEAN, LAST = (Lot(name, makes_vectors=True) for name in ("mean", "last"))
 
 
 def make_request(
@@ -33,15 +32,15 @@ def make_request(
     ends = tuple(accumulate(sizes))
     fields.setdefault("lot", MEAN)
     return EmbedRequest(
-        request_id, array("i", tokens), 1, ends=ends, may_cut=may_cut, **fields
+        request_id, array("i", tokens), ends=ends, may_cut=may_cut, **fields
     )
 
 
 def make_scheduler(
     *requests: EmbedRequest, n_slots: int = 8, budget: int | None = BUDGET
-) -> EmbedScheduler:
+) -> Scheduler:
     limits = ContextLimits(n_slots=n_slots, n_ctx_slot=100, n_batch=40, n_cells=140)
-    scheduler = EmbedScheduler(limits, token_budget=budget)
+    scheduler = Scheduler(limits, (), token_budget=budget)
     scheduler.add_all(requests, 0.0)
     return scheduler
 
@@ -65,7 +64,7 @@ def shown(plan: StepPlan) -> list[tuple[int, int, int]]:
     ]
 
 
-def run(scheduler: EmbedScheduler) -> tuple[list[list[tuple[int, int, int]]], list]:
+def run(scheduler: Scheduler) -> tuple[list[list[tuple[int, int, int]]], list]:
     """All steps and all events."""
     steps, events = [], scheduler.take_events()
     while plan := scheduler.schedule(0.0):

@@ -5,7 +5,7 @@ from array import array
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost
-from pyllama_raw.core.request import Delta, Request
+from pyllama_raw.core.request import NewTokens, Request
 from pyllama_raw.core.step import DecodeStatus, StepPlan, StepResult
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.errors import DecodeFailed
@@ -102,7 +102,7 @@ class Engine:
         )
 
     def _compute(self, work) -> None:
-        assert work.pos == len(self.memory.slots[work.slot])
+        assert work.pos == len(self.memory.tokens(work.slot))
         self.memory.write(work.slot, work.tokens)
         if work.slot not in self.memory.shifted:
             sequence = self.scheduler._roster.alive.get(work.request_id)
@@ -113,7 +113,7 @@ class Engine:
     def _take(self, events, _) -> None:
         self.ends |= finished(events)
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, NewTokens):
                 self.texts[event.request_id] += event.tokens
 
     def of(self, kind) -> list:

@@ -12,8 +12,8 @@ from pyllama_raw.core.step import (
     Lost,
     Output,
     Sampled,
-    Score,
     Scored,
+    ScoredPrefill,
     StepPlan,
     StepResult,
     Work,
@@ -78,7 +78,7 @@ def output(work: Work, *tokens: int, lost: Collection[int] = ()) -> Output:
     if work.slot in lost:
         return Lost()
     found = Sampled(tokens) if work.samples else Computed()
-    if isinstance(work, Score):
+    if isinstance(work, ScoredPrefill):
         return Scored(score(work.pos + 1, work.targets), found)
     return found
 

@@ -236,7 +236,7 @@ def test_queue_lets_go_of_dropped_entries():
     for n in range(10_000):
         queue.push(Entry(n, "model", 0, 1, 1, None))
 
-    assert len(queue) <= 64
+    assert len(queue._heap) <= 64
 
 
 def test_queue_without_candidates():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pyllama_raw.core.embedding.scheduler import EmbedScheduler
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import Embedded, FinishReason
+from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.step import (
     DecodeStatus,
     RowFailed,
@@ -122,7 +122,7 @@ def test_the_budget_follows_the_speed():
     A step takes half of the target, because streams of others have steps of their own.
     """
     limits = ContextLimits(n_slots=8, n_ctx_slot=100, n_batch=1000, n_cells=1100)
-    scheduler = EmbedScheduler(limits, target_step_s=1.0)
+    scheduler = Scheduler(limits, (), target_step_s=1.0)
     scheduler.add_all([make_request(1, [16] * 99)], 0.0)
     sizes = []
 

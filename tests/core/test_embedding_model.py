@@ -5,8 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from pyllama_raw.core.embedding.request import EmbedRequest
-from pyllama_raw.core.request import Embedded, FinishReason
+from pyllama_raw.core.request import Embedded, EmbedRequest, FinishReason
 from pyllama_raw.core.step import (
     DecodeStatus,
     StepPlan,

@@ -307,21 +307,20 @@ def test_a_junction_with_stored_paths(tokens, expected):
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("interval", "marked", "expected"),
     [
-        ({}, (9,)),
-        ({"n_tail": 0}, ()),
-        ({"interval": 4}, (4, 8, 9)),
-        ({"interval": 5, "n_tail": 0}, (5,)),
-        ({"junction": 3, "cache_points": [9, 3, 7]}, (3, 7, 9)),
-        ({"junction": 10, "cache_points": [-1, 99]}, (9,)),
+        (0, [], {8}),
+        (4, [], {4, 8}),
+        (3, [], {3, 6, 8}),
+        (0, [9, 3, 7, 3], {3, 7, 8}),
+        (0, [-1, 99], {8}),
     ],
 )
-def test_snapshot_points_of_ten_tokens(options, expected):
+def test_snapshot_points_of_ten_tokens(interval, marked, expected):
     """
-    Points rise, are distinct, and lie inside the prompt.
+    Points are distinct and leave tokens to compute.
     """
-    assert snapshot_points(10, **options) == expected
+    assert snapshot_points(10, interval, marked) == expected
 
 
 def test_points_are_spaced():
@@ -335,7 +334,7 @@ def test_one_token_has_no_snapshot_point():
     """
     A prompt of one token can restore nothing.
     """
-    assert snapshot_points(1, interval=1) == ()
+    assert snapshot_points(1, 1, ()) == set()
 
 
 @ALL

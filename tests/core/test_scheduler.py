@@ -3,9 +3,9 @@ from array import array
 import pytest
 
 from pyllama_raw.core.request import (
-    Delta,
     FinishReason,
     LengthLimit,
+    NewTokens,
     StopString,
     StopToken,
 )
@@ -43,7 +43,7 @@ def test_one_request_prefills_then_decodes():
         [(0, 4, 1, True)],
         [(0, 5, 1, True)],
     ]
-    assert [e.tokens for e in events if type(e) is Delta] == [(97,)] * 3
+    assert [e.tokens for e in events if type(e) is NewTokens] == [(97,)] * 3
     assert finished(events)[0].reason is FinishReason.LENGTH
 
 
@@ -153,7 +153,7 @@ def test_a_stop_token_ends_the_request():
 
     _, events = step(scheduler, token=STOP_TOKEN)
 
-    assert events[0] == Delta(0, (STOP_TOKEN,))
+    assert events[0] == NewTokens(0, (STOP_TOKEN,))
     assert (events[1].reason, events[1].n_output) == (FinishReason.STOP, 1)
 
 

@@ -1,6 +1,6 @@
 """Steps that fail, are aborted or find no memory."""
 
-from pyllama_raw.core.request import Delta
+from pyllama_raw.core.request import NewTokens
 from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
@@ -127,7 +127,7 @@ def test_a_row_that_cannot_be_sampled_ends_its_request_only():
     events = scheduler.apply(plan, result, 1.0)
 
     assert events[0].error is error
-    assert events[1] == Delta(1, (97,))
+    assert events[1] == NewTokens(1, (97,))
 
 
 def test_no_space_for_requests_that_ended_meanwhile():

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.tier import SnapshotCost, Tier
-from pyllama_raw.core.request import TOKENS, CacheTier, Delta, Lot, Request
+from pyllama_raw.core.request import TOKENS, CacheTier, Lot, NewTokens, Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     Copy,
@@ -31,7 +31,7 @@ from pyllama_raw.core.step import (
     RowFailed,
     Sampled,
     Save,
-    Score,
+    ScoredPrefill,
     Shift,
     StepResult,
     Trim,
@@ -262,7 +262,7 @@ class SchedulerModel(RuleBasedStateMachine):
         works = [work for work in self.plan.works if work.slot not in lost]
         for work in works:
             request = self.requests[work.request_id]
-            n_held = len(self.memory.slots[work.slot])
+            n_held = len(self.memory.tokens(work.slot))
             assert work.pos == row_position(request, n_held)
             assert_one_kind(request, n_held, work)
             if work.slot not in self.memory.shifted:
@@ -313,7 +313,7 @@ class SchedulerModel(RuleBasedStateMachine):
         if result.status is not DecodeStatus.OK:
             self.decoded = None
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, NewTokens):
                 self.texts[event.request_id] += event.tokens
                 self.alone[event.request_id] = 0
             elif isinstance(event.error, DecodeFailed | InvalidBatch):
@@ -329,7 +329,7 @@ class SchedulerModel(RuleBasedStateMachine):
         tokens = [token]
         n_more = self.data.draw(st.integers(0, 7)) - 5
         while len(tokens) <= n_more and work.samples and work.slot not in lost:
-            is_full = len(self.memory.slots[work.slot]) >= N_CTX_SLOT - 1
+            is_full = len(self.memory.tokens(work.slot)) >= N_CTX_SLOT - 1
             if is_full or (self.unified and self.memory.n_used >= N_CELLS):
                 break
             self.memory.write(work.slot, [token])
@@ -376,7 +376,7 @@ class SchedulerModel(RuleBasedStateMachine):
         exact = self.scheduler.limits.kind is SnapshotKind.EXACT
         if exact or self.memory.refuses_cuts:
             for work in works:
-                self.memory.slots[work.slot] = []
+                self.memory.empty(work.slot)
             held = {}
         outputs = (
             Held(held[work.slot]) if work.slot in held else Lost()
@@ -438,7 +438,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert set(ends) == set(self.texts)
         counts = dict.fromkeys(self.texts, 0)
         for event in self.events:
-            if isinstance(event, Delta):
+            if isinstance(event, NewTokens):
                 counts[event.request_id] += len(event.tokens)
         assert counts == {i: end.n_output for i, end in ends.items()}
         for request_id, end in ends.items():
@@ -455,7 +455,7 @@ def decoded(works):
 
 
 def n_rows(work):
-    return len(work.tokens) if isinstance(work, Score) else work.samples
+    return len(work.tokens) if isinstance(work, ScoredPrefill) else work.samples
 
 
 def make_disk(kind):

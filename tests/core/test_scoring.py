@@ -11,7 +11,7 @@ from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
     Sampled,
-    Score,
+    ScoredPrefill,
     StepPlan,
     StepResult,
 )
@@ -38,7 +38,7 @@ def scored(request_id=0, n_prompt=20, **fields) -> Request:
 
 def n_rows(plan: StepPlan) -> int:
     return sum(
-        len(work.tokens) if isinstance(work, Score) else work.samples
+        len(work.tokens) if isinstance(work, ScoredPrefill) else work.samples
         for work in plan.works
     )
 
@@ -93,7 +93,7 @@ def test_nothing_is_scored_that_was_not_asked_for():
 
     plans, events = run_until_idle(scheduler)
 
-    assert all(not isinstance(w, Score) for plan in plans for w in plan.works)
+    assert all(not isinstance(w, ScoredPrefill) for plan in plans for w in plan.works)
     assert finished(events)[0].prompt_logprobs == ()
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import (
-    Delta,
     FinishReason,
     LengthLimit,
+    NewTokens,
 )
 from pyllama_raw.core.step import (
     Copy,
@@ -120,7 +120,7 @@ def test_a_slot_with_an_image_that_is_full_ends_its_request():
 
     assert ends[0].detail is LengthLimit.SLOT
     assert ends[1].detail is LengthLimit.MAX_TOKENS
-    assert sum(isinstance(event, Delta) for event in engine.events) == 6 + 100
+    assert sum(isinstance(event, NewTokens) for event in engine.events) == 6 + 100
 
 
 def test_rows_share_no_step_with_tokens():

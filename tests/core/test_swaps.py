@@ -67,7 +67,7 @@ def test_who_is_sooner_computed_is_not_swapped():
 
 
 def slow_copies(engine):
-    tiers = engine.scheduler._memory._tiers
+    tiers = engine.scheduler._memory.tiers
     engine.scheduler._speed.observe(1000, 1.0)
     tiers._speeds["host"].observe(1000, 1.0)
 

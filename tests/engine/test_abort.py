@@ -13,7 +13,7 @@ def works(*request_ids: int) -> list[Decode]:
 
 def make_gate() -> tuple[AbortGate, FakeFlag]:
     flag = FakeFlag()
-    return AbortGate(flag), flag
+    return AbortGate(), flag
 
 
 def test_the_last_stop_aborts():
@@ -21,7 +21,7 @@ def test_the_last_stop_aborts():
     The flag is set when nobody in the step is left, and cleared with the step.
     """
     gate, flag = make_gate()
-    gate.enter(works(1, 2))
+    gate.enter(works(1, 2), flag)
     gate.stop(1)
     after_one = flag.is_set
     gate.stop(2)
@@ -39,7 +39,7 @@ def test_a_stop_between_steps_is_about_its_request():
     for number in (1, 2):
         gate, flag = make_gate()
         gate.stop(1)
-        gate.enter(works(number))
+        gate.enter(works(number), flag)
         found.append(flag.is_set)
 
     assert found == [True, False]
@@ -50,11 +50,11 @@ def test_a_stop_is_over_with_the_step():
     By then the scheduler knows, and plans the request again only if it is wanted.
     """
     gate, flag = make_gate()
-    gate.enter(works(1, 2))
+    gate.enter(works(1, 2), flag)
     gate.stop(1)
     gate.leave()
 
-    gate.enter(works(1))
+    gate.enter(works(1), flag)
 
     assert not flag.is_set
 
@@ -64,12 +64,12 @@ def test_a_stop_of_all_aborts_this_step_and_the_next():
     A closing engine computes nothing more, whoever wants it.
     """
     gate, flag = make_gate()
-    gate.enter(works(1))
+    gate.enter(works(1), flag)
     gate.stop()
     now = flag.is_set
     gate.leave()
 
-    gate.enter(works(1))
+    gate.enter(works(1), flag)
 
     assert (now, flag.is_set) == (True, True)
 
@@ -81,6 +81,23 @@ def test_memory_is_moved_whoever_wants_it():
     gate, flag = make_gate()
     gate.stop()
 
-    gate.enter(())
+    gate.enter((), flag)
 
     assert not flag.is_set
+
+
+def test_a_stop_aborts_the_context_that_computes():
+    """
+    Steps of several contexts have a gate: the flag of the running one is set.
+    """
+    gate, flag = make_gate()
+    gate.enter(works(1), flag)
+    gate.leave()
+    other = FakeFlag()
+    gate.enter(works(2), other)
+
+    gate.stop(2)
+    during = (flag.is_set, other.is_set)
+    gate.leave()
+
+    assert (during, other.is_set) == ((False, True), False)

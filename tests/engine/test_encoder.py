@@ -10,8 +10,8 @@ from time import monotonic
 import pytest
 
 from pyllama_raw.core.encodes import Encodes, Wanted
-from pyllama_raw.engine.encoder import Encoder
-from pyllama_raw.errors import BadMedia, EngineFault, PyllamaError, QueueFull
+from pyllama_raw.engine.encoder import Encoder, RequestEncodes
+from pyllama_raw.errors import BadMedia, EngineFault, QueueFull
 from tests.engine.support import HANG_S
 
 N_BYTES = 40
@@ -57,6 +57,10 @@ def rows(name: str) -> array:
     return array("f", [float(ord(name))] * (N_BYTES // 4))
 
 
+def of(request_id: int, *tasks: FakeTask) -> RequestEncodes:
+    return RequestEncodes(request_id, tasks)
+
+
 class News:
     """Waits for what the encoder reports."""
 
@@ -92,12 +96,11 @@ def test_a_task_of_several_requests_runs_once(encoder, news):
     """
     log: list[str] = []
     tasks = [FakeTask(name, log) for name in "aab"]
-    encoder.enter([(1, tasks[:2]), (2, tasks[1:])])
-    news.wait_until(lambda: encoder.progress(2)[0])
+    first, second = of(1, *tasks[:2]), of(2, *tasks[1:])
+    encoder.enter([first, second])
+    news.wait_until(lambda: encoder.is_done(second))
 
-    told = [encoder.progress(1), encoder.progress(2)]
-
-    assert told == [(True, None), (True, None)]
+    assert encoder.is_done(first)
     assert log == ["a", "b"]
     assert encoder.rows(tasks[0]) is encoder.rows(tasks[1])
     assert encoder.rows(tasks[2]) == rows("b")
@@ -114,17 +117,20 @@ def test_a_task_that_fails_fails_those_who_want_it(encoder, news, raised, kind):
     """
     log: list[str] = []
     bad = FakeTask("x", log, error=raised)
-    encoder.enter(
-        [(1, [FakeTask("a", log), bad]), (2, [bad]), (3, [FakeTask("b", log)])]
+    failing, good = (
+        [of(1, FakeTask("a", log), bad), of(2, bad)],
+        of(3, FakeTask("b", log)),
     )
-    news.wait_until(lambda: encoder.progress(3)[0])
-    news.wait_until(lambda: encoder.progress(1)[1] and encoder.progress(2)[1])
+    encoder.enter([*failing, good])
+    news.wait_until(lambda: encoder.is_done(good))
+    news.wait_until(lambda: all(each.error for each in failing))
 
-    errors: list[PyllamaError | None] = [encoder.progress(i)[1] for i in (1, 2)]
-    for request_id in (1, 2, 3):
-        encoder.leave(request_id)
-    encoder.enter([(4, [FakeTask("x", log)])])
-    news.wait_until(lambda: encoder.progress(4)[0])
+    errors = [each.error for each in failing]
+    for each in (*failing, good):
+        encoder.leave(each)
+    later = of(4, FakeTask("x", log))
+    encoder.enter([later])
+    news.wait_until(lambda: encoder.is_done(later))
 
     assert [type(error) for error in errors] == [kind, kind]
     assert errors[0] is not errors[1]
@@ -140,16 +146,17 @@ def test_an_encode_that_nobody_wants_is_cancelled(encoder, news):
     The next one begins, and nothing is held any more.
     """
     held = FakeTask("a", is_held=True)
-    encoder.enter([(1, [held]), (2, [held])])
+    unwanted, wanted = [of(1, held), of(2, held)], of(3, FakeTask("b"))
+    encoder.enter(unwanted)
     assert held.begun.wait(HANG_S)
 
-    encoder.leave(1)
-    encoder.leave(2)
-    encoder.enter([(3, [FakeTask("b")])])
-    news.wait_until(lambda: encoder.progress(3)[0])
+    for each in unwanted:
+        encoder.leave(each)
+    encoder.enter([wanted])
+    news.wait_until(lambda: encoder.is_done(wanted))
+    encoder.leave(wanted)
+    encoder.leave(wanted)
 
-    assert encoder.leave(3) >= 0
-    assert encoder.leave(3) is None
     stats = encoder.stats
     assert (stats.encodes, stats.encodes_cancelled) == (1, 1)
     assert (stats.media_bytes, stats.row_bytes) == (0, N_BYTES)
@@ -162,7 +169,7 @@ def test_requests_enter_together_or_not_at_all(encoder):
     letters = [FakeTask(name, is_held=True) for name in "abcdefghijk"]
 
     with pytest.raises(QueueFull):
-        encoder.enter([(1, letters[:6]), (2, letters[6:])])
+        encoder.enter([of(1, *letters[:6]), of(2, *letters[6:])])
 
     assert encoder.stats.media_bytes == 0
 
@@ -173,7 +180,7 @@ def test_closing_ends_the_encode_that_runs():
     """
     encoder = Encoder(Encodes(10 * N_BYTES, 0))
     held, other = FakeTask("a", is_held=True), FakeTask("b")
-    encoder.enter([(1, [held]), (2, [other])])
+    encoder.enter([of(1, held), of(2, other)])
     assert held.begun.wait(HANG_S)
 
     encoder.close()

@@ -9,9 +9,9 @@ import pytest
 
 from pyllama_raw import LogConfig, SamplingParams
 from pyllama_raw.engine.logs import NO_LOGS, Logs, open_logs
-from pyllama_raw.engine.records import RecordFile
-from pyllama_raw.engine.request_log import RequestLog, read_requests
-from pyllama_raw.engine.step_log import StepLog, read_steps
+from pyllama_raw.engine.records import RecordFile, read_records
+from pyllama_raw.engine.request_log import RequestLog, RequestRecord
+from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.testing import fake_engine
@@ -33,10 +33,18 @@ async def test_files_have_all_that_memory_has(tmp_path):
             await engine.complete("hello", SamplingParams(max_tokens=n))
 
     assert len(engine.step_log()) == 3
-    assert read_steps(steps)[-3:] == engine.step_log()
-    assert read_requests(requests)[-2:] == engine.request_log()
-    assert [record.n_output for record in read_requests(requests)] == [1, 2, 3, 4]
-    assert sum(len(record.decodes) for record in read_steps(steps)) == 0 + 1 + 2 + 3
+    assert read_records(steps, StepRecord)[-3:] == engine.step_log()
+    assert read_records(requests, RequestRecord)[-2:] == engine.request_log()
+    assert [record.n_output for record in read_records(requests, RequestRecord)] == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert (
+        sum(len(record.decodes) for record in read_records(steps, StepRecord))
+        == 0 + 1 + 2 + 3
+    )
 
 
 async def test_without_options_nothing_is_kept():
@@ -70,9 +78,9 @@ def test_a_file_has_one_log(tmp_path):
         RecordFile(tmp_path / "steps", StepRecord)
     file.close()
 
-    assert read_steps(tmp_path / "steps") == [RECORD]
+    assert read_records(tmp_path / "steps", StepRecord) == [RECORD]
     RecordFile(tmp_path / "steps", StepRecord).close()
-    assert read_steps(tmp_path / "steps") == []
+    assert read_records(tmp_path / "steps", StepRecord) == []
 
 
 def test_a_record_that_cannot_be_written_ends_the_file(tmp_path, caplog):
@@ -199,5 +207,8 @@ def test_records_beyond_the_limit_are_counted(tmp_path, caplog, monkeypatch):
         file.put(RECORD._replace(at_s=float(n)))
     file.close()
 
-    assert [record.at_s for record in read_steps(tmp_path / "steps")] == [3.0, 4.0]
+    assert [record.at_s for record in read_records(tmp_path / "steps", StepRecord)] == [
+        3.0,
+        4.0,
+    ]
     assert "steps lacks 3 records" in caplog.text

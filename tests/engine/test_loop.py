@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pyllama_raw.core.request import Delta, Finished, FinishReason
+from pyllama_raw.core.request import Finished, FinishReason, NewTokens
 from pyllama_raw.core.step import DecodeStatus
 from pyllama_raw.engine.stream import Refused
 from pyllama_raw.errors import ClosedError, DecodeFailed, EngineStopped, QueueFull
@@ -25,7 +25,12 @@ def test_events_come_in_order_and_end_with_finished(loop, started):
     thread.submit_all((make_request(7, max_tokens=3),), stream)
     events = stream.read_to_end()
 
-    assert [type(event) for event in events] == [Delta, Delta, Delta, Finished]
+    assert [type(event) for event in events] == [
+        NewTokens,
+        NewTokens,
+        NewTokens,
+        Finished,
+    ]
     assert events[-1].reason is FinishReason.LENGTH
     assert {event.request_id for event in events} == {7}
 
@@ -219,7 +224,12 @@ def test_close_ends_requests_with_what_they_have(loop):
     events = stream.read_to_end()
 
     assert thread.join(HANG_S)
-    assert [type(event) for event in events] == [Delta, Delta, Delta, Finished]
+    assert [type(event) for event in events] == [
+        NewTokens,
+        NewTokens,
+        NewTokens,
+        Finished,
+    ]
     assert events[-1].reason is FinishReason.CLOSED
     assert released == [True]
     assert executor.opened == set()

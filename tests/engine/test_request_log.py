@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.core.namespace import Private
-from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Timings
+from pyllama_raw.core.request import CacheTier, Finished, FinishReason, Moments
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.records import write_records
+from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import (
     BLOCK,
     BlockIds,
     RequestLog,
     RequestRecord,
-    read_requests,
 )
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.testing import FakeExecutor, fake_limits, fake_parts
@@ -26,7 +25,7 @@ IDS = BlockIds(b"a key")
 
 
 def ended(request_id=1, **changes):
-    timings = Timings(2.0, 3.0, 4.0, 9.0, (1.0, 4.0))
+    timings = Moments(2.0, 3.0, 4.0, 9.0, (1.0, 4.0))
     plain = Finished(
         request_id, FinishReason.STOP, None, 20, 3, 16, CacheTier.HOST, 1, timings
     )
@@ -122,7 +121,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path):
     records = [record(asked(policy_data={"a": 1.5}), ended()), record(asked(), ended())]
     write_records(tmp_path / "requests.jsonl", records)
 
-    assert read_requests(tmp_path / "requests.jsonl") == records
+    assert read_records(tmp_path / "requests.jsonl", RequestRecord) == records
 
 
 def test_a_log_keeps_the_last_requests():
@@ -159,4 +158,4 @@ def test_another_file_is_no_log(tmp_path, text):
     (tmp_path / "requests.jsonl").write_text(text)
 
     with pytest.raises(ValueError, match=r"requests.jsonl, line 1"):
-        read_requests(tmp_path / "requests.jsonl")
+        read_records(tmp_path / "requests.jsonl", RequestRecord)

@@ -12,7 +12,7 @@ import pytest
 from pyllama_raw.core.encodes import Encodes, RowKey, Wanted
 from pyllama_raw.core.request import Finished, FinishReason
 from pyllama_raw.core.spans import Span
-from pyllama_raw.engine.encoder import Encoder
+from pyllama_raw.engine.encoder import Encoder, RequestEncodes
 from pyllama_raw.engine.stream import Refused
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
@@ -61,16 +61,14 @@ class FakeDesk:
     """Stands for a MediaDesk: the payloads of its requests are tasks."""
 
     def __init__(self) -> None:
-        self.encoder = Encoder[FakeTask](Encodes(10**6, 10**6))
+        self.encoder = Encoder(Encodes(10**6, 10**6))
 
-    def enter(self, requests) -> None:
-        shown = [each for each in requests if each.payloads]
-        self.encoder.enter([(each.request_id, each.payloads) for each in shown])
-
-    def leave(self, event):
-        if type(event) is not Finished:
-            return event
-        return replace(event, encode_s=self.encoder.leave(event.request_id))
+    def enter(self, opened) -> None:
+        shown = [each for each in opened if each.request.payloads]
+        for each in shown:
+            request = each.request
+            each.encodes = RequestEncodes(request.request_id, request.payloads)
+        self.encoder.enter([each.encodes for each in shown])
 
 
 class Told(Watcher):

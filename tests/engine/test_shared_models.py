@@ -14,6 +14,16 @@ from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from tests.engine.support import HANG_S
 
 
+class Halfway:
+    """Stands for the native LoadProgress."""
+
+    fraction = 0.5
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 class Loads:
     """Stands for the native Model: counts what is loaded, and loads when it is told to."""
 
@@ -25,14 +35,12 @@ class Loads:
         self.error: Exception | None = None
         self._lock = threading.Lock()
 
-    def load(
-        self, path: Path, *, progress: Callable[[float], bool], **options: object
-    ) -> "Loads":
+    def load(self, path: Path, *, progress: Halfway, **options: object) -> "Loads":
         with self._lock:
             self.n_loads += 1
         self.begun.set()
         while not self.go_on.wait(0.001):
-            if not progress(0.5):
+            if progress.cancelled:
                 raise ModelLoadFailed(str(path), "stopped")
         if self.error is not None:
             raise self.error
@@ -53,6 +61,7 @@ class Loads:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loads]:
     fake = Loads()
     monkeypatch.setattr(shared_models, "Model", fake)
+    monkeypatch.setattr(shared_models, "LoadProgress", Halfway)
     monkeypatch.setattr(shared_models, "_models", [])
     yield fake
     assert shared_models._models == []

@@ -18,12 +18,11 @@ from pyllama_raw.core.step import (
     StepResult,
 )
 from pyllama_raw.engine.driver import Driver
-from pyllama_raw.engine.records import write_records
+from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.step_log import (
     Size,
     StepLog,
     StepRecord,
-    read_steps,
     size_of,
     step_record,
 )
@@ -58,7 +57,7 @@ class Steps:
     """A driver on the fake executor with a step log; a step takes half a second."""
 
     def __init__(self, *requests, max_steps=100, failing=None, **options):
-        self.log = StepLog(max_steps=max_steps)
+        self.log = StepLog(max_steps)
         limits = fake_limits(n_slots=2, n_batch=16)
         executor = FakeExecutor(limits, failures=failing)
         self.scheduler = fake_parts(executor, **options).scheduler
@@ -130,6 +129,7 @@ def test_a_record_has_the_seconds_of_a_result():
         seconds=0.5,
         host_s=0.0625,
         n_preempted=7,
+        warms_up=False,
     )
 
     assert record == StepRecord(
@@ -168,7 +168,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path):
     records = Steps(make_request()).run()
     write_records(tmp_path / "steps.jsonl", records)
 
-    assert read_steps(tmp_path / "steps.jsonl") == records
+    assert read_records(tmp_path / "steps.jsonl", StepRecord) == records
 
 
 @pytest.mark.parametrize("text", ['{"at_s": 1}', "[1]", "no JSON"])
@@ -179,12 +179,12 @@ def test_another_file_is_no_log(tmp_path, text):
     (tmp_path / "steps.jsonl").write_text(text)
 
     with pytest.raises(ValueError, match=r"steps.jsonl, line 1"):
-        read_steps(tmp_path / "steps.jsonl")
+        read_records(tmp_path / "steps.jsonl", StepRecord)
 
 
-def test_what_warmed_up_is_known_until_its_last_step():
+def test_steps_that_warm_up_are_marked():
     """
-    Steps with a request that warms the engine up are marked; then it is forgotten.
+    Steps with a request that warms the engine up are marked, its last one included.
     """
     data = {"warm_up": True}
     steps = Steps(make_request(1, max_tokens=2, policy_data=data), max_steps=10)
@@ -193,4 +193,3 @@ def test_what_warmed_up_is_known_until_its_last_step():
 
     computed = [record for record in steps.run() if record.decodes or record.chunks]
     assert [record.warms_up for record in computed] == [True, True, False, False]
-    assert not steps.log._warming

@@ -1,6 +1,6 @@
 """When readers are told of a step: before anything that takes time is begun."""
 
-from pyllama_raw.core.request import Delta, Finished
+from pyllama_raw.core.request import Finished, NewTokens
 from pyllama_raw.core.step import Release, StepPlan
 from pyllama_raw.errors import EngineStalled
 from pyllama_raw.testing import FakeExecutor, fake_limits
@@ -72,7 +72,7 @@ def test_a_plan_of_operations_only_tells_too(loop, started):
 
         def __init__(self, scheduler):
             self._scheduler = scheduler
-            self._events = [Delta(1, (97,))]
+            self._events = [NewTokens(1, (97,))]
 
         def __getattr__(self, name):
             return getattr(self._scheduler, name)

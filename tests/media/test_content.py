@@ -1,6 +1,7 @@
 """Where images and sounds stand in a prompt."""
 
 from base64 import b64encode
+from dataclasses import replace
 
 import pytest
 
@@ -12,10 +13,15 @@ from tests.media.files import image_file, pixels, sound_file, wav_file
 PNG = image_file("PNG")
 URL = "data:image/png;base64," + b64encode(PNG).decode()
 SOUND = {"data": b64encode(wav_file()).decode(), "format": "wav"}
+LIMITS = MediaLimits(max_parts=32, max_bytes=2**25, max_pixels=2**25, max_seconds=600)
 
 
 def user(*parts: object) -> dict[str, object]:
     return {"role": "user", "content": list(parts)}
+
+
+def take(messages: list, limits: MediaLimits = LIMITS) -> MediaMessages:
+    return MediaMessages(messages, limits)
 
 
 def test_parts_of_all_kinds_are_taken_out_in_order(tmp_path):
@@ -26,7 +32,7 @@ def test_parts_of_all_kinds_are_taken_out_in_order(tmp_path):
     path.write_bytes(PNG)
     image = Image(pixels(3, 3))
 
-    taken = MediaMessages(
+    taken = take(
         [
             {"role": "system", "content": "Look."},
             user(
@@ -59,7 +65,7 @@ def test_messages_without_media_stay_as_they_are():
     """
     messages = [user({"type": "text", "text": "a"}, {"type": "text", "text": "b"})]
 
-    taken = MediaMessages(messages)
+    taken = take(messages)
 
     assert (taken.messages, taken.media) == (messages, [])
     assert taken.pieces("ab", "tm") == [PromptPiece("ab", "tm")]
@@ -69,10 +75,10 @@ def test_a_text_cannot_be_a_marker():
     """
     Markers have a name that is new for each chat, and count only where a message is printed.
     """
-    first = MediaMessages([user({"type": "image", "image": Image(PNG)})])
+    first = take([user({"type": "image", "image": Image(PNG)})])
     marker = first.messages[0]["content"]
 
-    second = MediaMessages(
+    second = take(
         [user({"type": "text", "text": marker}, {"type": "image", "image": Image(PNG)})]
     )
 
@@ -87,7 +93,7 @@ def test_a_template_prints_each_part_once(times):
     """
     A part that the template leaves out or repeats is an error, never another image.
     """
-    taken = MediaMessages([user({"type": "image", "image": Image(PNG)})])
+    taken = take([user({"type": "image", "image": Image(PNG)})])
     text = taken.messages[0]["content"] * times
 
     with pytest.raises(InvalidRequest, match="prints each part"):
@@ -117,7 +123,7 @@ def test_what_is_no_part_is_refused(part):
     Nothing is fetched, a text names no file, and other kinds are refused.
     """
     with pytest.raises(InvalidRequest):
-        MediaMessages([user({"type": "image", "image": Image(PNG)}, part)])
+        take([user({"type": "image", "image": Image(PNG)}, part)])
 
 
 def test_a_list_of_texts_and_media_is_a_prompt():
@@ -139,14 +145,14 @@ def test_limits_name_the_part():
     """
     image, sound = Image(PNG), Audio(wav_file())
     media = [image, sound]
-    MediaLimits().check(media)
+    LIMITS.check(media)
 
     with pytest.raises(InvalidRequest, match="at most 1"):
-        MediaLimits(max_parts=1).check(media)
+        replace(LIMITS, max_parts=1).check(media)
     for limits, index in (
-        (MediaLimits(max_bytes=10), 0),
-        (MediaLimits(max_pixels=1199), 0),
-        (MediaLimits(max_seconds=0.5), 1),
+        (replace(LIMITS, max_bytes=10), 0),
+        (replace(LIMITS, max_pixels=1199), 0),
+        (replace(LIMITS, max_seconds=0.5), 1),
     ):
         with pytest.raises(BadMedia) as caught:
             limits.check(media)
@@ -166,12 +172,12 @@ def test_the_length_of_an_upload_is_checked_before_it_is_looked_at(part, reason)
     """
     Of base64 as it is written: what is too long is not decoded, nor found to be none.
     """
-    limits = MediaLimits(max_bytes=5000)
+    limits = replace(LIMITS, max_bytes=5000)
     assert len(PNG) < 5000
-    MediaMessages([user({"type": "image", "image": PNG})], limits)
+    take([user({"type": "image", "image": PNG})], limits)
 
     with pytest.raises(BadMedia, match=reason) as caught:
-        MediaMessages([user({"type": "image", "image": Image(PNG)}, part)], limits)
+        take([user({"type": "image", "image": Image(PNG)}, part)], limits)
 
     assert caught.value.index == 1
 
@@ -185,7 +191,7 @@ def test_a_file_is_not_read_if_it_is_too_long(tmp_path):
         file.truncate(2**40)
 
     with pytest.raises(BadMedia, match="at most 33554432"):
-        MediaMessages([user({"type": "image", "image": path})])
+        take([user({"type": "image", "image": path})])
     with pytest.raises(BadMedia, match="at most 268435456"):
         Image(path)
 
@@ -197,4 +203,4 @@ def test_the_number_of_parts_is_checked_first():
     messages = [user({"type": "image", "image": b"none"}), user({"type": "audio"})]
 
     with pytest.raises(InvalidRequest, match="2 images and sounds"):
-        MediaMessages(messages, MediaLimits(max_parts=1))
+        take(messages, replace(LIMITS, max_parts=1))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyllama_raw.core.request import Delta, Finished, Request
+from pyllama_raw.core.request import Finished, NewTokens, Request
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import (
     DecodeStatus,
@@ -138,7 +138,7 @@ class MediaPlayer:
 
     def set_min_gain(self, n_tokens: int) -> None:
         """The fewest tokens that a file is written or read for."""
-        self.parts.scheduler._memory._tiers.disk.min_gain = n_tokens
+        self.parts.scheduler._memory.tiers.disk.min_gain = n_tokens
 
     def run(self) -> None:
         while self.step():
@@ -201,7 +201,9 @@ class MediaPlayer:
             row += len(work.tokens)
             number = work.request_id
             if work.samples and not plan.steady:
-                logits = self.context.logits(row)  # a sampler has ruled out some tokens
+                logits = np.asarray(
+                    self.context.logits(row)
+                )  # a sampler has ruled out some tokens
                 self.logits[number].append(np.where(np.isinf(logits), 0, logits))
 
     def _end_files(self) -> None:
@@ -215,7 +217,7 @@ class MediaPlayer:
         for event in events:
             if isinstance(event, Finished):
                 self.ends[event.request_id] = event
-            elif isinstance(event, Delta):
+            elif isinstance(event, NewTokens):
                 self.tokens[event.request_id] += event.tokens
 
     def n_computed_rows(self) -> int:

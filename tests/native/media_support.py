@@ -35,11 +35,14 @@ def loaded(name: str, **options: Any) -> Iterator[Projector]:
         yield projector
 
 
+N_SAMPLES = 16000  # of a sound
+
+
 def sample(projector: Projector, seed: int = 0) -> Bitmap:
     """An image of 100 x 60 pixels, or a second of sound."""
     if projector.sees:
         return Bitmap.image(100, 60, pixels(100, 60, seed).reshape(-1))
-    return Bitmap.sound(16000, tone(16000) * (1 + seed))
+    return Bitmap.sound(N_SAMPLES, tone(N_SAMPLES) * (1 + seed))
 
 
 def rows_of(projector: Projector, cut: Cut) -> dict[int, array[float]]:
@@ -75,7 +78,7 @@ def evaluate(
             kept = rows[index - 1]
             decode_rows(context, projector, run, kept, pos=pos, slot=slot, most=most)
         pos += run.n_pos
-    return context.logits(last)
+    return np.asarray(context.logits(last))
 
 
 def decode_rows(
@@ -97,9 +100,9 @@ def decode_rows(
         for section in range(n_sections):
             offset = section * run.n_cells
             part += places[offset + start : offset + end]
-        batch = RowBatch(width, n_sections)
+        batch = RowBatch(width, n_sections, is_causal=run.is_causal)
         batch.add(rows[start * width : end * width], part, slot)
-        batch.decode(context, is_causal=run.is_causal)
+        context.decode(batch)
 
 
 def helper_logits(

@@ -11,8 +11,9 @@ import numpy as np
 
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import lib, text
 from pyllama_raw.native.model import Model
-from pyllama_raw.native.sampler import RowSampler, RowSamplers
+from pyllama_raw.native.sampler import RowSampler, RowSamplers, SamplerChain
 
 N_THREADS = 1  # more only wait for each other on a machine that is busy
 
@@ -41,7 +42,7 @@ def last_logits(
     context: Context, tokens: array, *, slot: int = 0, pos: int = 0
 ) -> np.ndarray:
     prefill(context, tokens, slot=slot, pos=pos)
-    return context.logits(len(tokens) - 1)
+    return np.asarray(context.logits(len(tokens) - 1))
 
 
 def generate(
@@ -54,7 +55,7 @@ def generate(
 ) -> list[int]:
     """Prefill and then decode one token a step."""
     batch, samplers = Batch(context.n_batch), RowSamplers(1)
-    samplers.set(0, sampler)
+    samplers.set_all([sampler])
     batch.add(prompt, 0, slot, True)
     output: list[int] = []
     while True:
@@ -65,6 +66,19 @@ def generate(
             return output
         batch.clear()
         batch.add_rows([output[-1]], [len(prompt) + len(output) - 1], [slot])
+
+
+def names_of(chain: SamplerChain) -> tuple[str, ...]:
+    """
+    The stages in order.
+
+    A question mark is one that does nothing; a plus runs in the graph, a minus cannot.
+    """
+    stages = (
+        lib.llama_sampler_chain_get(chain.ptr, i)
+        for i in range(lib.llama_sampler_chain_n(chain.ptr))
+    )
+    return tuple(text(lib.llama_sampler_name(stage)) for stage in stages)
 
 
 def run_python(code: str, *args: str | Path) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ def test_a_step_begun_ahead_is_the_next_one(model):
         expected = generate(context, prompt, 12, RowSampler())
         context.clear()
         batch, samplers = Batch(64), RowSamplers(1)
-        samplers.set(0, RowSampler())
+        samplers.set_all([RowSampler()])
         batch.add(prompt[:-1], 0, 0, False)
         context.decode(batch)
         batch.clear()
@@ -40,8 +40,7 @@ def test_behind_prompts_their_rows_go_on(model):
     def run(ahead: bool) -> list[list[int]]:
         with make_context(model, n_seq_max=3) as context:
             batch, samplers = Batch(64), RowSamplers(3)
-            for row in range(3):
-                samplers.set(row, RowSampler())
+            samplers.set_all([RowSampler() for _ in range(3)])
             batch.add_rows([prompts[0][0]], [0], [1])
             batch.add(prompts[1], 0, 0, True)
             batch.add(prompts[2], 0, 2, True)
@@ -63,10 +62,9 @@ def test_a_row_that_fails_leaves_the_batch_alone(model):
     """
     with make_context(model, n_seq_max=2) as context:
         batch, samplers = Batch(64), RowSamplers(2)
-        samplers.set(0, RowSampler())
         closed = RowSampler()
         closed.close()
-        samplers.set(1, closed)
+        samplers.set_all([RowSampler(), closed])
         batch.add(make_prompt(5), 0, 0, True)
         batch.add(make_prompt(4), 0, 1, True)
         outcome = context.step(batch, samplers, ahead=True)
@@ -82,7 +80,7 @@ def test_what_was_begun_can_be_dropped(model):
     """
     with make_context(model) as context:
         batch, samplers = Batch(64), RowSamplers(1)
-        samplers.set(0, RowSampler())
+        samplers.set_all([RowSampler()])
         batch.add_rows([make_prompt(1)[0]], [0], [0])
         context.step(batch, samplers, ahead=True)
 
@@ -99,7 +97,7 @@ def test_a_context_may_be_closed_over_it(model):
     """
     context = make_context(model)
     batch, samplers = Batch(64), RowSamplers(1)
-    samplers.set(0, RowSampler())
+    samplers.set_all([RowSampler()])
     batch.add_rows([make_prompt(1)[0]], [0], [0])
     context.step(batch, samplers, ahead=True)
 
@@ -114,7 +112,7 @@ def test_a_decode_that_fails_ahead_is_told_by_the_next_call(model):
     """
     with make_context(model, n_ctx=256, n_seq_max=1) as context:
         batch, samplers = Batch(256), RowSamplers(1)
-        samplers.set(0, RowSampler())
+        samplers.set_all([RowSampler()])
         batch.add(make_prompt(255), 0, 0, False)
         context.decode(batch)
         batch.clear()

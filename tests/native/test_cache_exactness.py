@@ -16,7 +16,7 @@ import pytest
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.step import Copy, Load, Piece, Release, Save
-from pyllama_raw.engine.operations import CopyTimes, SlotOperations
+from pyllama_raw.engine.operations import SlotOperations
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -302,7 +302,7 @@ def test_a_copy_is_done_before_what_comes_later(make_context_of):
     Without unified KV, too: the source may be filled anew in the same plan.
     """
     context = make_context_of("llama")
-    operations = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes())
+    operations = SlotOperations(context, SnapshotKind.STATE, 3)
     prefill(context, PROMPT, slot=0)
     prefill(context, OTHER, slot=1)
     save = Save(1, CacheTier.HOST, 1, 0, len(OTHER), 2**30)
@@ -325,7 +325,7 @@ def test_a_copy_that_fails_leaves_an_empty_slot(make_context_of):
     """
     context = make_context_of("llama")
 
-    operations = SlotOperations(context, SnapshotKind.STATE, 3, CopyTimes())
+    operations = SlotOperations(context, SnapshotKind.STATE, 3)
 
     assert operations.run([Copy(0, 1, 5)]).lost == {1}
     assert context.seq_pos_max(1) is None

@@ -44,7 +44,7 @@ class Player:
         self.prompt = make_prompt(seed)
         self.tokens: list[int] = []
         self._samplers = RowSamplers(1)
-        self._samplers.set(0, RowSampler())
+        self._samplers.set_all([RowSampler()])
         self._batch = Batch(64)
         self._fill()
 
@@ -178,7 +178,7 @@ def test_a_failure_is_its_own_contexts(tiny):
     with make_context(tiny) as failing, make_context(tiny, **EXACT) as free:
         player = Player(free, 1)
         batch, samplers = Batch(64), RowSamplers(1)
-        samplers.set(0, closed)
+        samplers.set_all([closed])
         batch.add(make_prompt(0), 0, 3, True)
         found: list[tuple[int, bool]] = []
 

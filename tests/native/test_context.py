@@ -51,9 +51,9 @@ def test_memory_is_told_by_slot(model):
     with make_context(model) as context:
         assert context.has_memory
         assert context.can_shift
-        assert (context.seq_pos_min(1), context.seq_pos_max(1)) == (None, None)
+        assert context.seq_pos_max(1) is None
         prefill(context, make_prompt(7), slot=1)
-        assert (context.seq_pos_min(1), context.seq_pos_max(1)) == (0, 6)
+        assert context.seq_pos_max(1) == 6
         assert context.seq_rm(1, 4) is True
         assert context.seq_pos_max(1) == 3
         context.clear()
@@ -93,7 +93,7 @@ def test_step_is_decode_and_argmax(model):
         prompt = make_prompt(12)
         token = generate(context, prompt, 1, RowSampler())[0]
 
-        assert token == int(context.logits(11).argmax())
+        assert token == int(np.asarray(context.logits(11)).argmax())
 
 
 def test_chunked_prefill_is_exact_in_the_deterministic_layout(model):
@@ -152,7 +152,6 @@ def test_a_set_abort_flag_stops_a_decode(model):
     """
     with AbortFlag() as abort, make_context(model, abort=abort) as context:
         abort.set()
-        assert abort.is_set
         with pytest.raises(DecodeAborted):
             prefill(context, make_prompt(64))
         abort.clear()

@@ -84,21 +84,6 @@ def test_a_forgotten_handle_is_freed():
     assert freed == ["p"]
 
 
-def test_a_disowned_pointer_is_never_freed():
-    """
-    After disown() someone else frees: neither close() nor the finaliser does.
-    """
-    freed: list[str] = []
-    handle = Handle("p", freed.append)
-
-    assert handle.disown() == "p"
-    handle.close()
-    del handle
-    gc.collect()
-
-    assert freed == []
-
-
 @pytest.mark.parametrize(
     "order", list(itertools.permutations(["model", "context", "other", "leaf"]))
 )

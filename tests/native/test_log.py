@@ -44,16 +44,14 @@ def test_errors_explain_a_failure(tmp_path):
 
 def test_the_ring_drops_the_oldest():
     """
-    Nobody reads: memory stays bounded, the newest lines survive, the loss is counted.
+    Nobody reads: memory stays bounded, and the newest lines survive.
     """
     log.drain()
-    before = log.n_dropped()
     params = lib.llama_model_default_params()
     for i in range(800):
         lib.llama_model_load_from_file(f"no file {i}".encode(), params)
     lines = log.drain()
 
-    assert log.n_dropped() > before
     assert sum(len(line.text) for line in lines) < 64 * 1024
     assert any("no file 799" in line.text for line in lines)
     assert not any("no file 0'" in line.text for line in lines)

@@ -124,7 +124,9 @@ def test_score_is_that_of_the_rows(model):
         batch = Batch(context.n_batch)
         batch.add_scored(tokens, 0, 0)
         context.decode(batch)
-        expected = log_softmax(np.array([context.logits(i) for i in range(24)]))
+        expected = log_softmax(
+            np.array([np.asarray(context.logits(i)) for i in range(24)])
+        )
         rows, targets = np.arange(23, dtype=np.int32), np.array(tokens[1:], np.int32)
         found = context.score(rows, targets, 5)
 

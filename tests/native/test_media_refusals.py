@@ -36,8 +36,8 @@ def guard(name, call):
     else:
         print(name, "nothing was refused", sep="|", flush=True)
 
-def rows(n_rows, *, n_sections=1, slot=0, pos=0, n_embd=64):
-    batch = RowBatch(n_embd, n_sections)
+def rows(n_rows, *, n_sections=1, slot=0, pos=0, n_embd=64, is_causal=True):
+    batch = RowBatch(n_embd, n_sections, is_causal=is_causal)
     places = array("i", [pos + i for i in range(n_rows)] * n_sections)
     batch.add(array("f", bytes(4 * n_rows * n_embd)), places, slot)
     return batch
@@ -47,18 +47,18 @@ projector = Projector.load(sys.argv[1], model, use_gpu=False)
 reader = MediaReader(projector, b"")
 context = Context(model, n_seq_max=2, n_ctx=512, n_batch=128, n_ubatch=64)
 
-guard("rows of n_ubatch", lambda: rows(64).decode(context, is_causal=False))
-guard("more than n_ubatch", lambda: rows(65, pos=64).decode(context, is_causal=False))
-guard("more than n_batch", lambda: rows(129, pos=64).decode(context, is_causal=True))
-guard("no rows", lambda: RowBatch(64, 1).decode(context, is_causal=True))
-guard("unknown slot", lambda: rows(1, slot=2).decode(context, is_causal=True))
+guard("rows of n_ubatch", lambda: context.decode(rows(64, is_causal=False)))
+guard("more than n_ubatch", lambda: context.decode(rows(65, pos=64, is_causal=False)))
+guard("more than n_batch", lambda: context.decode(rows(129, pos=64)))
+guard("no rows", lambda: context.decode(RowBatch(64, 1)))
+guard("unknown slot", lambda: context.decode(rows(1, slot=2)))
 guard("slot -1", lambda: rows(1, slot=-1))
 guard("slot 10,000", lambda: rows(1, slot=10_000))
-guard("pos -1", lambda: rows(1, pos=-1).decode(context, is_causal=True))
+guard("pos -1", lambda: context.decode(rows(1, pos=-1)))
 guard("half a row", lambda: RowBatch(64, 1).add(array("f", bytes(4)), array("i"), 0))
 guard("positions", lambda: RowBatch(64, 4).add(array("f", bytes(256)), array("i", [0]), 0))
 guard("all cells", lambda: [
-    rows(128, slot=1, pos=128 * i).decode(context, is_causal=True) for i in range(5)
+    context.decode(rows(128, slot=1, pos=128 * i)) for i in range(5)
 ])
 guard("a sample", lambda: Bitmap.sound(1))
 guard("no pixel", lambda: Bitmap.image(0, 0))

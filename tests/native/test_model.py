@@ -2,13 +2,12 @@
 
 import gc
 import struct
-import threading
 from pathlib import Path
 
 import pytest
 
 from pyllama_raw.errors import ClosedError, ConfigError, ModelLoadFailed
-from pyllama_raw.native.model import Model
+from pyllama_raw.native.model import LoadProgress, Model
 from tests.native.support import make_context, make_prompt, prefill
 
 pytestmark = pytest.mark.native
@@ -21,56 +20,33 @@ def test_a_model_describes_itself(model):
     assert model.n_vocab == model.vocab.n_tokens > 0
     assert 0 < model.n_head_kv <= model.n_head
     assert min(model.n_layer, model.n_embd, model.n_ctx_train) > 0
-    assert model.size_bytes > model.n_params // 8
-    assert model.has_decoder
-    assert not model.is_diffusion
-    assert model.desc
+    assert model.size_bytes > model.n_vocab * model.n_embd // 8
     assert model.meta["general.architecture"]
     assert len(model.meta) > 10
 
 
-def test_chat_template_may_be_absent(model):
+def test_progress_ends_at_one(model_path):
     """
-    The default template is text; a name nobody gave is None.
+    Another thread can see how far a load has come; at the end that is all of it.
     """
-    assert model.chat_template()
-    assert model.chat_template("no such template") is None
-
-
-def test_progress_runs_on_the_calling_thread_and_ends_at_one(model_path):
-    """
-    The progress function is called here, never from C, with growing numbers up to 1.
-    """
-    seen: list[tuple[threading.Thread, float]] = []
-    with Model.load(
-        model_path, progress=lambda x: seen.append((threading.current_thread(), x))
-    ):
+    progress = LoadProgress()
+    before = progress.fraction
+    with Model.load(model_path, progress=progress):
         pass
 
-    values = [value for _, value in seen]
-    assert {thread for thread, _ in seen} == {threading.current_thread()}
-    assert values == sorted(values)
-    assert values[-1] == 1.0
+    assert (before, progress.fraction) == (0.0, 1.0)
 
 
-def test_progress_can_cancel(model_path):
+def test_a_load_can_be_cancelled(model_path):
     """
-    Returning False ends the load with an error that says so.
+    A load that was cancelled, here before it begins, ends with an error that says so.
     """
+    progress = LoadProgress()
+    progress.cancel()
     with pytest.raises(ModelLoadFailed, match="cancelled") as caught:
-        Model.load(model_path, progress=lambda _: False)
+        Model.load(model_path, progress=progress)
 
     assert caught.value.path == str(model_path)
-
-
-def test_an_exception_of_progress_goes_on(model_path):
-    """
-    What the progress function raises reaches the caller; nothing keeps loading.
-    """
-    with pytest.raises(ZeroDivisionError):
-        Model.load(model_path, progress=lambda _: bool(1 / 0))
-
-    assert not [t for t in threading.enumerate() if t.name == "pyllama-load"]
 
 
 def _header(version: int, n_tensors: int, n_pairs: int) -> bytes:
@@ -170,10 +146,8 @@ def test_a_closed_model_is_refused_everywhere(model_path):
     model.close()
 
     for use in (
-        lambda: model.n_embd,
         lambda: model.meta,
         model.chat_template,
-        lambda: vocab.bos,
         lambda: vocab.pieces[5],
         lambda: vocab.tokenize("a", add_special=False, parse_special=False),
         lambda: make_context(model),

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.options.grammar import parse, to_lark
+from pyllama_raw.options.grammar import to_lark
 from pyllama_raw.options.grammar.gbnf import MAX_ITEMS
 
 GOOD = [
@@ -58,7 +58,7 @@ BAD = [
 def check(text: str, root: str = "root") -> str:
     """As Lark; <think> is a token, and so are ids below 100."""
     tokens = {"think": 7} | {number: number for number in range(100)}
-    return to_lark(parse(text, root), tokens.get, ())
+    return to_lark(text, root, tokens.get, ())
 
 
 @pytest.mark.parametrize("text", GOOD)

@@ -9,6 +9,8 @@ from pyllama_raw.serve import make_app
 from tests.serve.support import LIMIT_S, serving
 from tests.tiny import tiny_model
 
+CHAT = [{"role": "user", "content": "a text"}]
+
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
 
 
@@ -25,13 +27,21 @@ async def test_tokens_go_there_and_back(anyio_backend_name):
                     async def post(path, **body):
                         return (await client.post(path, json=body)).json()
 
-                    content = await post("/tokenize", content="a text")
+                    plain = await post("/tokenize", content="a text")
+                    asked = {"content": "a text", "add_special": True}
+                    content = await post("/tokenize", **asked)
+                    pieces = await post("/tokenize", content="aé", with_pieces=True)
+                    chat = await post("/tokenize", messages=CHAT)
+                    n_chat = await engine.count(CHAT)
                     prompt = await post("/tokenize", prompt="a text")
                     text = await post("/detokenize", tokens=wanted)
                     nothing = await post("/tokenize")
                     info = (await client.get("/tokenizer_info")).json()
 
     assert content == prompt
+    assert plain["tokens"] == wanted[1:]
+    assert [each["piece"] for each in pieces["tokens"]] == ["a", [0xC3], [0xA9]]
+    assert chat["count"] == n_chat
     assert (content["tokens"], content["count"]) == (wanted, len(wanted))
     assert content["max_model_len"] == engine.n_ctx_slot
     assert "a text" in text["content"]

@@ -23,9 +23,11 @@ from pyllama_raw.results import (
     LengthLimit,
     SamplerUse,
     Score,
+    SlotStats,
     StopString,
     StopToken,
     TokenLogprobs,
+    VocabInfo,
 )
 
 
@@ -75,7 +77,11 @@ async def facts() -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert_type(await engine.tokenize("a"), list[int])
+    assert_type(await engine.tokenize(chat, tools=tools), list[int])
     assert_type(await engine.detokenize([1, 2]), str)
+    assert_type(await engine.pieces([1, 2]), list[bytes])
+    assert_type(await engine.slots(), tuple[SlotStats, ...])
+    assert_type(engine.info.vocab, VocabInfo)
     assert_type(await engine.count(chat, tools=tools), int)
     assert_type(await engine.render(chat, template_kwargs={"think": False}), str)
     assert_type(await engine.complete(chat, tools=tools, chat_template="x"), Result)

@@ -20,10 +20,6 @@ void plr_flag_set(plr_flag * flag, bool value) {
     flag->value.store(value, std::memory_order_relaxed);
 }
 
-bool plr_flag_get(const plr_flag * flag) {
-    return flag->value.load(std::memory_order_relaxed);
-}
-
 void plr_flag_attach(llama_context_params * params, plr_flag * flag) {
     params->abort_callback      = read_flag;
     params->abort_callback_data = flag;

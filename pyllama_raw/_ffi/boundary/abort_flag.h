@@ -7,7 +7,6 @@ typedef struct plr_flag plr_flag;
 plr_flag * plr_flag_new(void);
 void       plr_flag_free(plr_flag * flag);
 void       plr_flag_set(plr_flag * flag, bool value);
-bool       plr_flag_get(const plr_flag * flag);
 void       plr_flag_attach(struct llama_context_params * params, plr_flag * flag);
 
 #ifdef __cplusplus

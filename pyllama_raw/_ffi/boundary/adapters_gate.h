@@ -1,4 +1,4 @@
-// Who reads the adapters of a model, and who changes them.
+// The gate between threads that read the adapters of a model and threads that change them.
 #pragma once
 
 #include <pthread.h>
@@ -7,8 +7,8 @@
 #include <new>
 #include <shared_mutex>
 
-// Many may read at a time. Who wants to change waits for those who read, and lets no further
-// one in meanwhile: else a thread that decodes all the time would never let it.
+// Many may read at a time. A thread that wants to change waits for the readers, and lets no
+// further one in meanwhile: else a thread that decodes all the time would never let it.
 class AdaptersGate {
   public:
     std::shared_lock<std::shared_mutex> reading() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <string>
 
@@ -12,71 +13,47 @@
 namespace {
 
 // Keeps the log lines that Python has not read yet, in bounded memory. Any thread writes.
-// A record is a byte for the level, the text, and a NUL. The oldest records make room.
+// A record is a byte for the level and the text. The oldest records make room.
 class LogRing {
   public:
     void write(char level, const char * text) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        const size_t length = std::min(std::strlen(text), max_bytes / 4);
         const bool goes_on = level == GGML_LOG_LEVEL_CONT;
-        if (goes_on && !records_.empty()) {
-            records_.pop_back();  // the NUL
-        } else {
-            records_.push_back(goes_on ? level_ : level);
-        }
         level_ = goes_on ? level_ : level;
-        for (size_t i = 0; i < length; ++i) {
-            records_.push_back(text[i]);
+        if (!goes_on || records_.empty()) {
+            records_.emplace_back(1, level_);
+            ++n_bytes_;
         }
-        records_.push_back('\0');
-        if (records_.size() > max_bytes) {
-            drop_oldest();
+        const size_t length = std::min(std::strlen(text), max_bytes / 4);
+        records_.back().append(text, length);
+        for (n_bytes_ += length; n_bytes_ > max_bytes; records_.pop_front()) {
+            n_bytes_ -= records_.front().size();
         }
     }
 
+    // Moves whole records, each with a NUL behind it, to *buf*.
     size_t drain(char * buf, size_t size) {
         const std::lock_guard<std::mutex> lock(mutex_);
         size_t n_bytes = 0;
-        for (size_t end = end_of_record(0); end <= std::min(size, records_.size());
-             end = end_of_record(n_bytes)) {
-            n_bytes = end;
-            if (end == records_.size()) {
+        for (; !records_.empty(); records_.pop_front()) {
+            const std::string & record = records_.front();
+            if (n_bytes + record.size() >= size) {
                 break;
             }
+            std::memcpy(buf + n_bytes, record.c_str(), record.size() + 1);
+            n_bytes += record.size() + 1;
+            n_bytes_ -= record.size();
         }
-        std::memcpy(buf, records_.data(), n_bytes);
-        records_.erase(0, n_bytes);
         return n_bytes;
-    }
-
-    size_t n_dropped() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return n_dropped_;
     }
 
   private:
     static constexpr size_t max_bytes = 64 * 1024;
 
-    // One past the NUL of the record that starts at *start*; past the end if there is none.
-    size_t end_of_record(size_t start) const {
-        const size_t nul = records_.find('\0', std::min(start + 1, records_.size()));
-        return nul == std::string::npos ? records_.size() + 1 : nul + 1;
-    }
-
-    // A quarter at once, so that a full ring is not moved for every line.
-    void drop_oldest() {
-        size_t n_bytes = 0;
-        while (n_bytes < records_.size() && records_.size() - n_bytes > max_bytes * 3 / 4) {
-            n_bytes = std::min(end_of_record(n_bytes), records_.size());
-            ++n_dropped_;
-        }
-        records_.erase(0, n_bytes);
-    }
-
-    std::mutex  mutex_;
-    std::string records_;
-    char        level_     = GGML_LOG_LEVEL_INFO;
-    size_t      n_dropped_ = 0;
+    std::mutex              mutex_;
+    std::deque<std::string> records_;
+    size_t                  n_bytes_ = 0;  // of all
+    char                    level_   = GGML_LOG_LEVEL_INFO;
 };
 
 // Never destroyed: worker threads may log while the process ends.
@@ -114,10 +91,6 @@ void plr_log_install(void) {
 
 size_t plr_log_drain(char * buf, size_t size) {
     return guarded<size_t>(0, [&] { return ring().drain(buf, size); });
-}
-
-size_t plr_log_n_dropped(void) {
-    return guarded<size_t>(0, [&] { return ring().n_dropped(); });
 }
 
 int plr_log_n_unallocated(void) {

@@ -10,6 +10,5 @@
 
 void   plr_log_install(void);
 size_t plr_log_drain(char * buf, size_t size);
-size_t plr_log_n_dropped(void);
 /* Buffers that this thread got no memory for: not every caller of ggml looks whether it did. */
 int    plr_log_n_unallocated(void);

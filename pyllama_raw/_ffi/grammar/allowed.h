@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "matcher.h"
-#include "pieces.h"
 
 namespace grammar {
 
@@ -18,17 +18,31 @@ struct Triggers {
     std::vector<llama_token> tokens;
 };
 
+// What *token* writes; a control token its name.
+inline std::string text_of(const llama_vocab * vocab, llama_token token) {
+    std::string text(256, '\0');
+    for (;;) {
+        const auto    size = static_cast<int32_t>(text.size());
+        const int32_t n    = llama_token_to_piece(vocab, token, text.data(), size, 0, true);
+        text.resize(std::abs(n));  // negative: it did not fit
+        if (n >= 0) {
+            return text;
+        }
+    }
+}
+
 }  // namespace grammar
 
 // A grammar and the place in one output that it has come to.
 struct plr_grammar {
-    plr_grammar(const plr_pieces & pieces, grammar::Matcher matcher, grammar::Triggers triggers)
-        : pieces(pieces), matcher(matcher), triggers(std::move(triggers)) {
+    plr_grammar(const llama_vocab * vocab, const plr_llguidance & functions, const void * matcher,
+                grammar::Triggers triggers)
+        : vocab(vocab), matcher(functions, matcher), triggers(std::move(triggers)) {
         waits = !this->triggers.texts.empty() || !this->triggers.tokens.empty();
     }
 
     bool allows(llama_token token) {
-        return waits || (pieces.is_end.at(token) ? ends(token) : matcher.allows(token));
+        return waits || (is_end(token) ? ends(token) : matcher.allows(token));
     }
 
     // Sets the logits of tokens that are not allowed to -infinity.
@@ -36,7 +50,7 @@ struct plr_grammar {
         if (waits) {
             return;
         }
-        const std::vector<uint32_t> bits = matcher.mask(pieces.texts.size());
+        const std::vector<uint32_t> bits = mask();
         for (size_t i = 0; i < view.size; ++i) {
             if (!has(bits, view.data[i].id)) {
                 view.data[i].logit = -INFINITY;
@@ -44,22 +58,10 @@ struct plr_grammar {
         }
     }
 
-    // By token: whether it is allowed.
-    std::vector<bool> mask() {
-        std::vector<bool> allowed(pieces.texts.size(), waits);
-        if (!waits) {
-            const std::vector<uint32_t> bits = matcher.mask(allowed.size());
-            for (size_t id = 0; id < allowed.size(); ++id) {
-                allowed[id] = has(bits, static_cast<llama_token>(id));
-            }
-        }
-        return allowed;
-    }
-
     void accept(llama_token token) {
         if (waits) {
             wait(token);
-        } else if (!pieces.is_end.at(token)) {
+        } else if (!is_end(token)) {
             matcher.consume({static_cast<uint32_t>(token)});
         } else if (!ends(token)) {
             throw std::runtime_error("the grammar does not end here");
@@ -67,18 +69,22 @@ struct plr_grammar {
     }
 
 private:
-    const plr_pieces & pieces;
-    grammar::Matcher   matcher;
-    grammar::Triggers  triggers;
-    std::string        last;  // text in which a trigger may begin
-    bool               waits;
+    const llama_vocab * vocab;
+    grammar::Matcher    matcher;
+    grammar::Triggers   triggers;
+    std::string         last;  // text in which a trigger may begin
+    bool                waits;
+
+    bool is_end(llama_token token) const { return llama_vocab_is_eog(vocab, token); }
+
+    std::vector<uint32_t> mask() { return matcher.mask(llama_vocab_n_tokens(vocab)); }
 
     static bool has(const std::vector<uint32_t> & bits, llama_token id) {
         return (bits.at(id / 32) >> (id % 32)) & 1;
     }
 
     // Asks the mask, because a matcher that can only end takes no token.
-    bool ends(llama_token token) { return has(matcher.mask(pieces.texts.size()), token); }
+    bool ends(llama_token token) { return has(mask(), token); }
 
     // The text of the grammar begins with its trigger.
     void wait(llama_token token) {
@@ -88,7 +94,7 @@ private:
             matcher.consume({static_cast<uint32_t>(token)});
             return;
         }
-        last += pieces.texts.at(token);
+        last += grammar::text_of(vocab, token);
         size_t longest = 1;
         for (const std::string & text : triggers.texts) {
             const size_t found = last.find(text);

@@ -18,11 +18,6 @@ typedef struct plr_llguidance {
     void * tokenize;  /* llg_tokenize_bytes */
 } plr_llguidance;
 
-/* A copy of what the tokens of a vocabulary write; freed after its grammars. */
-typedef struct plr_pieces plr_pieces;
-plr_pieces * plr_pieces_new(const struct llama_vocab * vocab);
-void         plr_pieces_free(plr_pieces * pieces);
-
 /* A grammar waits until one of these is in the output; if there are none, it begins at once. */
 typedef struct plr_triggers {
     const char * const * texts;
@@ -31,12 +26,9 @@ typedef struct plr_triggers {
     size_t               n_tokens;
 } plr_triggers;
 
-/* Follows a copy of *matcher*. NULL on failure. */
+/* Follows a copy of *matcher*, and is freed before the vocabulary. NULL on failure. */
 typedef struct plr_grammar plr_grammar;
-plr_grammar * plr_grammar_new(const plr_pieces * pieces, const plr_llguidance * functions,
-                              const void * matcher, const plr_triggers * triggers);
-plr_grammar * plr_grammar_copy(const plr_grammar * grammar);
+plr_grammar * plr_grammar_new(const struct llama_vocab * vocab,
+                              const plr_llguidance * functions, const void * matcher,
+                              const plr_triggers * triggers);
 void          plr_grammar_free(plr_grammar * grammar);
-
-/* allowed: a byte for each token, 1 if it may come next. */
-int plr_grammar_mask(plr_grammar * grammar, uint8_t * allowed);

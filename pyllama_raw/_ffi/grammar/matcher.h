@@ -17,9 +17,7 @@ public:
         matcher = call<void *(const void *)>(functions.clone)(other);
     }
 
-    Matcher(const Matcher & other) : Matcher(other.functions, other.matcher) {}
-
-    Matcher & operator=(const Matcher &) = delete;
+    Matcher(const Matcher &) = delete;
 
     ~Matcher() { call<void(void *)>(functions.free)(matcher); }
 

@@ -38,7 +38,7 @@ struct plr_watch {
                                               GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
     }
 
-    // The buffer tells who computes, because each has its own order of weights.
+    // The buffer tells what computes, because each has its own order of weights.
     static uint32_t by_buffer(const ggml_tensor & rows) {
         const char * name = ggml_backend_buft_name(ggml_backend_buffer_get_type(rows.buffer));
         if (std::strcmp(name, "AMX") == 0) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,9 @@ class CacheStats:
     """The limit of bytes."""
     disk: CacheStats | None = None
     """The same of files; None without a directory."""
+
+
+COUNTS = [field.name for field in fields(CacheStats) if field.type == "int"]
 
 
 class Ledger:
@@ -152,23 +155,9 @@ class Ledger:
         self.n_pinned_bytes -= entry.n_charged
 
     def stats(self) -> CacheStats:
-        totals = self.totals
+        known = vars(self) | self.totals
         return CacheStats(
-            n_queries=totals["n_queries"],
-            n_query_tokens=totals["n_query_tokens"],
-            n_hit_tokens_live=totals["n_hit_tokens_live"],
-            n_hit_tokens_host=totals["n_hit_tokens_host"],
-            n_sparse_tokens=totals["n_sparse_tokens"],
-            n_stores=totals["n_stores"],
-            n_stored_tokens=totals["n_stored_tokens"],
             n_evictions=dict(self.evictions),
             n_refusals=dict(self.refusals),
-            n_entries=self.n_entries,
-            n_pinned=self.n_pinned,
-            n_reserved=self.n_reserved,
-            n_bytes=self.n_bytes,
-            n_reserved_bytes=self.n_reserved_bytes,
-            n_lent_bytes=self.n_lent_bytes,
-            max_entries=self.max_entries,
-            max_bytes=self.max_bytes,
+            **{name: known.get(name, 0) for name in COUNTS},
         )

@@ -15,7 +15,7 @@ from pyllama_raw.core.memory.cache_stats import Eviction, Ledger
 from pyllama_raw.core.memory.eviction import EvictionQueue
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Path, RadixTree
 from pyllama_raw.core.memory.snapshot_kind import Layout
-from pyllama_raw.core.namespace import Adapted, Namespace, Private
+from pyllama_raw.core.namespace import Namespace, Private, is_of
 
 
 class EntryStore:
@@ -25,7 +25,6 @@ class EntryStore:
         self._layout = layout
         self._ledger = ledger
         self._trees: dict[Namespace, RadixTree[Entry]] = {}
-        self._adapted: dict[object, set[Adapted]] = {}  # of these trees, by salt
         self._entries: set[Entry] = set()
         self._doomed: set[Entry] = set()  # dropped while pinned
         self._queue = EvictionQueue()
@@ -39,10 +38,7 @@ class EntryStore:
 
     def namespaces(self, salt: str | Private | None = None) -> list[Namespace]:
         """Namespaces that callers with *salt* use; None: any callers."""
-        if salt is None:
-            return list(self._trees)
-        own = [salt] if salt in self._trees else []
-        return [*own, *self._adapted.get(salt, ())]
+        return [namespace for namespace in self._trees if is_of(namespace, salt)]
 
     def entries_of(self, namespace: Namespace) -> list[Entry]:
         """Entries, on each path those with more tokens first."""
@@ -58,8 +54,6 @@ class EntryStore:
         entry = Entry(entry_id, plan.namespace, plan.start, plan.stop, n_bytes, payload)
         entry.last_used = now
         tree = self._trees.setdefault(plan.namespace, RadixTree())
-        if isinstance(plan.namespace, Adapted):
-            self._adapted.setdefault(plan.namespace.salt, set()).add(plan.namespace)
         self._layout.attach(entry, tree.insert(plan.key))
         self._entries.add(entry)
         self._ledger.store(entry)
@@ -76,7 +70,7 @@ class EntryStore:
         node.entry = entry.node = None
         remaining = tree.prune(node)
         if tree.is_empty:
-            self._drop_tree(entry.namespace)
+            del self._trees[entry.namespace]
         elif remaining.cover is not None:
             self._queue.push(remaining.cover)  # perhaps nothing builds on it any more
         self._entries.remove(entry)
@@ -85,14 +79,6 @@ class EntryStore:
             self._doomed.add(entry)
         else:
             self._release(entry)
-
-    def _drop_tree(self, namespace: Namespace) -> None:
-        del self._trees[namespace]
-        if isinstance(namespace, Adapted):
-            left = self._adapted[namespace.salt]
-            left.remove(namespace)
-            if not left:
-                del self._adapted[namespace.salt]
 
     def make_room(
         self, n_bytes: int, n_entries: int = 1, first: Iterable[Entry] = ()
@@ -119,7 +105,11 @@ class EntryStore:
             entry.n_pins -= 1
             if entry.n_pins == 0:
                 self._ledger.unpin(entry)
-                self._let_go(entry)
+                if entry.node is None:
+                    self._doomed.remove(entry)
+                    self._release(entry)
+                else:
+                    self._queue.push(entry)
 
     def release(self, payload: object) -> None:
         """Have *payload* freed by whoever owns it."""
@@ -144,9 +134,6 @@ class EntryStore:
         reachable = {e for name in self._trees for e in self.entries_of(name)}
         assert reachable == self._entries
         assert all(e.is_queued for e in self._entries if self._may_go(e))
-        adapted = {name for names in self._adapted.values() for name in names}
-        assert adapted == {name for name in self._trees if isinstance(name, Adapted)}
-        assert all(self._adapted.values())
         for name, tree in self._trees.items():
             self._check_tree(name, tree)
 
@@ -172,13 +159,6 @@ class EntryStore:
             and entry.n_pins == 0
             and not self._layout.is_needed(entry)
         )
-
-    def _let_go(self, entry: Entry) -> None:
-        if entry.node is None:
-            self._doomed.remove(entry)
-            self._release(entry)
-        else:
-            self._queue.push(entry)
 
     def _release(self, entry: Entry) -> None:
         self._ledger.release(entry)

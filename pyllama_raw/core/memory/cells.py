@@ -86,7 +86,7 @@ class CellPool:
 
     def check_integrity(self) -> None:
         """The sum of the segments is the number of used cells."""
-        segments = self._segments()
+        segments = {segment for path in self._paths for segment in path}
         n_in_segments = sum(segment.n_cells for segment in segments)
         assert self.n_used == n_in_segments + sum(self.tails)
         assert min(self.tails) >= 0
@@ -94,6 +94,3 @@ class CellPool:
             assert segment.n_cells == max(segment.holds.values())
             assert all(n > 0 for n in segment.holds.values())
             assert all(segment in self._paths[slot] for slot in segment.holds)
-
-    def _segments(self) -> set[Segment]:
-        return {segment for path in self._paths for segment in path}

@@ -21,9 +21,6 @@ class EvictionQueue:
         self._heap: list[tuple[int, int, Entry]] = []
         self._clean_at = 64
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def push(self, entry: Entry) -> None:
         """Consider *entry* from now on; needed again after pop() has passed it over."""
         if entry.is_queued:

@@ -1,4 +1,4 @@
-"""Limits of a context, as it reported them."""
+"""Limits of a context, and the rules of its memory that follow from them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ class ContextLimits:
 
     def check(self, request: Request) -> None:
         """
-        Check that the context can compute *request*.
+        Check that the context can compute *request*; other contexts compute texts.
 
         Raises:
             PromptTooLong: it leaves no room for an output token.
             BadMedia: rows that see each other are more than one micro-batch.
         """
+        if request.lot.makes_vectors:
+            return
         if request.n_prompt >= self.n_ctx_slot:
             raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
         for index, span in enumerate(request.spans):
@@ -70,12 +72,16 @@ class ContextLimits:
 
     def n_chunked(self, request: Request) -> int:
         """Tokens to be computed in chunks; those after them one by one."""
-        return exact.n_chunked(request.n_prompt) if self.deterministic else NO_LIMIT
+        return request.n_prompt if self.deterministic else NO_LIMIT
 
     def n_movable(self, n_tokens: int) -> int:
         """The most of a slot's first *n_tokens* that others may get a copy of."""
         return exact.n_movable(n_tokens, self.n_swa) if self.deterministic else n_tokens
 
     def is_repeatable(self, sequence: Sequence) -> bool:
-        """Whether *sequence*, computed again, has the output that it would have had."""
-        return not self.deterministic or exact.is_repeatable(sequence)
+        """
+        Whether *sequence*, computed again, has the output that it would have had.
+
+        What a shifted one holds was computed with tokens that are not there any more.
+        """
+        return not (self.deterministic and sequence.is_shifted)

@@ -1,7 +1,7 @@
 """
 Memory: what sequences have of it, and what is kept for others.
 
-`Slots` says who has what, `Starts` what a sequence begins with, `Restores` fills it from
+`Slots` says what each sequence has, `Starts` what a sequence begins with, `Restores` fills it from
 snapshots and files, and `Keeping` saves what a slot held before somebody else gets it.
 """
 
@@ -26,7 +26,7 @@ from pyllama_raw.core.memory.tiers import Tiers
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.speed import PrefillSpeed
-from pyllama_raw.core.step import Fetched, Move, StepResult, Written
+from pyllama_raw.core.step import Move, StepResult
 
 
 class Memory:
@@ -65,7 +65,7 @@ class Memory:
         host = Tier(CacheTier.HOST, self.cache, cost.bound)
         disk = disk or Tier.without_files()
         self.ledgers = self.cache.ledger, disk.cache.ledger  # what host and files hold
-        self._tiers = tiers = Tiers(host, disk, prefill)
+        self.tiers = tiers = Tiers(host, disk, prefill)
         self._points = points = Points(self.cache, limits, interval)
         self._keeping = Keeping(slots, tiers)
         self.restores = Restores(slots, tiers, self._keeping, points)
@@ -100,7 +100,7 @@ class Memory:
 
     def catch_up(self) -> None:
         """
-        Fill who has lost its tokens; who waits for a leader takes over what it has.
+        Fill sequences that have lost their tokens; followers take over what their leader has.
 
         Called once a step, before anything is planned of it.
         """
@@ -115,7 +115,7 @@ class Memory:
 
     def take_moves(self) -> tuple[Move, ...]:
         """Moves of the context before it computes anything, in their order."""
-        return (*self.slots.take_moves(), *self._tiers.deletions())
+        return (*self.slots.take_moves(), *self.tiers.deletions())
 
     def last_moves(self) -> Iterator[tuple[Move, ...]]:
         """
@@ -140,16 +140,12 @@ class Memory:
 
     def settle(self, result: StepResult) -> None:
         """Take in which moves of the step have worked."""
-        self.restores.settle(self._tiers.settle(result))
+        self.restores.settle(self.tiers.settle(result))
         for slot in result.not_restored:
             self.slots.lose(slot)
         self.swaps.settle()
         if result.refuses_cuts:
             self._forbid_cuts()
-
-    def take_report(self, report: Written | Fetched) -> None:
-        """Take in what came of a file, after the step that asked for it."""
-        self._tiers.take_report(report)
 
     def _forbid_cuts(self) -> None:
         """
@@ -162,10 +158,10 @@ class Memory:
         if limits.can_cut:
             kind = SnapshotKind.EXACT
             self.slots.limits = replace(limits, kind=kind, can_shift=False)
-            self._tiers.close()
+            self.tiers.close()
 
     def forget_slots(self) -> None:
-        """The context is new: no slot holds anything, and who runs is to be filled again."""
+        """The context is new: no slot holds anything, and what runs is to be filled again."""
         self.slots.lose_all()
         running = self.slots.running.values()
         for each in running:
@@ -181,15 +177,15 @@ class Memory:
         Returns the host bytes freed.
         """
         self._keeping.clear(salt)
-        return self._tiers.clear(salt)
+        return self.tiers.clear(salt)
 
     def stats(self) -> CacheStats:
         """Counts of what was reused and what is stored."""
-        return replace(self.cache.stats(), disk=self._tiers.disk.cache.stats())
+        return replace(self.cache.stats(), disk=self.tiers.disk.cache.stats())
 
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self.slots.check_integrity()
-        self._tiers.check_integrity()
+        self.tiers.check_integrity()
         self.restores.check_integrity()
         self.swaps.check_integrity()

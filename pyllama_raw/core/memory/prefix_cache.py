@@ -150,7 +150,7 @@ class PrefixCache:
         """
         Make room for *n_bytes* of host memory that hold no snapshot, by evicting if need be.
 
-        False if they cannot fit. Who got them calls give_back().
+        False if they cannot fit. Their user calls give_back().
         """
         if not self.can_lend(n_bytes):
             return False

@@ -39,7 +39,9 @@ class Restores:
         self._tiers = tiers
         self._keeping = keeping
         self._points = points
-        self._fetchers: dict[int, Running] = {}  # who waits for a file, by fetch_id
+        self._fetchers: dict[
+            int, Running
+        ] = {}  # those that wait for a file, by fetch_id
         self._loads: dict[int, Loading] = {}  # files that were read, by fetch_id
 
     @property

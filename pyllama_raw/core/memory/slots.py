@@ -1,5 +1,5 @@
 """
-Places in the context's memory: who runs where, and what idle slots still hold.
+Places in the context's memory: where sequences run, and what idle slots still hold.
 
 A slot that a request left keeps its tokens until somebody needs the place or the cells,
 so the next turn of a chat finds them. Unified memory is one pool of cells for all slots;
@@ -89,9 +89,8 @@ class Slots:
     @property
     def n_not_running(self) -> int:
         """Cells that no running sequence holds; a split slot never lacks any."""
-        limits = self.limits
-        if not limits.unified:
-            return limits.n_slots * limits.n_ctx_slot
+        if not self.limits.unified:
+            return self.n_free_cells
         idle = {place.slot for place in self.all if type(place) is Idle}
         return self.n_free_cells + self.cells.n_only_of(idle)
 
@@ -170,7 +169,7 @@ class Slots:
         """
         Drop tokens from the middle; what is left is no prefix of anything.
 
-        False: all of it is to be computed again, because cells have one position for all who
+        False: all of it is to be computed again, because cells have one position for all that
         share them, or this memory cannot shift.
         """
         shifts = self.limits.can_shift and not self.cells.is_shared(running.slot)

@@ -8,8 +8,8 @@ it never touches bytes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import Enum
-from typing import Protocol
 
 from pyllama_raw.core.memory.cache_entry import CapturePlan, Entry, Stretch
 from pyllama_raw.core.memory.radix_tree import TOKEN_BYTES, Node, Path, n_common
@@ -24,34 +24,42 @@ class SnapshotKind(Enum):
     EXACT = "exact"  # all positions from 0; of use at its last position only
 
 
-class Layout(Protocol):
-    """The rules of one kind of snapshot."""
+class Layout(ABC):
+    """The rules of one kind of snapshot; by default each starts at 0 and stands alone."""
 
+    @abstractmethod
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
         """Spans to restore for the deepest usable point of *path*."""
 
+    @abstractmethod
     def plan(
         self, namespace: Namespace, key: bytes, path: Path[Entry]
     ) -> CapturePlan | None:
         """Plan a snapshot of *key*; None if *path*, its walk, has it all."""
 
+    @abstractmethod
     def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
         """Would *plan* capture again what *other* is capturing?"""
 
     def attach(self, entry: Entry, node: Node[Entry]) -> None:
         """Make *entry* the one that ends at *node*."""
+        node.entry = entry
+        entry.node = node
 
-    def replaced(self, path: Path[Entry], /) -> list[Entry]:
+    def replaced(self, path: Path[Entry]) -> list[Entry]:  # noqa: ARG002
         """Entries made useless by a new one that *path* leads to."""
+        return []
 
-    def is_needed(self, entry: Entry, /) -> bool:
+    def is_needed(self, entry: Entry) -> bool:  # noqa: ARG002
         """Do other entries build on this one?"""
+        return False
 
     def falling(self, entry: Entry) -> list[Entry]:
         """*entry* and all that build on it, in an order to take them away in."""
+        return [entry]
 
 
-class RangeLayout:
+class RangeLayout(Layout):
     """Each token's bytes exist once; an entry needs those before it on its path."""
 
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
@@ -79,13 +87,10 @@ class RangeLayout:
 
     def attach(self, entry: Entry, node: Node[Entry]) -> None:
         assert node.start == entry.start
-        node.entry = node.cover = entry
-        entry.node = node
+        super().attach(entry, node)
+        node.cover = entry
 
-    def replaced(self, _path: Path[Entry], /) -> list[Entry]:
-        return []
-
-    def is_needed(self, entry: Entry, /) -> bool:
+    def is_needed(self, entry: Entry) -> bool:
         assert entry.node is not None
         # Without branches the tree has merged all its positions into one node.
         return bool(entry.node.children) or entry.node.start != entry.start
@@ -99,21 +104,7 @@ class RangeLayout:
         return [n.entry for n in node.below() if n.entry is not None][::-1]
 
 
-class _WholeLayout:
-    """Every entry starts at 0 and stands alone."""
-
-    def attach(self, entry: Entry, node: Node[Entry]) -> None:
-        node.entry = entry
-        entry.node = node
-
-    def is_needed(self, _entry: Entry, /) -> bool:
-        return False
-
-    def falling(self, entry: Entry) -> list[Entry]:
-        return [entry]
-
-
-class StateLayout(_WholeLayout):
+class StateLayout(Layout):
     """The longest state of a lineage serves every shorter prefix of it."""
 
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
@@ -133,11 +124,11 @@ class StateLayout(_WholeLayout):
     def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
         return other.key.startswith(plan.key)
 
-    def replaced(self, path: Path[Entry], /) -> list[Entry]:
+    def replaced(self, path: Path[Entry]) -> list[Entry]:
         return _entries_on(path)
 
 
-class ExactLayout(_WholeLayout):
+class ExactLayout(Layout):
     """Several points of a path are kept; the deepest one that is reached counts."""
 
     def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
@@ -153,9 +144,6 @@ class ExactLayout(_WholeLayout):
 
     def overlaps(self, plan: CapturePlan, other: CapturePlan) -> bool:
         return other.key == plan.key
-
-    def replaced(self, _path: Path[Entry], /) -> list[Entry]:
-        return []
 
 
 def _entries_on(path: Path[Entry]) -> list[Entry]:

@@ -31,17 +31,11 @@ class Points:
         if not self._are_kept:
             return
         request = running.request
-        points = snapshot_points(
-            request.n_prompt,
-            interval=self._interval,
-            n_tail=N_FRESH,
-            junction=self._cache.junction(request.namespace, request.tokens),
-            # Others may ask something else about the same image.
-            cache_points=(
-                *request.cache_points,
-                *(span.stop for span in request.spans[-1:]),
-            ),
-        )
+        junction = self._cache.junction(request.namespace, request.tokens)
+        marked = [*request.cache_points, *([] if junction is None else [junction])]
+        # Others may ask something else about the same image.
+        marked += [span.stop for span in request.spans[-1:]]
+        points = snapshot_points(request.n_prompt, self._interval, marked)
         whole = running.sequence.whole
         movable = {self._limits.n_movable(whole(point)) for point in points}
         points_now = {*(p for p in movable if whole(p) == p), *running.points}
@@ -58,33 +52,17 @@ class Points:
         return self._are_kept
 
 
-def snapshot_points(
-    n_prompt: int,
-    *,
-    interval: int = 0,
-    n_tail: int = 1,
-    junction: int | None = None,
-    cache_points: Iterable[int] = (),
-) -> tuple[int, ...]:
+def snapshot_points(n_prompt: int, interval: int, marked: Iterable[int]) -> set[int]:
     """
-    Positions to capture at, rising, each at least 1 and less than *n_prompt*.
+    Positions to capture at, each at least 1; what is left is computed on a full hit.
 
     Args:
         interval: tokens between regular points; 0: none.
-        n_tail: tokens left after the last point, to be computed on a full hit; 0: no such
-            point.
-        junction: where this prompt parts from others.
-        cache_points: what the caller marked.
+        marked: other positions that are of use.
     """
-    points = set(cache_points)
-    if junction is not None:
-        points.add(junction)
-    if interval:
-        points.update(range(interval, n_prompt, interval))
-    if n_tail:
-        points.add(n_prompt - n_tail)
-    last = n_prompt - max(n_tail, 1)
-    return tuple(sorted(point for point in points if 0 < point <= last))
+    last = n_prompt - N_FRESH
+    regular = range(interval, last, interval) if interval else ()
+    return {point for point in (*regular, *marked, last) if 0 < point <= last}
 
 
 def spaced(points: Iterable[int], start: int, gap: int) -> list[int]:

@@ -101,7 +101,7 @@ class Tiers:
         return offers
 
     def _is_read(self, hit: Hit) -> bool:
-        """Whether somebody waits for the same file: who follows him has it, too."""
+        """Whether a sequence waits for the same file: those that follow it have it, too."""
         return any(
             hit.entries == other.hit.entries for other in self._fetching.values()
         )

@@ -1,5 +1,5 @@
 """
-Scheduling policies: who of those that wait is next, whose prompt goes on, who is preempted.
+Scheduling policies: the next of the requests that wait, the prompts that go on, the victims.
 
 A policy answers with numbers. The core keeps budgets, memory, ties and the bound of waits.
 """

@@ -9,11 +9,8 @@ from pyllama_raw.errors import shown
 MAX_NUMBERS = 8  # in a key
 MAX_BITS = 64  # of a whole number in a key: longer ones take long to compare
 
-NUMBERS = (
-    int,
-    float,
-    bool,
-)  # plain ones: a class of the policy could compare as it likes
+# Plain ones, because a class of the policy could compare as it likes.
+NUMBERS = (int, float, bool)
 
 
 class PolicyAnswerError(ValueError):

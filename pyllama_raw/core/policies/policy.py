@@ -54,7 +54,7 @@ class SchedulingPolicy:
 
     keys: ClassVar[Literal["fixed", "changing", "by_client"]] = "fixed"
     """
-    When order_key() is asked: once a request; again and again while it waits, for the first
+    Moments at which order_key() is asked: once a request; in each step, for the first
     ones and some others in turn; or so for the first request of each client only, which keeps
     those of a client in the order of `fcfs`.
     """

@@ -8,7 +8,7 @@ reported. It is passed on only if the report raises: a user may interrupt a hook
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -51,15 +51,16 @@ class PolicyRunner:
         max_overtakes: int,
         report: Callable[[PolicyFault], None],
     ) -> None:
-        self.queue = PolicyQueue(policy.keys, max_overtakes)
+        self.queue = PolicyQueue(policy.keys, max_overtakes, self._order_key)
         self.n_faults = 0
         self._policy = policy
         self._memory = memory
         self._report = report
         self._now = 0.0
         self._view: SchedulerView | None = None  # of this step, once a hook gets it
-        self._probed: Sequence | None = None  # whom the policy is asked about
+        self._probed: Sequence | None = None  # the one that the policy is asked about
         self._prefixes: Prefixes | None = None  # of now; made when a policy asks
+        self._views: dict[Sequence, RequestView] = {}  # of those it was told of
         self._hooks = {name for name in HOOKS if _overrides(policy, name)}
 
     def begin(self, now: float) -> None:
@@ -69,10 +70,6 @@ class PolicyRunner:
 
     # -- decisions -----------------------------------------------------------------
 
-    def candidates(self) -> Iterator[Sequence]:
-        """Sequences to be admitted, the best first."""
-        return self.queue.candidates(self._order_key)
-
     def _order_key(self, sequence: Sequence) -> Numbers | None:
         self._probed = sequence
         return self._ask(
@@ -80,9 +77,10 @@ class PolicyRunner:
         )
 
     def _view_of(self, sequence: Sequence) -> RequestView:
-        if sequence.view is None:
-            sequence.view = RequestView(sequence, self._running)
-        return sequence.view
+        view = self._views.get(sequence)
+        if view is None:
+            view = self._views[sequence] = RequestView(sequence, self._running)
+        return view
 
     def _running(self, request_id: int) -> Running | None:
         return self._memory.slots.running.get(request_id)
@@ -113,7 +111,7 @@ class PolicyRunner:
 
     @property
     def chooses_victims(self) -> bool:
-        """Whether the policy says who is preempted first."""
+        """Whether the policy chooses the first one to be preempted."""
         return "victim_key" in self._hooks
 
     def victim(self, running: Items[Running]) -> Running:
@@ -185,7 +183,7 @@ class PolicyRunner:
         if hook == "on_preempted":
             sequence.n_held = 0
         if hook == "on_finished":
-            sequence.view = None
+            del self._views[sequence]
 
     # -- calls ---------------------------------------------------------------------
 

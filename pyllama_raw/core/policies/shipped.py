@@ -20,7 +20,7 @@ class Fcfs(SchedulingPolicy):
 
 
 class Priority(SchedulingPolicy):
-    """By priority, but nobody is passed by who came long after."""
+    """By priority, but none is passed by one that came long after."""
 
     name = "priority"
     aging_s = 30.0  # seconds of waiting that make up for one step of priority
@@ -62,7 +62,7 @@ class Lpm(SchedulingPolicy):
 
 class Edf(SchedulingPolicy):
     """
-    The earliest deadline first that can be kept; then who has none; then who is too late.
+    The earliest deadline first that can be kept; then those without one; then those too late.
 
     How long a request takes is learned from those that ended. Without the last rule nearly
     all are late under overload, because each is begun when little time is left.

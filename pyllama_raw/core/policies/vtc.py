@@ -11,7 +11,6 @@ Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush, heapreplace
 
 from pyllama_raw.core.policies.policy import Key, SchedulerView, SchedulingPolicy
 from pyllama_raw.core.view import RequestView
@@ -31,9 +30,6 @@ class Vtc(SchedulingPolicy):
     def __init__(self) -> None:
         self.served: dict[Client, float] = {}
         self._waiting: dict[Client, set[int]] = {}  # request_ids
-        self._heap: list[tuple[float, int, Client]] = []  # of those, as it once was
-        self._heaped = set[Client]()
-        self._n_heaped = 0
         self._last_left = 0.0  # counter of the client that was last to wait
         self._max_known = MIN_KNOWN
 
@@ -66,29 +62,15 @@ class Vtc(SchedulingPolicy):
         self._leave(request)
 
     def _wait(self, request: RequestView) -> None:
-        client = request.client
-        self._waiting.setdefault(client, set()).add(request.request_id)
-        if client not in self._heaped:
-            self._n_heaped += 1
-            self._heaped.add(client)
-            item = (self.served.get(client, 0.0), self._n_heaped, client)
-            heappush(self._heap, item)
+        self._waiting.setdefault(request.client, set()).add(request.request_id)
 
     def _serve(self, client: Client, cost: float) -> None:
         self.served[client] = self.served.get(client, 0.0) + cost
 
     def _least(self) -> float:
-        """The smallest counter of those that wait; counters only grow."""
-        while self._heap:
-            then, number, client = self._heap[0]
-            if client not in self._waiting:
-                heappop(self._heap)
-                self._heaped.remove(client)
-            elif then != (served := self.served.get(client, 0.0)):
-                heapreplace(self._heap, (served, number, client))
-            else:
-                return served
-        return self._last_left
+        """The smallest counter of those that wait, or of the last one that did."""
+        waiting = [self.served.get(client, 0.0) for client in self._waiting]
+        return min(waiting, default=self._last_left)
 
     def _leave(self, request: RequestView) -> None:
         mine = self._waiting.get(request.client)

@@ -1,5 +1,5 @@
 """
-How many requests an engine takes on: one for each slot, and those that may wait.
+Admission of requests by an engine: one for each slot, and those that may wait.
 
 Rules:
 1. A request is open from the moment it is posted until it has ended, so what was posted
@@ -7,6 +7,7 @@ Rules:
 2. A request that finds a slot free when it comes is never refused. The prompt of any other
    one counts in tokens until the request has had a slot. Which one gets the next slot is the
    policy's business, and nothing to these counts.
+3. Texts that become vectors need no slot. They count as a request, and not in tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyllama_raw.errors import InvalidRequest, QueueFull
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """What an open request counts for."""
+    """The tokens that an open request counts for."""
 
     n_tokens: int = 0  # of a prompt that waits; 0: it found a slot, or has had one
     is_open: bool = True
@@ -61,7 +62,10 @@ class Admission:
         self._check_number(requests)
         n_free = max(self.n_slots - self.n_open, 0)
         counted = [0] * len(requests)
-        counted[n_free:] = [request.n_prompt for request in requests[n_free:]]
+        counted[n_free:] = [
+            0 if request.lot.makes_vectors else request.n_prompt
+            for request in requests[n_free:]
+        ]
         if len(requests) > n_free:
             self._check_room(len(requests), sum(counted))
         self.n_open += len(requests)

@@ -63,7 +63,7 @@ class Failures:
             self._roster.make_room(now)
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """All go on, with what is known of them, but for who is sure to be the cause."""
+        """All go on, with what is known of them, but for the one that is sure to be the cause."""
         assert result.error is not None
         roster, is_fatal = self._roster, result.status is DecodeStatus.FAILED
         parts = [

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Items
 
 from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.core.request import (
-    Delta,
     FinishDetail,
     FinishReason,
     LengthLimit,
+    NewTokens,
     StopString,
     StopToken,
 )
@@ -100,7 +100,7 @@ class Outputs:
                 tokens, logprobs = tokens[:n_taken], logprobs[:n_taken]
                 self._forget(running, n_sampled - n_taken)
         request_id = running.request.request_id
-        self._roster.events.append(new(Delta, (request_id, tokens, logprobs)))
+        self._roster.events.append(new(NewTokens, (request_id, tokens, logprobs)))
         if end is not None:
             self._finish(sequence, *end, now)
         elif len(running.tokens) >= self._limits.n_ctx_slot:
@@ -114,10 +114,12 @@ class Outputs:
         request = sequence.request
         if token in request.stop_token_ids:
             return FinishReason.STOP, StopToken(token)
-        if sequence.stop_finder is not None:
-            stop = self._stop_string(sequence, token)
-            if stop is not None:
-                return FinishReason.STOP, StopString(stop.decode("utf-8", "replace"))
+        finder = sequence.stop_finder
+        if finder is not None:
+            finder.push(self._pieces[token])
+            if finder.stop is not None:
+                text = finder.stop.decode("utf-8", "replace")
+                return FinishReason.STOP, StopString(text)
         if n_output >= request.max_tokens:
             return FinishReason.LENGTH, LengthLimit.MAX_TOKENS
         return None
@@ -134,13 +136,6 @@ class Outputs:
     ) -> None:
         sequence.detail = detail
         self._roster.finish(sequence, reason, now)
-
-    def _stop_string(self, sequence: Sequence, token: int) -> bytes | None:
-        """The one that *token* completes."""
-        finder = sequence.stop_finder
-        assert finder is not None
-        finder.push(self._pieces[token])
-        return finder.stop
 
     def _on_full(self, running: Running, now: float) -> None:
         """The slot has no position for another token: drop the older half, or end."""

@@ -20,7 +20,14 @@ from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.spans import span_at
-from pyllama_raw.core.step import Decode, Prefill, PrefillSpan, Score, StepPlan, Work
+from pyllama_raw.core.step import (
+    Decode,
+    Prefill,
+    PrefillSpan,
+    ScoredPrefill,
+    StepPlan,
+    Work,
+)
 
 MAX_WITHOUT = 8  # steps in a row in which streams leave prompts nothing
 
@@ -28,7 +35,7 @@ new = tuple.__new__  # makes a NamedTuple in half the time, where there is one a
 
 
 class Packer:
-    """Chooses works from those who run."""
+    """Chooses works of the sequences that run."""
 
     def __init__(
         self,
@@ -96,7 +103,7 @@ class Packer:
             if lot in self._turns:
                 self._turns[lot].repeat()
 
-    # -- who ---------------------------------------------------------------------
+    # -- which -------------------------------------------------------------------
 
     def _ready(self, now: float) -> tuple[list[Running], list[Running], bool]:
         """
@@ -155,7 +162,7 @@ class Packer:
         return groups
 
     def _with_cells(self, prompts: list[Running], n_streams: int) -> list[Running]:
-        """Those of *prompts* that can go on beside streams: a whole span needs many cells."""
+        """Select the *prompts* that can go on beside streams: a whole span needs many cells."""
         n_most = max(map(n_least, prompts), default=0)
         if n_most > 1:
             self._memory.reclaim(n_streams + n_most)
@@ -176,7 +183,7 @@ class Packer:
             n_floor = max(total // 8, 1) if mode == "balanced" else 0
             total = max(total, n_ready + n_floor)
         self.budget = total
-        n_decodes, n_prefill = divide(mode, n_ready, 1, total, reserve=n_ready)
+        n_decodes, n_prefill = divide(mode, n_ready, total)
         self._n_without = 0 if n_prefill else self._n_without + 1
         if n_decodes < n_ready:
             decodes = self._in_turn(decodes, n_decodes)
@@ -229,12 +236,12 @@ class Packer:
     # -- what comes next -----------------------------------------------------------
 
     def _completes(self, works: list[Work], prompts: list[Running]) -> bool:
-        """Whether all who run have a row in *works*, in the order of the next plan."""
+        """Whether all that run have a row in *works*, in the order of the next plan."""
         slots = [work.slot for work in works]
         return (
             len(works) == len(self._slots.running)
             and slots == sorted(slots)
-            and all(work.samples and type(work) is not Score for work in works)
+            and all(work.samples and type(work) is not ScoredPrefill for work in works)
             and not any(running.points for running in prompts)
             and not self._roster.could_start
         )
@@ -275,5 +282,5 @@ def _prefill(running: Running, n_tokens: int) -> Work:
         return PrefillSpan(request_id, slot, pos, chunk, span, n_before)
     if sequence.is_scoring and start == len(sequence.prompt_logprobs):
         targets = tokens[start + 1 : end + 1]
-        return Score(request_id, slot, pos, chunk, samples, targets)
+        return ScoredPrefill(request_id, slot, pos, chunk, samples, targets)
     return Prefill(request_id, slot, pos, chunk, samples)

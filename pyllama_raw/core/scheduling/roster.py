@@ -14,9 +14,10 @@ from math import isnan
 
 from pyllama_raw.core.memory.memory import Memory
 from pyllama_raw.core.policies.runner import PolicyRunner
-from pyllama_raw.core.request import Event, FinishReason, Lot, Request
+from pyllama_raw.core.request import EmbedRequest, Event, FinishReason, Lot, Request
 from pyllama_raw.core.scheduling.deadlines import Deadlines
-from pyllama_raw.core.scheduling.planner import Note, SlotChange
+from pyllama_raw.core.scheduling.slot_change import Note, SlotChange
+from pyllama_raw.core.scheduling.texts import Texts, TextSequence
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import are_valid
 from pyllama_raw.core.stats import Counters, SchedulerStats
@@ -26,7 +27,7 @@ from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
 
 
 class Roster:
-    """Who waits and who runs; every request in it ends exactly once, by finish()."""
+    """Requests that wait or run; each one ends exactly once, by finish()."""
 
     def __init__(
         self,
@@ -39,9 +40,10 @@ class Roster:
         self.policy = policy  # None: first come, first served
         self._victim = victim
         self.waiting = WaitingQueue() if policy is None else policy.queue
+        self.texts = Texts()  # requests that need no slot
         self.deadlines = Deadlines()
         self.alive: dict[int, Sequence] = {}
-        self.lots = Counter[Lot]()  # of these
+        self.lots = Counter[Lot]()  # of those that take slots
         self.n_with_spans = 0  # of these
         self.counters = Counters()
         self.events: list[Event] = []  # not told yet
@@ -59,9 +61,8 @@ class Roster:
             self._forget(entered)
             raise
         self.counters.submitted += len(entered)
-        if self.policy is not None:
-            for sequence in entered:
-                self.policy.tell("on_arrival", sequence, now)
+        for sequence in entered:
+            self._tell("on_arrival", sequence, now)
 
     def _sequence(self, request: Request, order: int, now: float) -> Sequence:
         """The request in progress, if the order of the queue and the cache can bear it."""
@@ -73,6 +74,8 @@ class Roster:
             assert isinstance(request.deadline, float | int)
             assert not isnan(request.deadline)
         hash(request.namespace)  # raises here instead of in the middle of a step
+        if isinstance(request, EmbedRequest):
+            return TextSequence(request, order, now)
         return Sequence(request, order, now, self.slots.limits.n_chunked(request))
 
     def _enter(self, sequence: Sequence) -> None:
@@ -80,6 +83,10 @@ class Roster:
         assert request.request_id not in self.alive
         if request.deadline is not None:
             self.deadlines.add(request.deadline, request.request_id)
+        if isinstance(sequence, TextSequence):
+            self.texts.push(sequence)
+            self.alive[request.request_id] = sequence
+            return
         self.waiting.push(sequence)
         self.alive[request.request_id] = sequence
         self.lots[request.lot] += 1
@@ -96,15 +103,28 @@ class Roster:
     def _remove(self, sequence: Sequence) -> None:
         request_id, lot = sequence.request.request_id, sequence.request.lot
         del self.alive[request_id]
+        if isinstance(sequence, TextSequence):
+            self.texts.remove(sequence)
+            return
         self.n_with_spans -= bool(sequence.request.spans)
         self.lots[lot] -= 1
         if not self.lots[lot]:
             del self.lots[lot]
 
     @property
+    def n_running(self) -> int:
+        """Requests that have a slot, and those whose texts are being computed."""
+        return len(self.slots.running) + self.texts.n_running
+
+    @property
     def n_waiting(self) -> int:
-        """Who has no slot."""
-        return len(self.alive) - len(self.slots.running)
+        """All others."""
+        return len(self.alive) - self.n_running
+
+    def _tell(self, hook: str, sequence: Sequence, now: float) -> None:
+        """Tell the policy, whose business are those that take slots."""
+        if self.policy is not None and not isinstance(sequence, TextSequence):
+            self.policy.tell(hook, sequence, now)
 
     @property
     def could_start(self) -> bool:
@@ -118,8 +138,7 @@ class Roster:
         if sequence.admitted is None:
             sequence.admitted = now
         self.note("running", sequence.request.request_id, now)
-        if self.policy is not None:
-            self.policy.tell("on_admitted", sequence, now)
+        self._tell("on_admitted", sequence, now)
 
     def preempt(self, running: Running, now: float) -> None:
         """Take the slot of a running sequence; it waits at its old rank."""
@@ -128,8 +147,7 @@ class Roster:
         self.memory.swaps.save(running)
         self.note("preempted", running.request.request_id, now)
         self.memory.leave(running, in_flight=self.in_flight)
-        if self.policy is not None:
-            self.policy.tell("on_preempted", running.sequence, now)
+        self._tell("on_preempted", running.sequence, now)
         self.waiting.push(running.sequence)
 
     def end(
@@ -148,12 +166,11 @@ class Roster:
         running = self.slots.running.get(sequence.request.request_id)
         if running is not None:
             self.memory.leave(running, in_flight=self.in_flight)
-        else:
+        elif not isinstance(sequence, TextSequence):
             self.waiting.remove(sequence)
         self._remove(sequence)
         self.memory.swaps.drop(sequence)
-        if self.policy is not None:
-            self.policy.tell("on_finished", sequence, now)
+        self._tell("on_finished", sequence, now)
         if isinstance(end, FinishReason):
             self.counters.finished[end] += 1
             self.events.append(sequence.finish(end, None, now))
@@ -172,7 +189,7 @@ class Roster:
             self.preempt_one(running, now)
 
     def preempt_one(self, running: Items[Running], now: float) -> None:
-        """Preempt the one of *running* who is missed least."""
+        """Preempt the one of *running* that is missed least."""
         policy = self.policy
         if policy is not None and (policy.chooses_victims or self._victim == "latest"):
             self.preempt(policy.victim(running), now)
@@ -180,7 +197,7 @@ class Roster:
             self.preempt(choose(self._victim, running), now)
 
     def stall(self, now: float) -> None:
-        """Nothing can be computed for anybody who is left: end them all."""
+        """End all requests, because nothing can be computed for any of them."""
         limits = self.slots.limits
         error = EngineStalled(
             n_running=len(self.slots.running),
@@ -192,19 +209,15 @@ class Roster:
         for sequence in list(self.alive.values()):
             self.finish(sequence, error, now)
 
-    def take_events(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
     def stats(self) -> SchedulerStats:
         """The state of this moment and all totals."""
         limits = self.slots.limits
         host, disk = self.memory.ledgers
         return SchedulerStats(
             n_slots=limits.n_slots,
-            running=len(self.slots.running),
+            running=self.n_running,
             waiting=self.n_waiting,
-            waiting_tokens=self.waiting.n_tokens,
+            waiting_tokens=self.waiting.n_tokens + self.texts.n_tokens,
             n_cells=limits.n_cells,
             n_cells_used=self.slots.cells.n_used,
             swapped=self.memory.swaps.n_swapped,
@@ -220,7 +233,8 @@ class Roster:
         """Each request is in one place, and none is missing."""
         self.memory.check_integrity()
         self.waiting.check_integrity()
-        here = [r.sequence for r in self.slots.running.values()] + list(self.waiting)
+        here = [r.sequence for r in self.slots.running.values()]
+        here += [*self.waiting, *self.texts.all]
         assert len(here) == len(self.alive)
         assert {id(s) for s in here} == {id(s) for s in self.alive.values()}
         stats = self.stats()

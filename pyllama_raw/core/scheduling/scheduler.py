@@ -1,5 +1,5 @@
 """
-Continuous batching: who runs, and what comes of a step. `Packer` says what it computes.
+Continuous batching: the requests that run, and the results of their steps. `Packer` says what it computes.
 
 Rules, in this order:
 1. A waiting request starts when a slot is free and the cells it will need are not
@@ -15,7 +15,7 @@ The caller passes the time in; nothing here blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Literal
@@ -39,9 +39,10 @@ from pyllama_raw.core.scheduling.budget_modes import BudgetMode
 from pyllama_raw.core.scheduling.failures import Failures
 from pyllama_raw.core.scheduling.outputs import Outputs
 from pyllama_raw.core.scheduling.packer import Packer
-from pyllama_raw.core.scheduling.planner import Note
 from pyllama_raw.core.scheduling.roster import Roster
+from pyllama_raw.core.scheduling.slot_change import Note
 from pyllama_raw.core.scheduling.suspects import Suspects
+from pyllama_raw.core.scheduling.text_steps import TextSteps
 from pyllama_raw.core.sequence import Sequence
 from pyllama_raw.core.speed import PrefillSpeed
 from pyllama_raw.core.stats import Occupancy, SchedulerStats, SlotStats
@@ -75,6 +76,7 @@ class Scheduler:
         disk: Tier | None = None,
         snapshot_cost: SnapshotCost = NO_COST,
         snapshot_interval_tokens: int = 0,
+        texts: ContextLimits | None = None,
         report: Callable[[PolicyFault], None] = pass_on_interrupts,
     ) -> None:
         """
@@ -84,6 +86,8 @@ class Scheduler:
             policy: None: first come, first served.
             cache: None: slots forget what they held as soon as a request ends.
             disk: None: nothing is kept in files.
+            texts: limits of the contexts that make vectors: n_slots texts and n_batch tokens
+                a step; None: *limits*.
             report: told of what the policy does wrong; what it raises is passed on.
         """
         self._max_overtakes = max_overtakes
@@ -113,6 +117,9 @@ class Scheduler:
         )
         self._failures = Failures(self._roster, self._packer, self._suspects)
         self._started = 0.0  # when the last plan was made
+        texts = limits if texts is None else texts
+        self._texts = TextSteps(self._roster, texts, token_budget, target_step_s)
+        self._texts_are_next = False  # texts and sequences take turns, a step each
 
     # -- requests ---------------------------------------------------------------
 
@@ -162,14 +169,15 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """Events that arose outside apply(): cancelled, past the deadline, no space."""
-        return self._roster.take_events()
+        events, self._roster.events = self._roster.events, []
+        return events
 
     @property
     def occupancy(self) -> Occupancy:
         """Counts of what there is to do and what is held, at little cost."""
         slots, roster = self._slots, self._roster
         host, disk = self._memory.ledgers
-        n_running = len(slots.running)
+        n_running = roster.n_running
         return Occupancy(
             n_running,
             len(roster.alive) - n_running,
@@ -207,7 +215,7 @@ class Scheduler:
 
     def take_report(self, report: Written | Fetched) -> None:
         """Take in what came of a file that a plan asked for; call schedule() then."""
-        self._memory.take_report(report)
+        self._memory.tiers.take_report(report)
 
     def last_plans(self) -> Iterator[StepPlan]:
         """
@@ -225,6 +233,10 @@ class Scheduler:
         """Decide the next step; a falsy plan means that there is nothing to do."""
         for request_id in self._roster.deadlines.expired(now):
             self._roster.end(request_id, FinishReason.DEADLINE, now)
+        texts = self._roster.texts.all
+        if texts and self._texts_are_next:
+            self._texts_are_next = False
+            return self._texts.plan(now)
         if self._policy is not None:
             self._policy.begin(now)
         if self._for_priority:
@@ -236,6 +248,9 @@ class Scheduler:
         steady = plan.steady and not self._memory.restores.is_loading
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
+        if texts:
+            self._texts_are_next = bool(plan)
+            return plan or self._texts.plan(now)
         waits = self._memory.restores.is_fetching
         if self.has_work and not (plan or self._roster.events or waits):
             self._roster.stall(now)  # no later plan would be another one
@@ -266,10 +281,10 @@ class Scheduler:
             return
         alone = not self._slots.running
         if self._packer.prefill_cap is not None and not alone:
-            return  # libllama lacks space: start nobody until a step has worked
+            return  # libllama lacks space: start none until a step has worked
         room = self._slots.n_unpromised
         blocked: Sequence | None = None
-        for sequence in self._candidates():
+        for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
             wanted = growth(sequence)
             if wanted > room and not alone:
                 if sequence.n_overtaken >= self._max_overtakes:
@@ -279,28 +294,19 @@ class Scheduler:
                 room -= wanted
                 alone = False
                 self._roster.start(sequence, now)
-                self._note_overtaken(sequence, blocked)
+                self._roster.waiting.note_overtaken(sequence, blocked)
             at_limit = blocked and blocked.n_overtaken >= self._max_overtakes
             if at_limit or not self._slots.has_free:
                 return
-
-    def _candidates(self) -> Iterable[Sequence]:
-        """Sequences that may start in this step, the best first."""
-        if self._policy is None:
-            return self._roster.waiting.first(ADMISSION_WINDOW)
-        return islice(self._policy.candidates(), ADMISSION_WINDOW)
-
-    def _note_overtaken(self, by: Sequence, blocked: Sequence | None) -> None:
-        if blocked is not None:
-            blocked.n_overtaken += 1
-        if self._policy is not None:
-            self._policy.queue.note_overtaken(by, blocked)
 
     # -- results ----------------------------------------------------------------
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
+        if plan.lot.makes_vectors:
+            self._texts.take(plan, result, now)
+            return self.take_events()
         self._roster.in_flight = False
         self._memory.settle(result)
         if result.switch_s is not None:

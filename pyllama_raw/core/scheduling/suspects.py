@@ -3,8 +3,8 @@ Suspects: which sequences are computed together after a decode has failed.
 
 libllama does not say which sequence made a batch fail, so they are computed again:
 1. All together once more, since most failures are of the moment.
-2. Who takes part in a second failure is computed alone until it is past the place.
-3. Who fails alone twice is the culprit, and ends. The others go on together again.
+2. A sequence that takes part in a second failure is computed alone until it is past the place.
+3. A sequence that fails alone twice is the culprit, and ends. The others go on together again.
 
 A failure either brings somebody nearer to its end or comes after somebody got on, so there
 is no endless loop. What fails only together is computed alone for longer each time, so the
@@ -60,7 +60,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.all: list[Suspect] = []
-        self._stretch = 1  # tokens that who is isolated next is computed alone
+        self._stretch = 1  # tokens that the next isolated one computes alone
 
     def accuse(self, parts: Iterable[Part], *, alone: bool) -> Sequence | None:
         """
@@ -106,7 +106,7 @@ class Suspects:
     def clear(
         self, alive: Mapping[int, Sequence], running: Mapping[int, Running]
     ) -> None:
-        """Forget who has got past its failure, or has ended."""
+        """Forget sequences that have got past their failure, or have ended."""
         by_id = {suspect.sequence.request.request_id: suspect for suspect in self.all}
         self.all = [
             suspect

@@ -148,13 +148,6 @@ async def attempt(target: Target, call: Call, before: Prompt | None = None) -> R
     return record
 
 
-async def ask(target: Target, call: Call, on_tokens: OnTokens | None = None) -> Record:
-    """Make *call* where nothing may go wrong."""
-    record = Record(call, call.prompt, perf_counter(), on_tokens=on_tokens)
-    await target.send(record)
-    return record
-
-
 def _leave(record: Record, scope: anyio.CancelScope) -> None:
     if record.n_output >= (record.call.leave_after or 0):
         record.left = True

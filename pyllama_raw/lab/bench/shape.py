@@ -24,9 +24,8 @@ class Shape(Checked):
     turns: Whole = 0  # of each chat; requests are the chats
     every: Whole = 0  # each call of so many is long
     long_tokens: Whole = 0  # in its prompt
-    leave_share: Annotated[float, Field(ge=0, le=1)] = (
-        0.0  # of clients that leave early
-    )
+    # Of clients that leave early.
+    leave_share: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def changed(self, given: Mapping[str, int | float]) -> Shape:
         """

@@ -7,12 +7,11 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-import anyio
-
-from pyllama_raw.cli.groups import first
+from pyllama_raw.cli import groups
 from pyllama_raw.cli.outputs import output
 from pyllama_raw.lab.bench.call import ASKED, Call
 from pyllama_raw.lab.bench.conditions import told_apart
@@ -62,10 +61,7 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
         _tell_unsent(calls, openers)
         about = _about(options, model)
         with output(options.out) as out:
-            try:
-                anyio.run(_collect, plan, about, results, out)
-            except BaseExceptionGroup as group:
-                raise first(group) from None
+            groups.run(partial(_collect, plan, about, results, out))
     _show(results, wide=options.wide)
     return 1 if any(result["failed"] for result in results) else 0
 

@@ -11,9 +11,10 @@ from typing import Any
 from tqdm import tqdm
 
 from pyllama_raw.cli.engine_options import given
-from pyllama_raw.engine.records import write_records
+from pyllama_raw.engine.records import read_records, write_records
 from pyllama_raw.engine.request_log import RequestLog
-from pyllama_raw.engine.step_log import StepLog, read_steps
+from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.cli.simulate_options import OF_SCHEDULER
 from pyllama_raw.lab.sim import (
@@ -109,7 +110,7 @@ def _fit(options: Namespace) -> int:
     steps, out = options.fit
     check_writable(out)
     try:
-        records = read_steps(steps)
+        records = read_records(steps, StepRecord)
     except ValueError as error:
         raise ConfigError(f"{steps} is no step log: {error}") from error
     found = fit(until_next(records))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 
 from pyllama_raw.cli.outputs import output
-from pyllama_raw.engine.request_log import read_requests
-from pyllama_raw.engine.step_log import read_steps
+from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.request_log import RequestRecord
+from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.chrome_trace import write_trace
 
@@ -14,8 +15,9 @@ from pyllama_raw.lab.chrome_trace import write_trace
 def trace(options: Namespace) -> int:
     """Run the command; return its exit status."""
     try:
-        steps = read_steps(options.steps)
-        requests = [] if options.requests is None else read_requests(options.requests)
+        steps, requests = read_records(options.steps, StepRecord), []
+        if options.requests is not None:
+            requests = read_records(options.requests, RequestRecord)
     except ValueError as error:
         raise ConfigError(f"no log: {error}") from error
     with output(options.out) as file:

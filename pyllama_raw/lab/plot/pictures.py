@@ -10,7 +10,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from pyllama_raw.engine.request_log import RequestRecord, read_requests
+from pyllama_raw.engine.records import read_records
+from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.bench.table import read_results
 from pyllama_raw.lab.plot import requests
@@ -54,7 +55,8 @@ def pictures(*paths: Path) -> Pictures:
             raise ConfigError(f"{path} is a step log: give it to the command trace")
         try:
             if '"submitted_s"' in first:
-                counted = [r for r in read_requests(path) if not r.warms_up]
+                found = read_records(path, RequestRecord)
+                counted = [record for record in found if not record.warms_up]
                 logs |= {path.stem: counted} if counted else {}
             else:
                 results += read_results(path)

@@ -48,10 +48,6 @@ class Simulated:
         self.n_open = self.n_open_tokens = 0
         self._tell = tell
 
-    @property
-    def now(self) -> float:
-        return self.clock.now
-
     def add(self, request: Request, at_s: float) -> None:
         """*request* comes; an idle machine has waited for it."""
         if not self.n_open:
@@ -115,8 +111,8 @@ def simulate(
     coming = next(requests, None)
     while True:
         busy = [each for each in replicas if each.scheduler.has_work]
-        behind = min(busy, key=_now, default=None)
-        if coming is not None and (behind is None or coming[0] <= behind.now):
+        behind = min(busy, key=lambda each: each.clock.now, default=None)
+        if coming is not None and (behind is None or coming[0] <= behind.clock.now):
             at_s, request = coming
             index = choose(request, replicas) if n_replicas > 1 else 0
             replicas[index].add(request, at_s)
@@ -126,7 +122,7 @@ def simulate(
         else:
             behind.driver.step()
     for each in replicas:
-        figures.close(each.scheduler.stats(), each.now)
+        figures.close(each.scheduler.stats(), each.clock.now)
     return figures
 
 
@@ -136,7 +132,3 @@ def _refuse(fault: PolicyFault) -> NoReturn:
     is_answer = isinstance(error, PolicyAnswerError)
     reason = str(error) if is_answer else f"raised {shown(error)}"
     raise PolicyFailed(fault.policy, fault.hook, reason) from error
-
-
-def _now(replica: Simulated) -> float:
-    return replica.now

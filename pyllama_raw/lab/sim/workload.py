@@ -81,9 +81,8 @@ class Workload(Checked):
     n_groups: Count = 1  # prefixes, equally likely
     prefix_tokens: Prefix = 0  # of each; the prompt comes after it
     n_clients: Count = 1
-    heavy: Factor = (
-        1.0  # times as many requests as of others come from the first client
-    )
+    # Times as many requests as of others come from the first client.
+    heavy: Factor = 1.0
     deadline_s: Lengths | None = None  # seconds from arrival
     seed: int = 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from pyllama_raw.errors import ConfigError
@@ -68,9 +67,3 @@ def settings_of(table: Sequence[Knob], point: Point) -> Settings | None:
     if context.n_threads_batch and context.n_threads_batch == context.threads:
         return None  # as many threads for prompts as there are without it
     return settings
-
-
-def grid(table: Sequence[Knob]) -> list[Point]:
-    """Every point with choices that fit each other."""
-    points = product(*(range(len(knob.choices)) for knob in table))
-    return [point for point in points if settings_of(table, point) is not None]

@@ -15,10 +15,9 @@ from pyllama_raw.lab.tune.space import Space
 from pyllama_raw.lab.tune.work import Work, measure, perplexity
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.quantize import FileType, quantize
-from pyllama_raw.options import host
 from pyllama_raw.options.config import ContextConfig
 from pyllama_raw.options.cpus import n_cpus
-from pyllama_raw.options.host import Others
+from pyllama_raw.options.host import Others, cpu_name
 from pyllama_raw.options.profile import MachineFacts, Measured, Profile, Settings
 
 Progress = Callable[[str], object]  # told what was done, one call a measurement
@@ -77,7 +76,7 @@ def tune(
             path = path.replace(keep)
         facts = {
             "path": path.absolute(),
-            "machine": MachineFacts(cpu=host.cpu_name(), n_cpus=host.n_cpus()),
+            "machine": MachineFacts(cpu=cpu_name(), n_cpus=n_cpus()),
             "model_bytes": path.stat().st_size,
             "others_cpus": others.cpus,
         }

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-import anyio
-
-from pyllama_raw.api.engine import AsyncEngine
+from pyllama_raw.api.blocking import Engine
 from pyllama_raw.lab.bench.text import TEXT
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.profile import Measured, Settings
 from pyllama_raw.options.sampling import SamplingParams
 
-WINDOW = (
-    128  # tokens of the text that are scored together: few models have less context
-)
+# Tokens of the text that are scored together: few models have less context.
+WINDOW = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +52,35 @@ def measure(model: Path, settings: Settings, work: Work, n_vocab: int) -> Measur
     Raises:
         PyllamaError: these settings do not work here.
     """
-
-    async def run() -> Measured:
-        given = settings.updated({"scheduler": {"n_slots": work.n_slots}})
-        async with AsyncEngine.open(model, given.engine_config()) as engine:
-            return await _measure(engine, work, n_vocab)
-
-    return anyio.run(run)
+    given = settings.updated({"scheduler": {"n_slots": work.n_slots}})
+    with Engine.open(model, given.engine_config()) as engine:
+        return _measure(engine, work, n_vocab)
 
 
-async def _measure(engine: AsyncEngine, work: Work, n_vocab: int) -> Measured:
+def _measure(engine: Engine, work: Work, n_vocab: int) -> Measured:
     rng = random.Random(0)  # noqa: S311 - the same prompts for every setting
 
     def prompts(n_prompts: int) -> list[list[int]]:
         ids = range(n_vocab)
         return [rng.choices(ids, k=work.n_prompt) for _ in range(n_prompts)]
 
-    await _seconds(engine, prompts(2), 4)  # the scheduler learns the speed
+    _seconds(engine, prompts(2), 4)  # the scheduler learns the speed
     prefill_s, decode_s = math.inf, math.inf
     for _ in range(work.n_repeats):
         new = prompts(work.n_slots)
-        prefill_s = min(prefill_s, await _seconds(engine, new, 1))
+        prefill_s = min(prefill_s, _seconds(engine, new, 1))
         # Their slots still hold them: what is left is output.
-        decode_s = min(decode_s, await _seconds(engine, new, work.n_output))
+        decode_s = min(decode_s, _seconds(engine, new, work.n_output))
     return Measured(
         prefill_tok_per_s=work.n_slots * work.n_prompt / prefill_s,
         decode_tok_per_s=work.n_slots * work.n_output / decode_s,
     )
 
 
-async def _seconds(
-    engine: AsyncEngine, prompts: list[list[int]], n_output: int
-) -> float:
+def _seconds(engine: Engine, prompts: list[list[int]], n_output: int) -> float:
     params = SamplingParams(max_tokens=n_output, temperature=0, ignore_eos=True)
     started = perf_counter()
-    await engine.complete_many(prompts, params)
+    engine.complete_many(prompts, params)
     return perf_counter() - started
 
 
@@ -98,13 +89,9 @@ def perplexity(model: Path, settings: Settings) -> float:
     with Model.load(model, vocab_only=True) as loaded:
         tokens = loaded.vocab.tokenize(TEXT, add_special=False, parse_special=False)
     windows = [tokens[i : i + WINDOW] for i in range(0, len(tokens) - 1, WINDOW)]
-
-    async def run() -> float:
-        many_rows = {"context": {"n_outputs_max": WINDOW}, "scheduler": {"n_slots": 1}}
-        config = settings.updated(many_rows).engine_config()
-        async with AsyncEngine.open(model, config) as engine:
-            scores = [await engine.score(window) for window in windows]
-        n_scored = sum(len(score.logprobs) for score in scores)
-        return math.exp(-math.fsum(score.total for score in scores) / n_scored)
-
-    return anyio.run(run)
+    many_rows = {"context": {"n_outputs_max": WINDOW}, "scheduler": {"n_slots": 1}}
+    config = settings.updated(many_rows).engine_config()
+    with Engine.open(model, config) as engine:
+        scores = [engine.score(window) for window in windows]
+    n_scored = sum(len(score.logprobs) for score in scores)
+    return math.exp(-math.fsum(score.total for score in scores) / n_scored)

@@ -1,62 +1,60 @@
 """
-A text in GBNF, read into rules; what is wrong with it has a place and a reason.
+A text in GBNF, written as a Lark grammar; what is wrong with it has a place and a reason.
 
-The language is that of llama.cpp's grammars. Read from left to right, without recursion;
-what one item may contain is limited, so that what walks it later may recurse.
+The language is that of llama.cpp's grammars. It is read from left to right, without
+recursion. Groups and repetitions become rules, so nothing nests in what is written; their
+depth is limited, because llguidance may recurse.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pyllama_raw.errors import BadGrammar
-from pyllama_raw.options.grammar.rules import (
-    Chars,
-    Group,
-    Item,
-    Literal,
-    Ranges,
-    Ref,
-    Repeat,
-    Rules,
-    Token,
-)
+from pyllama_raw.options.grammar.terminals import CHAR, characters, one_of, one_token
 
-MAX_CHAR = 0x10FFFF
+FindToken = Callable[[int | str], int | None]
+
 MAX_DEPTH = 100  # of parentheses and repetitions in each other
-MAX_ITEMS = 2**15  # of a text, and again once repetitions are written out
+MAX_ITEMS = 2**15  # of a text; and most repetitions of one
 MAX_WRITTEN = 2**14  # characters of one string or set: no other thread runs meanwhile
-SURROGATES = range(0xD800, 0xE000)
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
-_CHAR = (
-    r"(?:\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}"
-    r'|\\[trn\\"\[\]-]|[^\\%s])'
-)
-_LITERAL = re.compile('"' + _CHAR % '"' + '*"')
-_CLASS = re.compile(r"\[\^?" + _CHAR % r"\]" + r"*\]")
-_ONE_CHAR = re.compile(_CHAR % "", re.DOTALL)
+_LITERAL = re.compile('"' + CHAR % '"' + '*"')
+_CLASS = re.compile(r"\[\^?" + CHAR % r"\]" + r"*\]")
 _TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>]+)>")
 _TOKEN_ID = re.compile(r"\[([0-9]{1,9})\]")
 _REPEAT = re.compile(r"\{[ \t]*([0-9]+)[ \t]*(?:(,)[ \t]*([0-9]+)?[ \t]*)?\}", re.ASCII)
 _ITEMS = {'"': (_LITERAL, "string"), "[": (_CLASS, "set"), "<": (_TOKEN, "token")}
-_ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
 
 
-_REPEATS: dict[str, tuple[int, int | None]] = {
-    "*": (0, None),
-    "+": (1, None),
-    "?": (0, 1),
-}
+def to_lark(
+    text: str, root: str, find_token: FindToken, silent: Collection[int]
+) -> str:
+    """
+    The language of *text* as a Lark grammar.
+
+    Args:
+        silent: tokens that write nothing, and those that end an output.
+
+    Raises:
+        BadGrammar: with an index into *text* where there is one place; also if the
+            vocabulary lacks a token that is named.
+    """
+    return _Parser(text, find_token, silent).run(root)
 
 
-def parse(text: str, root: str = "root") -> Rules:
-    """Read *text*. Raises BadGrammar, with an index into it where there is one place."""
-    return _Parser(text).run(root)
+class _Item(NamedTuple):
+    """A part of a rule as Lark has it."""
+
+    text: str
+    depth: int = 0  # of the groups and repetitions in it
 
 
 @dataclass(slots=True)
@@ -64,26 +62,37 @@ class _Open:
     """A parenthesis, or a rule, that is being read."""
 
     position: int
-    alternatives: list[list[Item]] = field(default_factory=lambda: [[]])
+    alternatives: list[list[_Item]] = field(default_factory=lambda: [[]])
 
-    def close(self) -> Group:
+    @property
+    def body(self) -> str:
+        return " | ".join(
+            " ".join(item.text for item in items) or '""' for items in self.alternatives
+        )
+
+    @property
+    def depth(self) -> int:
         depths = (item.depth for items in self.alternatives for item in items)
-        return Group(self.alternatives, 1 + max(depths, default=0))
+        return 1 + max(depths, default=0)
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(
+        self, text: str, find_token: FindToken, silent: Collection[int]
+    ) -> None:
+        self._text, self._find_token, self._silent = text, find_token, silent
         self._pos = 0
         self._open: list[_Open] = []
         self._used: dict[str, int] = {}  # first position
         self._has_item = False  # a repetition can follow
         self._n_items = 0
+        self._names: dict[str, str] = {}  # in Lark
+        self._lines: list[str] = []  # of groups and repetitions
 
-    def run(self, root: str) -> Rules:
+    def run(self, root: str) -> str:
         if wrong := _NO_TEXT.search(self._text):
             raise BadGrammar("NUL and surrogates are not allowed", wrong.start())
-        bodies: dict[str, Group] = {}
+        bodies: dict[str, str] = {}  # of two rules with one name the later counts
         self._skip(lines=True)
         while self._pos < len(self._text):
             name, body = self._rule()
@@ -93,9 +102,19 @@ class _Parser:
                 raise BadGrammar(f"no rule is named {name!r}", position)
         if root not in bodies:
             raise BadGrammar(f"no rule is named {root!r}", None)
-        return Rules(bodies, root)
+        rules = [f"{self._name(name)}: {body}" for name, body in bodies.items()]
+        return "\n".join([f"start: {self._name(root)}", *rules, *self._lines])
 
-    def _rule(self) -> tuple[str, Group]:
+    def _name(self, rule: str) -> str:
+        return self._names.setdefault(rule, f"r{len(self._names)}")
+
+    def _extracted(self, body: str) -> str:
+        """The name of a rule for a part of another one."""
+        name = f"a{len(self._lines)}"
+        self._lines.append(f"{name}: {body}")
+        return name
+
+    def _rule(self) -> tuple[str, str]:
         name = self._take(_NAME, "the name of a rule")
         self._skip()
         if not self._text.startswith("::=", self._pos):
@@ -112,7 +131,7 @@ class _Parser:
         if self._pos < len(self._text) and self._text[self._pos] not in "\r\n":
             raise BadGrammar("expected a new line or the end", self._pos)
         self._skip(lines=True)
-        return name, self._open[0].close()
+        return name, self._open[0].body
 
     def _element(self) -> bool:
         """Take one part of a rule; False at its end."""
@@ -121,7 +140,7 @@ class _Parser:
             self._terminal("<" if char == "!" else char)
         elif char == ".":
             self._pos += 1
-            self._add(Chars((), negated=True))
+            self._add(one_of("", negated=True))
         elif char in ("*", "+", "?", "{"):
             self._repetition(char)
         elif char in ("(", ")", "|"):
@@ -130,7 +149,7 @@ class _Parser:
             position = self._pos
             name = self._take(_NAME, "a name")
             self._used.setdefault(name, position)
-            self._add(Ref(name))
+            self._add(self._name(name))
         else:
             return False
         return True
@@ -143,19 +162,25 @@ class _Parser:
         if kind == "<":
             negated, named = taken[0] == "!", taken.lstrip("!")[1:-1]
             found = _TOKEN_ID.fullmatch(named)
-            self._add(Token(int(found[1]) if found else named, negated, position))
+            self._add(self._token(int(found[1]) if found else named, negated, position))
         elif kind == '"' and len(taken) > 2:
             self._count(len(taken) - 2)
-            self._add(Literal(_literal(taken[1:-1], position)))
+            self._add(characters(taken[1:-1], position))
         elif kind == "[" and taken not in ("[]", "[^]"):
             self._count(len(taken) - 2)
             negated = taken[1] == "^"
-            self._add(Chars(_ranges(taken[1 + negated : -1]), negated))
+            self._add(one_of(taken[1 + negated : -1], negated))
 
-    def _add(self, item: Item) -> None:
+    def _token(self, token: int | str, negated: bool, position: int) -> str:
+        found = self._find_token(token)
+        if found is None:
+            raise BadGrammar(f"{token!r} is no single token", position)
+        return one_token(found, negated, self._silent)
+
+    def _add(self, text: str, depth: int = 0) -> None:
         self._count(1)
         self._has_item = True
-        self._open[-1].alternatives[-1].append(item)
+        self._open[-1].alternatives[-1].append(_Item(text, depth))
 
     def _count(self, n_items: int) -> None:
         self._n_items += n_items
@@ -169,7 +194,9 @@ class _Parser:
         self._pos += 1
         self._count(1)
         if char == ")":
-            self._add(self._limited(self._open.pop().close(), position))
+            group = self._open.pop()
+            self._check_depth(group.depth, position)
+            self._add(self._extracted(group.body), group.depth)
             return True
         self._has_item = False
         if char == "(":
@@ -186,15 +213,17 @@ class _Parser:
         if not self._has_item:
             raise BadGrammar(f"nothing before {char} to repeat", start)
         if char == "{":
-            least, most = self._counts()
+            counts = self._counts()
         else:
             self._pos += 1
-            least, most = _REPEATS[char]
+            counts = char
         items = self._open[-1].alternatives[-1]
-        repeat = Repeat(items[-1], least, most, items[-1].depth + 1)
-        items[-1] = self._limited(repeat, start)
+        self._check_depth(items[-1].depth + 1, start)
+        repeated = f"{self._extracted(items[-1].text)}{counts}"
+        items[-1] = _Item(self._extracted(repeated), items[-1].depth + 1)
 
-    def _counts(self) -> tuple[int, int | None]:
+    def _counts(self) -> str:
+        """The least and the most, as Lark has them."""
         start = self._pos
         found = _REPEAT.match(self._text, start)
         if found is None:
@@ -205,14 +234,13 @@ class _Parser:
         if int(most) < int(least):
             raise BadGrammar(f"at most {most} is less than at least {least}", start)
         self._pos = found.end()
-        return int(least), None if found[2] and not found[3] else int(most)
+        return f"{{{int(least)},{'' if found[2] and not found[3] else int(most)}}}"
 
     @staticmethod
-    def _limited(item: Group | Repeat, position: int) -> Group | Repeat:
-        if item.depth > MAX_DEPTH:
+    def _check_depth(depth: int, position: int) -> None:
+        if depth > MAX_DEPTH:
             text = f"more than {MAX_DEPTH} parentheses and repetitions in each other"
             raise BadGrammar(text, position)
-        return item
 
     def _take(self, pattern: re.Pattern[str], expected: str) -> str:
         end = self._pos + MAX_WRITTEN
@@ -228,30 +256,3 @@ class _Parser:
         found = (_SPACE_AND_LINES if lines else _SPACE).match(self._text, self._pos)
         assert found is not None
         self._pos = found.end()
-
-
-def _code(char: str) -> int:
-    """The code point of a character or of an escape."""
-    if len(char) > 2:
-        return int(char[2:], 16)  # noqa: FURB166 - int() knows no \\u
-    return ord(_ESCAPED.get(char[1], char[1]) if len(char) == 2 else char)
-
-
-def _literal(inside: str, position: int) -> str:
-    codes = [_code(char[0]) for char in _ONE_CHAR.finditer(inside)]
-    for code in codes:
-        if not 0 < code <= MAX_CHAR or code in SURROGATES:
-            raise BadGrammar(f"no text has the character {code:#x}", position)
-    return "".join(map(chr, codes))
-
-
-def _ranges(inside: str) -> Ranges:
-    found: list[tuple[int, int]] = []
-    chars = [char[0] for char in _ONE_CHAR.finditer(inside)]
-    place = 0
-    while place < len(chars):
-        is_range = chars[place + 1 : place + 2] == ["-"] and place + 2 < len(chars)
-        last = place + 2 if is_range else place
-        found.append((_code(chars[place]), _code(chars[last])))
-        place = last + 1
-    return tuple(found)

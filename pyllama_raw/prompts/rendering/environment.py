@@ -118,8 +118,9 @@ class TextEnvironment(SandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         owner = getattr(value, "__self__", None)
-        if super().wrap_str_format(value) is None or not isinstance(owner, Text):
-            return super().wrap_str_format(value)
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None or not isinstance(owner, Text):
+            return wrapped
         formatter = SandboxedFormatter(self)
 
         def format_map(values: Mapping[str, Any]) -> Text:

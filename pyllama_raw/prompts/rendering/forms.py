@@ -39,11 +39,6 @@ def with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def joined(texts: list[str]) -> str:
-    """The parts of a message as one text, as llama-server joins them."""
-    return "\n".join(texts)
-
-
 def texts_of(content: Any) -> list[str] | None:
     """The texts of parts of text; None if it is something else."""
     if not isinstance(content, list):

@@ -7,12 +7,10 @@ The other process runs a stranger's program. JSON is read because it can only ma
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any, BinaryIO
 
 MAX_FRAME_BYTES = 2**28
-
-_LENGTH = struct.Struct("!I")
+N_LENGTH_BYTES = 4
 
 
 def write(file: BinaryIO, value: Any) -> None:
@@ -25,12 +23,12 @@ def write(file: BinaryIO, value: Any) -> None:
     data = _text(value).encode()
     if len(data) > MAX_FRAME_BYTES:
         raise ValueError(f"{len(data)} bytes are more than {MAX_FRAME_BYTES}")
-    file.write(_LENGTH.pack(len(data)) + data)
+    file.write(len(data).to_bytes(N_LENGTH_BYTES) + data)
     file.flush()
 
 
 def _text(value: Any) -> str:
-    """Its JSON in parts, because no other thread runs while dumps() makes one."""
+    """JSON in parts, because no other thread runs while dumps() makes one."""
     if isinstance(value, list):
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, dict):
@@ -46,7 +44,7 @@ def read(file: BinaryIO) -> Any:
     Raises:
         EOFError: the other side has ended.
     """
-    (n_bytes,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    n_bytes = int.from_bytes(_exactly(file, N_LENGTH_BYTES))
     if n_bytes > MAX_FRAME_BYTES:
         raise EOFError
     return json.loads(_exactly(file, n_bytes))

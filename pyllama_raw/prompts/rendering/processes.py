@@ -102,19 +102,14 @@ class TemplateProcesses:
             process = self._take()
             try:
                 answer = process.ask(chat)
+                self._put_back(process)
             except BaseException as error:
                 self._end(process)
                 if self._closed:
                     raise ClosedError("the engine is closed") from error
                 raise
-            self._put_back(process, answer)
         if "refused" in answer:
             raise TemplateRefused(answer["refused"])
-        if "too_large" in answer:
-            raise Exceeded(
-                f"done within {MAX_MEMORY_BYTES >> 20} MiB, "
-                f"with a prompt of at most {MAX_CHARACTERS} characters"
-            )
         return answer
 
     def close(self) -> None:
@@ -132,40 +127,28 @@ class TemplateProcesses:
             self._check_open()
             if self._idle:
                 return self._idle.pop()
-        process = _Process(self._setup["max_cpu_s"])
-        with self._lock:
+            process = _Process(self._setup)
             self._all.add(process)
-        try:
-            self._check_open()  # close() may have come before it was in the set
-            process.set_up(self._setup)
-        except BaseException as error:
-            self._end(process)
-            if self._closed:
-                raise ClosedError("the engine is closed") from error
-            raise
-        return process
+            return process
 
-    def _put_back(self, process: _Process, answer: dict[str, Any]) -> None:
+    def _put_back(self, process: _Process) -> None:
         with self._lock:
-            keeps = not self._closed and "too_large" not in answer
-            if keeps:
-                self._idle.append(process)
-        if not keeps:
-            self._end(process)
+            self._check_open()
+            self._idle.append(process)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
 
     def _end(self, process: _Process) -> None:
         process.end()
         with self._lock:
             self._all.discard(process)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the engine is closed")
-
 
 class _Process:
-    def __init__(self, max_cpu_s: float) -> None:
-        self._max_cpu_s = max_cpu_s
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._setup, self._is_set_up = setup, False
         folder = str(Path(__file__).resolve().parents[2])
         given = json.dumps([[str(entry) for entry in sys.path], folder])
         # Isolated: no user's folder or environment variable adds modules. In a session
@@ -183,12 +166,15 @@ class _Process:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def set_up(self, setup: dict[str, Any]) -> None:
-        answer = self.ask(setup)
-        if "unreadable" in answer:
-            raise Unreadable(answer["unreadable"])
-
     def ask(self, value: Any) -> dict[str, Any]:
+        if not self._is_set_up:
+            answer = self._answer(self._setup)
+            if "unreadable" in answer:
+                raise Unreadable(answer["unreadable"])
+            self._is_set_up = True
+        return self._answer(value)
+
+    def _answer(self, value: Any) -> dict[str, Any]:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         try:
@@ -196,6 +182,11 @@ class _Process:
             answer = frames.read(self._popen.stdout)  # type: ignore[arg-type]
         except (EOFError, BrokenPipeError) as error:
             raise self._why() from error
+        if "too_large" in answer:
+            raise Exceeded(
+                f"done within {MAX_MEMORY_BYTES >> 20} MiB, "
+                f"with a prompt of at most {MAX_CHARACTERS} characters"
+            )
         assert isinstance(answer, dict)
         return answer
 
@@ -206,19 +197,16 @@ class _Process:
             self.kill()
             code = self._popen.wait()
         if code == -signal.SIGPROF:
-            return Exceeded(f"done within {self._max_cpu_s:g} s of CPU time")
+            return Exceeded(f"done within {self._setup['max_cpu_s']:g} s of CPU time")
         return Exceeded(f"done without ending its process (which ended with {code})")
 
     def kill(self) -> None:
         self._popen.kill()
 
     def end(self) -> None:
-        self.kill()
-        self._popen.wait()
-        for pipe in (self._popen.stdin, self._popen.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):  # what the process had not read
-                    pipe.close()
+        # The pipe breaks if the process has not read all of it.
+        with suppress(BrokenPipeError), self._popen:
+            self.kill()
 
 
 def _end_all(processes: set[_Process]) -> None:

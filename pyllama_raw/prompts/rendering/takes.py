@@ -85,7 +85,7 @@ class Takes:
 
     @cached_property
     def calls(self) -> CallForm:
-        """In which form it prints calls; the first one if it prints none."""
+        """The form in which it prints calls; the first one if it prints none."""
         for form in CALL_FORMS:
             chat = [USER, with_calls(CALL, form), ANSWER | {"content": "a"}]
             printed = self._printed(chat, TOOL)

@@ -9,7 +9,6 @@ from typing import Any
 from pyllama_raw.prompts.rendering.environment import TextEnvironment
 from pyllama_raw.prompts.rendering.forms import (
     CALL_FORMS,
-    joined,
     texts_of,
     with_calls,
     with_reasoning,
@@ -101,7 +100,7 @@ class CompiledTemplate:
         texts = texts_of(message.get("content"))
         if texts is None or self.takes.parts(message["role"]):
             return message
-        return message | {"content": joined(texts)}
+        return message | {"content": "\n".join(texts)}  # as llama-server joins them
 
 
 def _lifted_message(message: dict[str, Any]) -> dict[str, Any]:

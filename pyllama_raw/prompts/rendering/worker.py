@@ -90,7 +90,7 @@ def _render(
 
 
 def _start_clock(max_cpu_s: float) -> None:
-    """From now until it answers the process may compute for *max_cpu_s*."""
+    """Let the process compute for *max_cpu_s* from now until it answers."""
     signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
 
 

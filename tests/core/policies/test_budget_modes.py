@@ -10,24 +10,22 @@ from tests.core.support import make_request, make_scheduler, run_until_idle, ste
 
 
 @pytest.mark.parametrize(
-    ("mode", "reserve", "counts", "expected"),
+    ("mode", "n_streams", "total", "expected"),
     [
-        ("balanced", 8, (8, 2, 4), (3, 1)),
-        ("balanced", 0, (8, 2, 1), (1, 0)),
-        ("throughput_first", 0, (8, 2, 8), (1, 7)),
-        ("throughput_first", 8, (8, 2, 8), (2, 6)),
-        ("throughput_first", 0, (3, 0, 8), (3, 5)),
-        ("latency_first", 2, (5, 1, 8), (2, 6)),
-        ("latency_first", 0, (5, 1, 8), (5, 3)),
-        ("latency_first", 0, (0, 3, 8), (0, 8)),
-        ("balanced", 1, (4, 4, 0), (0, 0)),
+        ("balanced", 8, 4, (3, 1)),
+        ("balanced", 8, 1, (1, 0)),
+        ("throughput_first", 8, 8, (2, 6)),
+        ("throughput_first", 1, 8, (1, 7)),
+        ("latency_first", 5, 8, (5, 3)),
+        ("latency_first", 8, 5, (5, 0)),
+        ("latency_first", 0, 8, (0, 8)),
     ],
 )
-def test_tokens_are_divided(mode, reserve, counts, expected):
+def test_tokens_are_divided(mode, n_streams, total, expected):
     """
     Streams and prompts share the whole step, by the rules of the mode.
     """
-    assert divide(mode, *counts, reserve) == expected
+    assert divide(mode, n_streams, total) == expected
 
 
 def with_streams_and_a_prompt(mode, n_streams=8, budget=8, n_prompt=40, **options):

@@ -1,14 +1,12 @@
 """The waiting queue of a policy by itself."""
 
-from itertools import count
-
-from pyllama_raw.core.policies.queue import N_FIRST, PolicyQueue
+from pyllama_raw.core.policies.queue import PolicyQueue
 from pyllama_raw.core.sequence import Sequence
 from tests.core.support import make_request
 
 
-def filled(keys, n):
-    queue = PolicyQueue(keys, max_overtakes=16)
+def filled(keys, n, ask=lambda _: (0,)):
+    queue = PolicyQueue(keys, 16, ask)
     sequences = [Sequence(make_request(i, client="a"), i, 0.0) for i in range(n)]
     for sequence in sequences:
         queue.push(sequence)
@@ -22,47 +20,33 @@ def test_only_the_first_of_a_client_is_offered():
     queue, sequences = filled("by_client", 3)
     queue.remove(sequences[1])
 
-    assert list(queue.candidates(lambda _: (0,))) == [sequences[0]]
+    assert list(queue.candidates()) == [sequences[0]]
     queue.check_integrity()
 
 
-def test_keys_that_always_change_take_no_more_memory():
+def test_nothing_is_kept_of_who_left():
     """
-    Keys that are not valid any more are forgotten in time.
-    """
-    queue, _ = filled("changing", 200)
-    numbers = count(0, -1)
-
-    for _ in range(200):
-        next(queue.candidates(lambda _: (next(numbers),)))
-        queue.check_integrity()
-
-    assert len(queue._heap) <= 2 * 200 + N_FIRST
-
-
-def test_who_leaves_unasked_takes_no_more_memory():
-    """
-    While no slot is free nobody is asked, however many come and go.
-    """
-    queue, _ = filled("fixed", 2)
-
-    for i in range(2, 1000):
-        queue.push(late := Sequence(make_request(i), i, 0.0))
-        queue.remove(late)
-    queue.check_integrity()
-
-    assert len(queue._unasked) <= 2 * 3 + N_FIRST + 1
-
-
-def test_who_has_left_takes_no_turn():
-    """
-    Turns of those that left are forgotten in time; the others keep theirs.
+    Neither a key nor a turn, whether it was asked for or not.
     """
     queue, sequences = filled("changing", 200)
-    next(queue.candidates(lambda _: (0,)))
+    next(queue.candidates())
     for sequence in sequences[10:]:
         queue.remove(sequence)
-    next(queue.candidates(lambda _: (0,)))
     queue.check_integrity()
 
-    assert set(queue._ring) == set(sequences[:10])
+    assert [*queue._keys] == sequences[:10]
+
+
+def test_a_request_that_is_not_the_first_of_its_client_any_more_has_no_key():
+    """
+    It is asked for again when it is the first one again.
+    """
+    asked = []
+    queue, sequences = filled("by_client", 1, lambda s: asked.append(s) or (0,))
+    next(queue.candidates())
+    queue.push(urgent := Sequence(make_request(1, client="a", priority=-1), 1, 0.0))
+    next(queue.candidates())
+    queue.remove(urgent)
+    next(queue.candidates())
+
+    assert asked == [sequences[0], urgent, sequences[0]]

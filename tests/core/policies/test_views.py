@@ -52,12 +52,13 @@ def test_nothing_is_kept_of_who_has_ended():
         scheduler.add(make_request(request_id), 0.0)
     sequences = list(scheduler._roster.alive.values())
     step(scheduler)
-    shown = [sequence.view is not None for sequence in sequences]
+    views = scheduler._policy._views
+    shown = [sequence in views for sequence in sequences]
     scheduler.cancel(0, 0.0)
     run_until_idle(scheduler)
 
     assert shown == [True] * 3
-    assert [sequence.view for sequence in sequences] == [None] * 3
+    assert views == {}
 
 
 def test_the_scheduler_is_seen_as_it_is_when_a_step_begins():

@@ -3,7 +3,7 @@
 import pytest
 
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.bench.call import Call, CallFailed, ask
+from pyllama_raw.lab.bench.call import Call, CallFailed
 from pyllama_raw.lab.bench.drive import closed_loop, open_loop
 from tests.lab.bench.support import FakeTarget
 
@@ -106,11 +106,3 @@ async def test_a_client_leaves_after_so_many_tokens():
     (record,) = run.records
     assert (record.left, record.error, record.n_output) == (True, None, 2)
     assert not record.completed
-
-
-async def test_ask_raises():
-    """
-    Where nothing may go wrong, a failure is an exception.
-    """
-    with pytest.raises(CallFailed):
-        await ask(FakeTarget(fails_at=[0]), Call("x", 1))

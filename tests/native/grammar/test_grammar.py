@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 
+from pyllama_raw import SamplingParams
+from pyllama_raw.engine.constraint import Constraints
 from pyllama_raw.errors import SamplingFailed
 from pyllama_raw.native.sampler import RowSampler, SamplerChain
 from pyllama_raw.native.stages import Draw, TopK
@@ -45,13 +47,14 @@ def test_output_follows_the_grammar(model, greedy):
         assert re.fullmatch(r"<[a-d]{4}(,[a-d]{4}){3}>", written)
 
 
-def test_a_copy_begins_where_the_original_is(model):
+def test_each_output_is_at_the_beginning_of_its_grammar(model):
     """
     Requests of one grammar do not disturb each other.
     """
-    original = make_grammar('root ::= "ab" "c"', model.vocab)
+    params = SamplingParams(grammar='root ::= "ab" "c"')
+    constraint = Constraints(model.vocab).make(params)
     for _ in range(2):
-        sampler = RowSampler(grammar=original.copy())
+        sampler = RowSampler(grammar=constraint.start())
         assert write(model, sampler, 8) == "abc"
         sampler.close()
 

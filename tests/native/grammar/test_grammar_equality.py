@@ -6,11 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw.errors import BadGrammar
+from pyllama_raw.native.guidance import Matcher
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.sampler import RowSampler
-from tests.grammars import JSON, make_grammar
+from tests.grammars import JSON, make_grammar, make_matcher
 from tests.native.stage_reference import CANDIDATE
 from tests.tiny import tiny_model
 
@@ -71,10 +72,11 @@ def compare(text: str, model: Model, seed: int) -> None:
     token may come.
     """
     ours, theirs = make_grammar(text, model.vocab), Theirs(text, model)
+    masks = make_matcher(text, model.vocab)
     sampler, chance = RowSampler(grammar=ours), np.random.default_rng(seed)
     ends, written = sorted(model.vocab.eog_tokens), b""
     for _ in range(N_TOKENS):
-        mine, other = ours.allowed(model.vocab), theirs.allowed()
+        mine, other = allowed(masks, model.n_vocab), theirs.allowed()
         for token in np.flatnonzero(mine & ~other):
             assert "!<" in text
             assert not is_text(model.vocab.piece(int(token)))
@@ -88,9 +90,17 @@ def compare(text: str, model: Model, seed: int) -> None:
         logits = chance.normal(0, 1, model.n_vocab).astype(np.float32)
         logits[~mine | ~other] = -np.inf
         token = sampler.sample(logits)
+        masks.accept(token)
         theirs.accept(token)
         written += model.vocab.piece(token, special=True)
     sampler.close()
+
+
+def allowed(matcher: Matcher, n_tokens: int) -> np.ndarray:
+    """By token: whether *matcher* allows it next."""
+    matcher.compute_mask()
+    bits = np.frombuffer(matcher.mask, np.uint8)
+    return np.unpackbits(bits, bitorder="little")[:n_tokens].astype(bool)
 
 
 def is_text(raw: bytes) -> bool:

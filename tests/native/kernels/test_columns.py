@@ -59,7 +59,7 @@ def streams(context: Context, n_streams: int) -> list[np.ndarray]:
         slots = list(range(n_streams))
         batch.add_rows([10 + i for i in slots], [N_PROMPT + step] * n_streams, slots)
         context.decode(batch)
-        found.append(context.logits(0).copy())
+        found.append(np.asarray(context.logits(0)).copy())
     return found
 
 

@@ -125,7 +125,9 @@ def test_streams_have_the_same_logits(model):
                 batch = Batch(context.n_batch)
                 batch.add_rows([100] * len(slots), places, slots)
                 context.decode(batch)
-                rows.append([context.logits(row) for row in range(len(slots))])
+                rows.append(
+                    [np.asarray(context.logits(row)) for row in range(len(slots))]
+                )
             assert all(same_bits(a, b) for a, b in zip(*rows, strict=True))
             for slot in slots:
                 n_past[slot] += 1
@@ -187,11 +189,11 @@ def _mixed(context: Context, n_vocab: int) -> list[np.ndarray]:
     batch.add(tokens(3), 20, 0, True)
     batch.add(tokens(1), 34, 2, True)
     context.decode(batch)
-    rows += [context.logits(row) for row in (32, 35, 36)]
+    rows += [np.asarray(context.logits(row)) for row in (32, 35, 36)]
     batch.clear()
     batch.add_rows(tokens(3).tolist(), [123, 23, 35], [1, 0, 2])
     context.decode(batch)
-    return [*rows, *(context.logits(row) for row in range(3))]
+    return [*rows, *(np.asarray(context.logits(row)) for row in range(3))]
 
 
 @pytest.mark.parametrize("kv_unified", [True, False])

@@ -1,0 +1,231 @@
+"""
+What a flood of requests does to those that run: refusals, gaps of streams, memory.
+
+A server of our own with 8 slots and 64 places to wait, in a process of its own. First the
+baseline: as many streams as it has slots, always. Then requests come at a fixed rate,
+whether or not others are answered, while as many streams go on. Each refusal must say when
+to come again, and each stream that was taken must have all its tokens. --step-ms computes
+nothing and takes that long for a step, so that what HTTP costs is seen alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import psutil
+import uvicorn
+from load.measure import Report, arguments, parse, percentile, say
+from peers import free_port, serving
+from pydantic_core import from_json, to_json
+
+from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig
+from pyllama_raw.serve import make_app
+from pyllama_raw.serve.run import OPTIONS
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
+
+N_SLOTS, MAX_WAITING, N_TOKENS = 8, 64, 64
+SCHEDULER = SchedulerConfig(n_slots=N_SLOTS, max_waiting=MAX_WAITING)
+ASKED = {"stream": True, "max_tokens": N_TOKENS, "ignore_eos": True}
+
+
+def opened(options: Namespace) -> AsyncEngine:
+    """An engine that computes nothing."""
+    executor = FakeExecutor(
+        fake_limits(
+            n_slots=N_SLOTS, n_ctx_slot=512, n_batch=512, n_cells=512 * N_SLOTS
+        ),
+        on_step=lambda *_: time.sleep(options.step_ms / 1e3),
+    )
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return fake_engine(executor, chat_template=template, max_waiting=MAX_WAITING)
+
+
+async def answer(options: Namespace) -> None:
+    """The server, until it is killed."""
+    config = EngineConfig(scheduler=SCHEDULER)
+    opening = (
+        opened(options) if options.step_ms else AsyncEngine.open(options.model, config)
+    )
+    async with opening as engine:
+        settings = uvicorn.Config(
+            make_app({"a": engine}), port=options.serve, **OPTIONS
+        )
+        await uvicorn.Server(settings).serve()
+
+
+@dataclass
+class Found:
+    """What clients saw."""
+
+    gaps_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    n_wrong: int = 0  # refusals that do not say when to come again
+    n_lost: int = 0  # streams that are not whole
+    late_s: float = 0.0  # the longest time that the flood was behind itself
+    rss_bytes: list[int] = field(default_factory=list)
+
+
+class Clients:
+    """Clients of one server, whose connections are used again."""
+
+    def __init__(self, url: str) -> None:
+        self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
+        self._idle: list[anyio.abc.SocketStream] = []
+        self._number = 0
+
+    async def ask(self, found: Found) -> None:
+        """One request to its end."""
+        wire = self._idle.pop() if self._idle else await self._connected()
+        began = time.perf_counter()
+        await wire.send(self._request())
+        data = await wire.receive()
+        while b"\r\n\r\n" not in data:
+            data += await wire.receive()
+        head, _, data = data.partition(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        found.statuses[status] += 1
+        if status == 200:
+            await self._read(wire, data, found)
+        else:
+            found.refused_s.append(time.perf_counter() - began)
+            lines = [line.partition(b": ") for line in head.lower().split(b"\r\n")]
+            headers = {name: value for name, _, value in lines}
+            n_bytes = int(headers[b"content-length"])
+            while len(data) < n_bytes:
+                data += await wire.receive()
+            found.n_wrong += status != 503 or b"retry-after" not in headers
+        self._idle.append(wire)
+
+    async def _connected(self) -> anyio.abc.SocketStream:
+        assert self._host is not None
+        assert self._port is not None
+        return await anyio.connect_tcp(self._host, self._port)
+
+    def _request(self) -> bytes:
+        """Each has a prompt of its own."""
+        self._number += 1
+        message = {"role": "user", "content": f"{self._number}: say something."}
+        usage = {"stream_options": {"include_usage": True}}
+        body = to_json({"messages": [message], **ASKED, **usage})
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+        head += "content-type: application/json\r\n"
+        return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    async def _read(
+        self, wire: anyio.abc.SocketStream, data: bytes, found: Found
+    ) -> None:
+        """A stream; the gaps are between arrivals of text."""
+        last: float | None = None
+        tail = data
+        while not tail.endswith(b"0\r\n\r\n"):
+            part = await wire.receive()
+            now = time.perf_counter()
+            if b'"content":"' in part:
+                if last is not None:
+                    found.gaps_s.append(now - last)
+                last = now
+            tail = (tail + part)[-4096:]
+        usage = [line for line in tail.split(b"\n") if b'"completion_tokens"' in line]
+        told = from_json(usage[-1].removeprefix(b"data: ")) if usage else {}
+        n_tokens = told.get("usage", {}).get("completion_tokens")
+        found.n_lost += n_tokens != N_TOKENS or b"data: [DONE]" not in tail
+
+
+async def baseline(clients: Clients, n: int) -> Found:
+    """Streams alone: a slot each, one after the other."""
+    found = Found()
+
+    async def go_on() -> None:
+        for _ in range(n):
+            await clients.ask(found)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(N_SLOTS):
+            group.start_soon(go_on)
+    return found
+
+
+async def flood(clients: Clients, options: Namespace, pid: int) -> Found:
+    """Requests at a fixed rate; then the end of those that were taken."""
+    found, server = Found(), psutil.Process(pid)
+    began = time.perf_counter()
+    async with anyio.create_task_group() as group:
+        for number in range(options.requests):
+            due = began + number / options.rate
+            ahead_s = due - time.perf_counter()
+            if ahead_s > 0:
+                await anyio.sleep(ahead_s)
+            found.late_s = max(found.late_s, -ahead_s)
+            group.start_soon(clients.ask, found)
+            if number % options.rate == 0:
+                found.rss_bytes.append(server.memory_info().rss)
+    found.rss_bytes.append(server.memory_info().rss)
+    return found
+
+
+async def measure(options: Namespace, report: Report, url: str, pid: int) -> None:
+    """The baseline, the flood, and the baseline once more."""
+    clients = Clients(url)
+    await baseline(clients, 1)
+    before = await baseline(clients, options.streams)
+    say("the flood")
+    found = await flood(clients, options, pid)
+    after = await baseline(clients, options.streams)
+    alone_s = percentile(before.gaps_s + after.gaps_s, 99)
+    for name, each in (("alone", before), ("flood", found), ("after", after)):
+        report.add(
+            load=name,
+            taken=each.statuses[200],
+            refused=each.statuses[503],
+            refused_p50_ms=percentile(each.refused_s, 50) * 1e3,
+            refused_p99_ms=percentile(each.refused_s, 99) * 1e3,
+            gap_p50_ms=percentile(each.gaps_s, 50) * 1e3,
+            gap_p99_ms=percentile(each.gaps_s, 99) * 1e3,
+            late_ms=each.late_s * 1e3,
+        )
+    rss = found.rss_bytes
+    report.details["rss_bytes"] = rss
+    report.claim("refusals that are no 503 with Retry-After", found.n_wrong, "<=", 0)
+    report.claim("streams that lost a token", found.n_lost + after.n_lost, "<=", 0)
+    report.claim("refused_p99_s", percentile(found.refused_s, 99), "<=", 0.05)
+    report.claim("gap_p99_ratio", percentile(found.gaps_s, 99) / alone_s, "<=", 1.1)
+    report.claim("rss_growth_mb", (max(rss) - rss[0]) / 1e6, "<=", 64)
+
+
+def parser() -> ArgumentParser:
+    """The options."""
+    made = arguments(__doc__)
+    made.add_argument("--requests", type=int, default=10_000)
+    made.add_argument("--rate", type=int, default=1_000, help="requests a second")
+    made.add_argument("--streams", type=int, default=4, help="of the baseline, in turn")
+    made.add_argument("--step-ms", type=float, default=0.0, help="a fake engine's step")
+    made.add_argument("--serve", type=int, metavar="PORT", help="be the server")
+    return made
+
+
+def main() -> int:
+    """Run the script."""
+    options = parse(parser())
+    uvloop = {"use_uvloop": True}
+    if options.serve:
+        anyio.run(answer, options, backend_options=uvloop)
+        return 0
+    report = Report("overload", options)
+    port = free_port()
+    command = [sys.executable, str(Path(__file__)), "--serve", str(port)]
+    command += ["--model", str(options.model), "--step-ms", str(options.step_ms)]
+    with serving(command, port) as url:
+        anyio.run(measure, options, report, url, url.pid, backend_options=uvloop)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""
+Fields of bodies of llama.cpp's server, in the words of the engine and back.
+
+Defaults are those of SamplingParams, but for the tokens: the rest of the context.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, Field
+
+from pyllama_raw import SamplingParams
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
+from pyllama_raw.serve.service import Found, Service
+
+NAMES = {  # of llama.cpp's server, and those of SamplingParams
+    "n_predict": "max_tokens", "n_cmpl": "n", "n_probs": "logprobs",
+    "repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n",
+    "samplers": "stages",
+}  # fmt: skip
+STAGES = {"typ_p": "typical"}  # others have one name
+SAME = {
+    "max_tokens", "n", "seed", "temperature", "top_p", "presence_penalty",
+    "frequency_penalty", "grammar", "json_schema", "top_n_sigma", "adaptive_target",
+}  # fmt: skip
+OFF = {"logprobs": (0,), "grammar": ("",), "seed": (2**32 - 1,)}
+
+Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
+Bias = float | Literal[False]  # False: never
+Pair = Annotated[tuple[TokenId | str, Bias], Field(strict=False)]  # JSON has only lists
+Biases = dict[str, Bias] | list[Pair]
+
+
+class LoraScale(BaseModel):
+    """An adapter by its place in `/lora-adapters`."""
+
+    id: Annotated[int, Field(ge=0)]
+    scale: float
+
+
+class NativeBody(TextBody):
+    """What bodies of llama.cpp's server have that ask for text."""
+
+    n_predict: Last | None = None
+    """Most tokens of an output; -1: what is left of the context, 0: only the prompt."""
+    n_cmpl: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Outputs of each prompt."""
+    n_probs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Likely tokens that are listed with each output token."""
+    post_sampling_probs: bool = False
+    """Whether they have their probabilities after all samplers."""
+    repeat_last_n: Last | None = None
+    dry_penalty_last_n: Last | None = None
+    samplers: list[str] | None = None
+    top_n_sigma: float | None = None
+    adaptive_target: float | None = None
+    logit_bias: Biases | None = None  # type: ignore[assignment]
+    """Numbers added to logits, by token id or by text, which stands for all its tokens."""
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    """A schema; a grammar beside it wins."""
+    lora: list[LoraScale] | None = None
+    """Scales of adapters; those left out are off."""
+
+    cache_prompt: bool = True
+    """Whether earlier requests may save work of this one."""
+    return_tokens: bool = False
+    """Whether a whole answer has its token ids; events always have."""
+    response_fields: list[str] = Field(default_factory=list)
+    """The only fields of the answer, such as `generation_settings/n_predict`."""
+
+    @property
+    def n_most(self) -> int | None:
+        """Most tokens of an output; None: what is left of the context."""
+        n_predict = self.max_tokens if self.n_predict is None else self.n_predict
+        return None if n_predict == -1 else n_predict
+
+    async def asked(
+        self, service: Service, found: Found, prompts: list[ReadPrompt]
+    ) -> Asked:
+        """As the engine takes it; raises Failure and InvalidSampling."""
+        params = SamplingParams(**self._params(found) | await self._biases(found))
+        options = self.options(found, service.config)
+        if self.lora is not None:
+            options["adapters"] = self._scales(found)
+        if not self.cache_prompt:
+            options["cache_salt"] = f"{options.get('cache_salt') or ''}{uuid4().hex}"
+        tokens = tuple(each.tokens for each in prompts)
+        return Asked(found, tokens, params, options, bool(self.stream))
+
+    def _params(self, found: Found) -> dict[str, Any]:
+        named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
+        given = {n: v for n, v in self._unnamed().items() if v is not None}
+        given |= {NAMES.get(name, name): value for name, value in named.items()}
+        most = self.n_most
+        given["max_tokens"] = found.engine.n_ctx_slot if most is None else max(most, 1)
+        if self.post_sampling_probs:
+            given["logprobs_of"] = "sampler"
+        if self.samplers is not None:
+            given["stages"] = [STAGES.get(name, name) for name in self.samplers]
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        given["stop"] = [text for text in stop if text]
+        _adapt(given)
+        return given
+
+    async def _biases(self, found: Found) -> dict[str, Any]:
+        given = self.logit_bias or {}
+        by_id = isinstance(given, dict)  # its names may be token ids
+        biases: dict[int, float] = {}
+        never: set[int] = set()
+        for key, bias in given.items() if isinstance(given, dict) else given:
+            if isinstance(key, int) or (by_id and key.isdecimal() and len(key) < 11):
+                tokens = [int(key)]
+            else:
+                tokens = await found.engine.tokenize(key, add_special=False)
+            if bias is False:
+                never.update(tokens)
+            else:
+                biases |= dict.fromkeys(tokens, bias)
+        return {"logit_bias": biases} | ({"suppress_tokens": [*never]} if never else {})
+
+    def _scales(self, found: Found) -> dict[str, float]:
+        """By name; raises Failure if there is no such adapter."""
+        names = [info.name for info in found.engine.adapters()]
+        for each in self.lora or ():
+            if each.id >= len(names):
+                message = f"lora: there is no adapter {each.id}, there are {len(names)}"
+                raise Failure(400, "invalid_request", message, "lora")
+        return {names[each.id]: each.scale for each in self.lora or ()}
+
+
+def _adapt(given: dict[str, Any]) -> None:
+    """Values that mean something else in SamplingParams."""
+    for name, off in OFF.items():
+        if given.get(name) in off:
+            del given[name]
+    for name in ("top_n_sigma", "adaptive_target", "seed"):
+        if given.get(name, 0) < 0:
+            del given[name]
+    for name in ("penalty_last_n", "dry_last_n"):
+        if given.get(name) == -1:
+            given[name] = None
+    if "grammar" in given:
+        given.pop("json_schema", None)
+
+
+def settings(asked: Asked) -> dict[str, Any]:
+    """The parameters in the words of llama.cpp's server."""
+    params, eos = asked.params, asked.found.engine.info.vocab.eos
+    told = params.model_dump()
+    told |= {theirs: told.pop(ours) for theirs, ours in NAMES.items()}
+    theirs = {ours: theirs for theirs, ours in STAGES.items()}
+    never = [*params.suppress_tokens]
+    never += [eos.token_id] if params.ignore_eos and eos is not None else []
+    biases = [*params.logit_bias.items(), *((token, None) for token in never)]
+    for name in ("repeat_last_n", "dry_penalty_last_n", "seed", "adaptive_target"):
+        told[name] = -1 if told[name] is None else told[name]
+    return told | {
+        "max_tokens": params.max_tokens,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in biases],
+        "samplers": [theirs.get(stage, stage) for stage in params.stages],
+        "post_sampling_probs": params.logprobs_of == "sampler",
+        "stream": asked.streams,
+        "lora": dict(asked.options.get("adapters") or {}),
+    }

@@ -1,0 +1,166 @@
+"""
+Run the tests of llama.cpp's own server against pyllama_raw.serve.
+
+    python -m scripts.try_llama_tests [FILE ...] [--keep FOLDER] [-k EXPRESSION]
+
+The tests are those of the pinned source, unchanged, in an environment of their own with what
+they require. scripts/llama_server.py is the server. scripts/llama_tests.toml names what is out of
+scope, and which tests have to fail here, each with a reason: it is a mistake if one of these
+passes, or another one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import venv
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from xml.etree import ElementTree as ET
+
+import build_lib
+from tests.tiny import tiny_adapter
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "scripts" / "llama_tests.toml"
+PARTS = ("tools/server/tests", "models/templates", "tools/mtmd/test-1.jpeg")
+ADAPTER = "moe_shakespeare15M.gguf"  # the name of the file that the tests would fetch
+REASON = "reason"
+
+
+def main() -> int:
+    """0 if exactly those tests failed that have to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", help="such as test_basic.py; all in scope")
+    parser.add_argument("--keep", type=Path, help="unpack to this folder, and keep it")
+    parser.add_argument("-k", dest="expression", help="as of pytest")
+    options = parser.parse_args()
+    table = tomllib.loads(TABLE.read_text())
+    with tempfile.TemporaryDirectory() as scratch:
+        tests = unpacked(options.keep or Path(scratch)) / "tools/server/tests"
+        files = options.files or in_scope(tests, table["out_of_scope"])
+        outcomes = run(tests, files, options.expression)
+    return report(outcomes, expected(table["fails"], outcomes))
+
+
+def unpacked(folder: Path) -> Path:
+    """What the tests need of the pinned source, in *folder*."""
+    archive = build_lib.fetch.fetch(
+        build_lib.SOURCE, build_lib.fetch.cache_dir() / "download", lambda *_: None
+    )
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = PurePosixPath(member.name)
+            if not name.is_relative_to(build_lib.SOURCE_FOLDER) or not member.isfile():
+                continue
+            part = name.relative_to(build_lib.SOURCE_FOLDER)
+            if any(part.is_relative_to(wanted) for wanted in PARTS):
+                path = folder / part
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = tar.extractfile(member)
+                assert content is not None
+                path.write_bytes(content.read())
+    downloads = folder / "tools/server/tests/tmp"
+    downloads.mkdir(exist_ok=True)
+    shutil.copy(tiny_adapter("lora-moe"), downloads / ADAPTER)
+    return folder
+
+
+def in_scope(tests: Path, others: Mapping[str, str]) -> list[str]:
+    """Names of the files that have to be tried."""
+    names = sorted(path.name for path in (tests / "unit").glob("test_*.py"))
+    return [name for name in names if name not in others]
+
+
+def environment(tests: Path) -> Path:
+    """The Python of an environment with what the tests require; it is made once."""
+    wanted = (tests / "requirements.txt").read_bytes()
+    key = hashlib.sha256(wanted + sys.version.encode()).hexdigest()[:16]
+    folder = build_lib.fetch.cache_dir() / "llama-tests" / key
+    python = folder / "bin" / "python"
+    if not (folder / "done").is_file():
+        venv.create(folder, clear=True, with_pip=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "-r"]
+        subprocess.run([*pip, tests / "requirements.txt"], check=True)
+        (folder / "done").touch()
+    return python
+
+
+def run(tests: Path, files: list[str], expression: str | None) -> dict[str, str]:
+    """Outcomes by id: "passed", "skipped", or the line that says what failed."""
+    told = tests / "outcomes.xml"
+    command = [environment(tests), "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    command += [f"--junitxml={told}", "--tb=short", *(f"unit/{name}" for name in files)]
+    command += ["-k", expression] if expression else []
+    server = ROOT / "scripts" / "llama_server.py"
+    own = {
+        "LLAMA_SERVER_BIN_PATH": str(server),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PORT": str(free_port()),
+        "OMP_WAIT_POLICY": "passive",
+        "no_proxy": "*",
+    }
+    subprocess.run(command, cwd=tests, env={**os.environ, **own}, check=False)
+    return read_outcomes(told)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_outcomes(told: Path) -> dict[str, str]:
+    """From a file of JUnit's form."""
+    outcomes: dict[str, str] = {}
+    for case in ET.parse(told).iter("testcase"):  # noqa: S314 - pytest wrote it
+        name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
+        outcome = "passed"
+        for child in case:
+            if child.tag in ("failure", "error"):
+                outcome = (child.get("message") or "failed").splitlines()[0][:150]
+            elif child.tag == "skipped":
+                outcome = "skipped"
+        outcomes[name] = outcome
+    return outcomes
+
+
+def expected(fails: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> set[str]:
+    """Ids of tests that have to fail, by patterns, each of which has to stand for some."""
+    found: set[str] = set()
+    for patterns in fails.values():
+        for pattern in patterns:
+            literal = pattern.replace("[", "[[]")
+            found |= {name for name in outcomes if fnmatchcase(name, literal)}
+    return found
+
+
+def report(outcomes: Mapping[str, str], expected: set[str]) -> int:
+    """Tell what is otherwise than it has to be."""
+    bad = {n: o for n, o in outcomes.items() if o not in ("passed", "skipped")}
+    wrong = {n: o for n, o in bad.items() if n not in expected}
+    passed = sorted(expected - bad.keys())
+    for name, outcome in wrong.items():
+        print(f"FAILS: {name}: {outcome}")
+    for name in passed:
+        print(f"PASSES, although {TABLE.name} says that it fails: {name}")
+    n_skipped = list(outcomes.values()).count("skipped")
+    n_passed = len(outcomes) - n_skipped - len(bad)
+    print(
+        f"{n_passed} passed, {len(bad)} failed, {len(expected)} of which have to, "
+        f"{n_skipped} skipped by the tests themselves"
+    )
+    return 1 if wrong or passed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The OpenAPI description, and requests that schemathesis draws from it."""
+
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.serve import ServeConfig, make_app
+from pyllama_raw.serve.keys import ADMIN, VARIABLE
+from tests.serve.support import serving
+from tests.tiny import tiny_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.native]
+
+LIMIT_S = 900
+COMMAND = [
+    *[Path(sys.executable).with_name("schemathesis"), "run"],
+    *["--phases", "examples,coverage,fuzzing", "--request-timeout", "60"],
+    # What is allowed depends on the model, too: its context, its vocabulary, its verbs.
+    *["--exclude-checks", "positive_data_acceptance", "--no-color"],
+    *["--header", "Authorization: Bearer sk-1"],
+]
+
+
+@pytest.mark.nightly
+async def test_no_request_that_is_described_is_answered_otherwise(monkeypatch):
+    """
+    No 5xx, no status or type of content that is not described, no body that the
+    description forbids is taken, and the service lives on.
+    """
+    monkeypatch.setenv(VARIABLE, f"{ADMIN} sk-1")
+    config = ServeConfig(any_model=True)
+    with anyio.fail_after(LIMIT_S):
+        async with AsyncEngine.open(tiny_model("llama")) as engine:
+            async with serving(make_app({"a": engine}, config), "asyncio") as url:
+                command = [*COMMAND, "--max-examples", "200", f"{url}/openapi.json"]
+                done = await anyio.run_process(command, check=False)
+                result = await engine.complete("It goes on.")
+
+    assert done.returncode == 0, done.stdout.decode()[-4000:]
+    assert result.token_ids
+
+
+async def test_every_path_is_described():
+    """
+    With what it answers if something goes wrong, and without what it never answers.
+    """
+    async with AsyncEngine.open(tiny_model("llama")) as engine:
+        paths = make_app({"a": engine}).openapi()["paths"]
+    statuses = {
+        (path, method): {*operation["responses"]}
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    }
+
+    assert ("/v1/chat/completions", "post") in statuses
+    assert {*map(frozenset, statuses.values())} == {frozenset({"200", "4XX", "5XX"})}
