@@ -64,10 +64,7 @@ def talk(page: Page) -> None:
         page.until(IS_DONE, LIMIT_S)
         page.fill("#prompt", question)
         page.enter()
-    page.until(
-        "document.querySelectorAll('.assistant')[1]?.innerText.length > 260", LIMIT_S
-    )
-    page.until("history.length > 45")
+    page.until("document.querySelectorAll('.assistant')[1]?.innerText.length > 200", LIMIT_S)
 
 
 def keep(page: Page, name: str) -> None:
@@ -95,6 +92,7 @@ def main() -> None:
                 keep(page, "dark")
                 page.size(390, 780, scale=1.5)
                 page.value("log.scrollTop = log.scrollHeight")
+                page.until("$('brief').textContent.includes('waiting')")
                 keep(page, "phone")
             work.cancel()
 
