@@ -28,7 +28,7 @@ def check_memory(model: Model, params: Any) -> None:
     """
     if model.vocab_only:
         raise _failed("the model was loaded with vocab_only=True and has no weights")
-    _check_block_sizes(model, params)
+    check_block_sizes(model, params)
     needed = context_bytes(model, params)
     available = available_bytes()
     if available is not None and needed > available:
@@ -37,6 +37,21 @@ def check_memory(model: Model, params: Any) -> None:
             f"type_k={_type_name(params.type_k)}, type_v={_type_name(params.type_v)} and "
             f"n_ubatch={params.n_ubatch}, available are {_gib(available)} GiB: "
             "lower n_ctx or n_ubatch, or choose smaller KV types"
+        )
+
+
+def check_cells(params: Any) -> None:
+    """
+    Refuse a context whose list of cells cannot fit, which is made even where no cell is.
+
+    Raises:
+        ContextFailed: names the value and the limit.
+    """
+    needed, available = params.n_ctx * _CELL_BYTES, available_bytes()
+    if available is not None and needed > available:
+        raise _failed(
+            f"n_ctx={params.n_ctx} needs {_gib(needed)} GiB for the list of its cells, "
+            f"available are {_gib(available)} GiB: lower n_ctx"
         )
 
 
@@ -100,7 +115,7 @@ def _type_bytes(kind: int, n_values: int) -> int:
     return int(n_values // lib.ggml_blck_size(kind) * lib.ggml_type_size(kind))
 
 
-def _check_block_sizes(model: Model, params: Any) -> None:
+def check_block_sizes(model: Model, params: Any) -> None:
     """llama.cpp asserts that rows of K and V are whole blocks of their type."""
     for which, knob in (("key", "type_k"), ("value", "type_v")):
         kind = getattr(params, knob)

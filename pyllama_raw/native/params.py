@@ -158,6 +158,7 @@ _MODEL: dict[str, Check] = {
     "check_tensors": _as(bool),
     "use_extra_bufts": _as(bool),
     "no_host": _as(bool),
+    "no_alloc": _as(bool),  # only to reckon: see breakdown.py
 }
 _CONTEXT: dict[str, Check] = {
     "n_ctx": _at_least(1),

@@ -85,7 +85,7 @@ class Projector(Handle):
         name = os.fspath(path)
         on_device = use_gpu and any(device.kind == "gpu" for device in devices())
         check_projector(name, on_host=not on_device)
-        params = _params(n_threads, use_gpu, min_tokens, max_tokens)
+        params = projector_params(n_threads, use_gpu, min_tokens, max_tokens)
         n_bytes = _memory(name, params, on_host=not on_device)
         thread = compute_thread()
         since = log.mark()
@@ -208,7 +208,7 @@ def _memory(path: str, params: Any, *, on_host: bool) -> int:
     Raises:
         ProjectorLoadFailed: there is less: Linux would end the process in an encode.
     """
-    needed = int(lib.plr_projector_bytes(os.fsencode(path), params))
+    needed = int(lib.plr_projector_bytes(os.fsencode(path), params, ffi.NULL))
     available = available_bytes()
     if on_host and available is not None and needed > available:
         raise ProjectorLoadFailed(
@@ -229,7 +229,7 @@ def _image_positions(image: Any, n_cells: int) -> tuple[array[int], ...]:
     )
 
 
-def _params(
+def projector_params(
     n_threads: int, use_gpu: bool, min_tokens: int | None, max_tokens: int | None
 ) -> Any:
     params = ffi.new("struct mtmd_context_params *")

@@ -136,12 +136,13 @@ bool plr_chunk_is_causal(plr_projector * projector, const mtmd_input_chunk * chu
     return ctx != nullptr && !mtmd_decode_use_non_causal(ctx.get(), chunk);
 }
 
-size_t plr_projector_bytes(const char * path, const mtmd_context_params * params) {
+size_t plr_projector_bytes(const char * path, const mtmd_context_params * params,
+                           ggml_backend_dev_t device) {
     remember("");
     return guarded<size_t>(0, [&] {
         size_t n_bytes = 0;
-        for (const auto & [device, n_used] : mtmd_get_memory_usage(path, *params)) {
-            n_bytes += n_used;
+        for (const auto & [place, n_used] : mtmd_get_memory_usage(path, *params)) {
+            n_bytes += device == nullptr || device == place ? n_used : 0;
         }
         return n_bytes;
     });

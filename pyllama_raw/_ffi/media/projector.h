@@ -30,8 +30,9 @@ plr_projector * plr_projector_new(plr_thread * thread, const char * path,
 void            plr_projector_free(plr_projector * projector);
 /* Until an encode gets no memory: the file is loaded anew then. */
 mtmd_context *  plr_projector_ctx(const plr_projector * projector);
-/* Bytes of weights and of compute buffers, on all devices; 0: they cannot be told. */
-size_t          plr_projector_bytes(const char * path, const struct mtmd_context_params * params);
+/* Bytes of weights and of compute buffers on *device*, NULL: on all; 0: they cannot be told. */
+size_t          plr_projector_bytes(const char * path, const struct mtmd_context_params * params,
+                                    ggml_backend_dev_t device);
 
 /* Pixels of 3 bytes; NULL for *pixels*: a bitmap of this size without content. */
 mtmd_bitmap * plr_bitmap_image(uint32_t n_x, uint32_t n_y, const uint8_t * pixels);

@@ -1,0 +1,115 @@
+"""
+Memory of a model and its context by device, told by libllama without a weight being read.
+
+A model that was loaded with no_alloc has the shapes of its weights and no data. Of a context
+on it libllama reckons all buffers, and allocates those of recurrent states only. Nothing may
+be computed with either.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_raw.errors import ContextFailed
+from pyllama_raw.native import log
+from pyllama_raw.native.check import EXCEPTION
+from pyllama_raw.native.demand import check_block_sizes, check_cells
+from pyllama_raw.native.libllama import device_pointers, ffi, last_error, lib, text
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.params import context_params
+from pyllama_raw.native.projector import projector_params
+from pyllama_raw.native.projector_check import check_projector
+
+NO_WEIGHTS = {"no_alloc": True, "load_mode": "none", "check_tensors": False}
+HOST = "CPU"
+_MAX_PARTS = 256
+_FLOAT_BYTES = 4
+
+Bytes = dict[str, int]  # by device
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Bytes by device, and what libllama makes of the options."""
+
+    weights: Bytes
+    kv: Bytes
+    compute: Bytes
+    n_ctx: int
+    can_shift: bool
+
+
+def breakdown_of(model: Model, *, n_seq_max: int, **fields: Any) -> Breakdown:
+    """
+    Memory of a context on *model*, which has no weights; the context is gone afterwards.
+
+    Raises:
+        ConfigError: a field is out of range.
+        ContextFailed: libllama refuses the options, or not even the list of cells fits.
+    """
+    del fields["fast_kernels"]  # they have no memory that counts
+    params = context_params(fields, n_seq_max=n_seq_max)
+    check_block_sizes(model, params)
+    check_cells(params)
+    since = log.mark()
+    pointer = lib.plr_context_new(model.ptr, params)
+    if pointer == ffi.NULL:
+        raise ContextFailed("llama_init_from_model", None, log.reason(since))
+    try:
+        return _read(model, pointer, params)
+    finally:
+        lib.llama_free(pointer)
+
+
+def _read(model: Model, pointer: Any, params: Any) -> Breakdown:
+    parts = ffi.new("plr_memory_part[]", _MAX_PARTS)
+    count = lib.plr_memory_parts(pointer, _MAX_PARTS, parts)
+    if count == EXCEPTION:
+        raise ContextFailed("llama_get_memory_breakdown", count, last_error())
+    weights: Bytes = {HOST: 0}
+    kv, compute = dict(weights), dict(weights)
+    for part in parts[0:count]:
+        device = HOST
+        if part.device != ffi.NULL:
+            device = text(lib.ggml_backend_dev_name(part.device))
+        for found, n_bytes in (
+            (weights, part.weights),
+            (kv, part.cells),
+            (compute, part.compute),
+        ):
+            found[device] = found.get(device, 0) + int(n_bytes)
+    width = model.n_embd_out if params.embeddings else model.n_vocab
+    compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES  # what it gives out
+    memory = lib.llama_get_memory(pointer)
+    return Breakdown(
+        weights,
+        kv,
+        compute,
+        int(lib.llama_n_ctx(pointer)),
+        memory != ffi.NULL and bool(lib.llama_memory_can_shift(memory)),
+    )
+
+
+def projector_bytes(
+    path: str | os.PathLike[str],
+    *,
+    use_gpu: bool,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
+) -> Bytes:
+    """
+    Memory of the projector at *path*, by device.
+
+    Raises:
+        ModelLoadFailed, ProjectorLoadFailed, Unsupported: it cannot be used.
+    """
+    name = os.fspath(path)
+    check_projector(name, on_host=False)
+    params = projector_params(1, use_gpu, min_tokens, max_tokens)
+    found = {
+        device: int(lib.plr_projector_bytes(os.fsencode(name), params, pointer))
+        for device, pointer in device_pointers().items()
+    }
+    return {device: n_bytes for device, n_bytes in found.items() if n_bytes}
