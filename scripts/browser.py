@@ -1,21 +1,21 @@
 """
-A headless Chromium that a test tells what to do, by the DevTools protocol over two pipes.
+A headless Chromium that is told what to do, by the DevTools protocol over two pipes.
 
-Keys and texts come in as a person's would. `until` waits in the page, so tests need no sleeps.
+Keys and texts come in as a person's would. `until` waits in the page, so nobody has to sleep.
 """
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
-
-import pytest
+from typing import Any, BinaryIO, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -40,19 +40,12 @@ UNTIL = """new Promise((resolve, reject) => {{
   look();
 }})"""
 
-needs_chromium = pytest.mark.skipif(
-    PROGRAM is None, reason="no Chromium: apt-get install chromium"
-)
-
 
 class Page:
     """A tab. All that it asked of hosts and all its errors are kept."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], pipes: tuple[Any, Any]
-    ) -> None:
-        self._process = process
-        self._to, self._from = pipes
+    def __init__(self, to: BinaryIO, back: BufferedReader) -> None:
+        self._to, self._from = to, back
         self._ids = count(1)
         self._buffer = b""
         self._session: str | None = None
@@ -112,11 +105,11 @@ class Page:
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
-    def until(self, expression: str) -> Any:
+    def until(self, expression: str, limit_s: float = LIMIT_S) -> Any:
         """The value of *expression* once it is true."""
         told = json.dumps(expression)
         return self.value(
-            UNTIL.format(limit_s=LIMIT_S, expression=expression, told=told)
+            UNTIL.format(limit_s=limit_s, expression=expression, told=told)
         )
 
     def text(self, selector: str) -> str:
@@ -131,8 +124,9 @@ class Page:
 
     def fill(self, selector: str, text: str) -> None:
         """Type *text* in place of what is in a field."""
-        self.value(f"document.querySelector({selector!r}).focus()")
         self.value(f"document.querySelector({selector!r}).select()")
+        found = f"document.activeElement === document.querySelector({selector!r})"
+        assert self.value(found), f"{selector} is hidden"
         self.call("Input.insertText", text=text)
 
     def press(self, key: str, code: int, text: str = "", shift: bool = False) -> None:
@@ -177,18 +171,15 @@ def browsing(url: str) -> Iterator[Page]:
         pipes = (Path(folder) / "to", Path(folder) / "from")
         script = 'exec "$@" 3<"$TO" 4>"$FROM"'
         for pipe in pipes:
-            import os
-
             os.mkfifo(pipe)
         command = ["sh", "-c", script, "sh", PROGRAM, *FLAGS]
         command += [f"--user-data-dir={folder}/profile", "about:blank"]
         environment = os.environ | {"TO": str(pipes[0]), "FROM": str(pipes[1])}
-        log = (Path(folder) / "log").open("wb")
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, env=environment, **quiet)
         try:
             with pipes[0].open("wb") as to, pipes[1].open("rb") as back:
-                yield Page(process, (to, back)).open(url)
+                yield Page(to, back).open(url)
         finally:
             process.kill()
             process.wait()
-            log.close()
