@@ -33,7 +33,7 @@ OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -42,7 +42,7 @@ class StreamOptions(BaseModel):
 class ResponseFormat(BaseModel):
     """The form that the text must have."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None

@@ -98,6 +98,11 @@ def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
     return Failure(400, code, f"{param}: {reason}", param)
 
 
+STREAMED: dict[int | str, dict[str, Any]] = {  # of endpoints that answer either way
+    200: {"content": {"text/event-stream": {}}}
+}
+
+
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     """
     An error of the engine as a client is told of it.

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
+from pyllama_raw.serve.failures import STREAMED
 from pyllama_raw.serve.native.body import NativeBody
 from pyllama_raw.serve.native.codec import NativeCodec
 from pyllama_raw.serve.native.fill import ExtraFile, fill_prompt
@@ -37,7 +38,7 @@ class InfillBody(NativeBody):
 
 def routes(service: Service) -> APIRouter:
     """Endpoints of llama.cpp's own dialect."""
-    router = APIRouter(tags=["native"])
+    router = APIRouter(tags=["native"], responses=STREAMED)
 
     @router.post("/completion")
     @router.post("/completions", include_in_schema=False)

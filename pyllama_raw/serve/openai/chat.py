@@ -15,7 +15,7 @@ from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.failures import STREAMED, refused
 from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
 from pyllama_raw.serve.openai.logprobs import chat_logprobs
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
@@ -136,7 +136,7 @@ class ChatCodec(Chunks):
 
 def routes(service: Service) -> APIRouter:
     """Endpoints of chats."""
-    router = APIRouter(tags=["chat"])
+    router = APIRouter(tags=["chat"], responses=STREAMED)
 
     @router.post("/v1/chat/completions")
     @router.post("/chat/completions", include_in_schema=False)

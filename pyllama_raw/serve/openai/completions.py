@@ -13,7 +13,7 @@ from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.failures import STREAMED, refused
 from pyllama_raw.serve.openai.completion_codec import CompletionCodec, Echo
 from pyllama_raw.serve.service import Service
 
@@ -91,7 +91,7 @@ class CompletionBody(TextBody):
 
 def routes(service: Service) -> APIRouter:
     """Endpoints of completions."""
-    router = APIRouter(tags=["completions"])
+    router = APIRouter(tags=["completions"], responses=STREAMED)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionBody) -> Response:
