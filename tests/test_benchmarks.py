@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fakes import engine_host_s
+from benchmarks.figures import over_http, served
 from benchmarks.load.measure import Claim, Report, median_ratio, percentile
 from benchmarks.load.workloads import Chat, generator, texts, turns
+from benchmarks.peers import serving
 from benchmarks.peers.openers import PEERS
+from benchmarks.peers.ours import toml
+from pyllama_raw import ContextConfig, EngineConfig, SchedulerConfig
+from pyllama_raw.serve.deployment import Deployment, read
 from tests.tiny import tiny_model
 
 ROOT = Path(__file__).parents[1]
+EMBEDDER = "a model of vectors"
 
 
 def make_report(**options: object) -> Report:
@@ -155,6 +161,59 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
     PEERS[name].start(Path("model.gguf"), n_slots=1, n_ctx=64, threads=1)
 
 
+def test_our_server_gets_the_configuration_that_is_measured(tmp_path):
+    """
+    The file for `serve` says what was given, and nothing else.
+    """
+    config = EngineConfig(
+        context=ContextConfig(n_ctx=4096, type_k="q8_0", n_threads=None),
+        scheduler=SchedulerConfig(n_slots=8, target_step_s=0.5),
+    )
+    file = tmp_path / "serve.toml"
+    file.write_text(toml(config))
+
+    fields = read(file)
+
+    assert fields.keys() == {"context", "scheduler"}
+    assert Deployment.of(fields).configs == {"default": config}
+
+
+def test_a_server_that_tells_no_address_says_why():
+    """
+    What it has written is in the error.
+    """
+    command = [sys.executable, "-c", "print('no memory')"]
+
+    with pytest.raises(RuntimeError, match="did not start:\nno memory"):
+        serving(command, None).__enter__()
+
+
+def test_figures_of_our_server_have_a_line_a_load():
+    """
+    Beside in process, and beside llama-server.
+    """
+    found = {"8 streams": {"unit": "tokens/s", "in process": 200.0, "HTTP": 199.0}}
+    loads = {"short requests": 400.0, "shared prefix": 100.0, "long prompts": 50.0}
+    rows = {
+        f"{load}, {who}": {"output_throughput": figure, "max_itl_ms": figure}
+        for load, figure in loads.items()
+        for who in ("ours", "llama-server")
+    }
+
+    lines = [*over_http(found), *served(rows)]
+
+    assert lines == [
+        ("8 streams from `pyllama-raw serve`, tokens/s", "199", "in process 200"),
+        ("short requests over HTTP, output tokens/s", "400", "llama-server 400"),
+        ("shared prefix over HTTP, output tokens/s", "100", "llama-server 100"),
+        (
+            "long prompts over HTTP, longest gap in a stream, ms",
+            "50",
+            "llama-server 50",
+        ),
+    ]
+
+
 @pytest.mark.native
 @pytest.mark.parametrize(
     ("script", "arguments"),
@@ -169,12 +228,26 @@ def test_a_peer_is_looked_for_when_it_is_started(name, monkeypatch):
         ),
         pytest.param("step_length.py", ["--words", "20"], marks=pytest.mark.nightly),
         ("offline.py", ["--no-peers", "--slots", "2"]),
-        ("over_http.py", ["--requests", "4"]),
+        (
+            "over_http.py",
+            [
+                "--streams",
+                "2",
+                "--requests",
+                "2",
+                "--lists",
+                "1",
+                "--embedder",
+                EMBEDDER,
+            ],
+        ),
+        ("served.py", ["--no-peers", "--requests", "6"]),
         (
             "media.py",
             ["--no-peers", "--layers", "2", "--embd", "64", "--size", "56"],
         ),
         ("observing.py", ["--part", "model"]),
+        ("overload.py", ["--requests", "200", "--streams", "1"]),
         (
             "overload.py",
             ["--requests", "200", "--streams", "1", "--step-ms", "1"],
@@ -190,7 +263,8 @@ def test_script_runs(script, arguments, tmp_path):
     """
     out = tmp_path / "result.json"
     command = [sys.executable, f"benchmarks/{script}", "--rounds", "1"]
-    command += ["--model", str(tiny_model("llama")), "--out", str(out), *arguments]
+    command += ["--model", str(tiny_model("llama")), "--out", str(out)]
+    command += [str(tiny_model("bert")) if a == EMBEDDER else a for a in arguments]
 
     done = subprocess.run(
         command,
