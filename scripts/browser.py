@@ -21,7 +21,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    *(
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+    ),
     *("--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
 LIMIT_S = 30
@@ -56,7 +60,9 @@ class Page:
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until(
+            "document.readyState === 'complete' && location.href !== 'about:blank'"
+        )
         return self
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -108,7 +114,9 @@ class Page:
 
     def text(self, selector: str) -> str:
         """The text that is shown of the last element that *selector* finds."""
-        return self.value(f"[...document.querySelectorAll({selector!r})].at(-1).innerText")
+        return self.value(
+            f"[...document.querySelectorAll({selector!r})].at(-1).innerText"
+        )
 
     def click(self, selector: str) -> None:
         """Press the last element that *selector* finds."""
@@ -132,7 +140,9 @@ class Page:
         """Press Enter."""
         self.press("Enter", 13, "\r", shift)
 
-    def size(self, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
+    def size(
+        self, width: int, height: int, dark: bool = False, scale: float = 1
+    ) -> None:
         """Be that large, and light or dark."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale}
         self.call("Emulation.setDeviceMetricsOverride", mobile=False, **metrics)
