@@ -124,7 +124,7 @@ def listener(host: str, port: int) -> socket.socket:
 def resolved(flags: Namespace, folder: Path) -> tuple[Path, EngineConfig]:
     """The file and the options; a model of another template is written to *folder*."""
     file = f"{flags.hf_repo}/{flags.hf_file}"
-    overrides: dict[str, int] = FILL if "infill" in file else {}
+    overrides: dict[str, int] = {**FILL} if "infill" in file else {}
     media = MediaConfig()
     if "tinygemma3" in file:
         projector, model = tiny_projector(PROJECTOR)

@@ -1,5 +1,5 @@
 """
-How soon the slots of clients that left are free, behind examples/service.py.
+How soon the slots of clients that left are free, behind the service.
 
     python scripts/service_load.py [--model FILE] [--trio] [--leaves 20]
 
@@ -21,10 +21,13 @@ from pathlib import Path
 from statistics import median
 
 import anyio
+from fastapi import FastAPI
+from hypercorn import asyncio, trio
+from hypercorn.config import Config
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from examples.service import make_app, serve  # noqa: E402
 from pyllama_raw import AsyncEngine, EngineConfig, SchedulerConfig  # noqa: E402
+from pyllama_raw.serve import make_app  # noqa: E402
 from scripts.service_clients import LONG_PROMPT, Clients, chat  # noqa: E402
 
 CONFIG = EngineConfig(scheduler=SchedulerConfig(n_slots=4, max_waiting=8))
@@ -32,9 +35,10 @@ CONFIG = EngineConfig(scheduler=SchedulerConfig(n_slots=4, max_waiting=8))
 
 async def leave_prefill(engine: AsyncEngine, clients: Clients, number: int) -> float:
     """The moment of leaving, while the prompt, unlike all others, is computed."""
+    n_before = engine.stats().submitted
     async with clients.exchange() as exchange:
-        await exchange.send(chat(text=f"{number} {LONG_PROMPT}", max_tokens=64))
-        while not engine.stats().running:  # noqa: ASYNC110 - it measures
+        await exchange.send(chat(text=f"{number} {LONG_PROMPT}", max_tokens=512))
+        while engine.stats().submitted == n_before:  # noqa: ASYNC110 - it measures
             await anyio.sleep(0.001)
     return time.monotonic()
 
@@ -63,13 +67,19 @@ async def measure(options: Namespace) -> None:
     async with AsyncEngine.open(options.model, CONFIG) as engine:
         clients = Clients(options.port)
         async with anyio.create_task_group() as group:
-            bind = f"127.0.0.1:{options.port}"
-            run = partial(serve, on_trio=options.trio)
-            group.start_soon(run, make_app(engine), bind, ended.wait)
+            group.start_soon(run, make_app(engine), options, ended)
             await clients.wait_until_up()
             await crowd(engine, clients)
             await leaves(engine, clients, options.leaves)
             ended.set()
+
+
+async def run(app: FastAPI, options: Namespace, ended: anyio.Event) -> None:
+    """Hypercorn, which knows both loops."""
+    settings = Config()
+    settings.bind = [f"127.0.0.1:{options.port}"]
+    serve = trio.serve if options.trio else asyncio.serve
+    await serve(app, settings, shutdown_trigger=ended.wait, mode="asgi")
 
 
 async def crowd(engine: AsyncEngine, clients: Clients) -> None:

@@ -35,7 +35,12 @@ CORE_FLOORS = """
 """
 # These see less than all that is below.
 ONLY: dict[str, set[str]] = {"core": {"errors"}, "media": {"errors"}}
-NEVER: dict[str, set[str]] = {"api": {"native", "_ffi"}, "prompts": {"native", "_ffi"}}
+INSIDE = {"core", "engine", "native", "_ffi", "prompts", "media"}
+NEVER: dict[str, set[str]] = {
+    "api": {"native", "_ffi"},
+    "prompts": {"native", "_ffi"},
+    "serve": INSIDE,  # it has the public API, as a program of a user
+}
 
 # Modules from outside that would let a part do what is not its business.
 CLOCK_THREAD_FILE = {"asyncio", "io", "os", "pathlib", "socket", "threading", "time"}

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pyllama_raw import ChatOptions, Delta, Prompt, PyllamaError, Result, SamplingParams
+from pyllama_raw import (
+    ChatOptions,
+    Delta,
+    Prompt,
+    PyllamaError,
+    RequestOptions,
+    Result,
+    SamplingParams,
+)
 from pyllama_raw.errors import (
     BadGrammar,
     BadMedia,
@@ -20,7 +28,6 @@ from pyllama_raw.errors import (
     PromptTooLong,
     Unsupported,
 )
-from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Found
 

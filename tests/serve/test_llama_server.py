@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.try_llama_tests import expected
+from scripts.try_llama_tests import expected, unmatched
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,8 +18,10 @@ def test_patterns_are_of_ids_with_brackets():
     """
     ids = ["test_a.py::test[one-1]", "test_a.py::test[two-1]", "test_a.py::test"]
     fails = {"a reason": ["test_a.py::test[*-1]"], "another": ["test_b.py::*"]}
+    outcomes = dict.fromkeys(ids, "passed")
 
-    assert expected(fails, dict.fromkeys(ids, "")) == set(ids[:2])
+    assert expected(fails, outcomes) == set(ids[:2])
+    assert unmatched(fails, outcomes) == ["test_b.py::*"]
 
 
 @pytest.mark.native

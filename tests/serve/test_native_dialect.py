@@ -164,6 +164,7 @@ async def test_a_gap_is_between_its_tokens(anyio_backend_name):
         ("/completion", {"prompt": [1, [2]]}, 400, "prompt"),
         ("/completion", {"prompt": "a", "bogus": 1}, 400, "bogus"),
         ("/completion", {"prompt": "a", "n_predict": -2}, 400, "n_predict"),
+        ("/completion", {"prompt": "a", "samplers": ["x"]}, 400, "samplers[0]"),
         ("/completion", {"prompt": [[99999]]}, 400, None),
         ("/infill", {"input_prefix": "", "input_suffix": ""}, 501, "model"),
     ],

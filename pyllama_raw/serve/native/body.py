@@ -12,6 +12,7 @@ from uuid import uuid4
 from pydantic import BaseModel, Field
 
 from pyllama_raw import SamplingParams
+from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
 from pyllama_raw.serve.failures import Failure
@@ -83,8 +84,16 @@ class NativeBody(TextBody):
     async def asked(
         self, service: Service, found: Found, prompts: list[ReadPrompt]
     ) -> Asked:
-        """As the engine takes it; raises Failure and InvalidSampling."""
-        params = SamplingParams(**self._params(found) | await self._biases(found))
+        """As the engine takes it; raises Failure and InvalidRequest."""
+        given = self._params(found) | await self._biases(found)
+        try:
+            params = SamplingParams(**given)
+        except InvalidSampling as error:
+            theirs = {ours: theirs for theirs, ours in NAMES.items()}
+            base, *place = error.name.partition("[")
+            name = theirs.get(base, base) + "".join(place)
+            message = str(error).replace(f"SamplingParams.{error.name}", name)
+            raise Failure(400, error.code, message, name) from error
         options = self.options(found, service.config)
         if self.lora is not None:
             options["adapters"] = self._scales(found)

@@ -41,6 +41,8 @@ def test_a_view_says_how_a_request_stands():
     assert (policy.kept.n_computed, policy.kept.n_output) == (0, 2)
     with pytest.raises(AttributeError):
         policy.kept.n_prompt = 1
+    with pytest.raises(AttributeError):
+        del policy.kept.n_prompt
 
 
 def test_nothing_is_kept_of_who_has_ended():
