@@ -233,7 +233,7 @@ def test_options_and_turns_reach_the_request():
         "seed": 7,
         "stop": ["END", "\n\n"],
     }
-    assert "limit of tokens" in facts
+    assert "token limit" in facts
     assert n_set == "8"
 
 
@@ -269,13 +269,18 @@ def test_the_last_message_is_edited_and_answered_again():
 @in_browser
 def test_markdown_becomes_elements_and_markup_stays_text():
     """
-    No element, script, image or link is made of what a model writes.
+    No element, script, image or link is made of what a model writes, and the browser lets no
+    script of the page make any of a string.
     """
     with page_of(chatting(spelling(MARKDOWN))) as page:
         ask(page, "write")
         html = page.value("document.querySelector('.assistant .body').innerHTML")
         title = page.value("document.title")
         made = page.value("document.querySelectorAll('#log img, #log a').length")
+        errors = [*page.errors]
+        refused = page.value(
+            "(() => { try { $('log').innerHTML = '<b>'; } catch (e) { return e.name; } })()"
+        )
 
     assert (title, made) == ("pyllama_raw", 0)
     assert "<h3>One <em>title</em></h3>" in html
@@ -285,7 +290,7 @@ def test_markdown_becomes_elements_and_markup_stays_text():
     assert "<blockquote>said</blockquote>" in html
     assert '<code>print("&lt;b&gt;")</code>' in html
     assert "&lt;img src=x onerror=document.title='hacked'&gt; [there](java" in html
-    assert page.errors == []
+    assert (errors, refused) == ([], "TypeError")
 
 
 class Refusing:
@@ -301,27 +306,18 @@ class Refusing:
         await app(scope, receive, send)
 
 
-class Locked:
-    """Lets those in that have the key, and shows the page to all."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        app, given = self.app, dict(scope.get("headers", ())).get(b"authorization")
-        if scope.get("path") != "/" and given != f"Bearer {KEY}".encode():
-            failure = Failure(401, "invalid_api_key", "a key is needed")
-            app = JSONResponse(failure.body(), failure.status)
-        await app(scope, receive, send)
-
-
 @in_browser
-def test_a_key_is_asked_for_and_kept_for_the_tab():
+def test_a_key_is_asked_for_and_kept_for_the_tab(tmp_path):
     """
-    Again if it is wrong; a reload does not ask.
+    Again if it is wrong, and if nobody gave one; a reload does not ask.
     """
-    with page_of(chatting(spelling("yes")), Locked) as page:
+    file = tmp_path / "keys"
+    file.write_text(KEY)
+    with page_of(chatting(spelling("yes")), api_keys_file=str(file)) as page:
         message = page.text("#key-message")
+        page.press("Escape", 27)
+        page.until("document.querySelector('.failure')")
+        page.click(".failure button")
         for key in ("wrong", KEY):
             page.until("$('key').open")
             page.fill("#key input", key)
@@ -333,7 +329,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab():
         page.until("typeof turns === 'object' && !turns.length && $('model').value")
         second = ask(page, "hello")
 
-    assert message == "a key is needed"
+    assert message.startswith("a key is needed")
     assert (first, second) == ("yes", "yes")
 
 
