@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from pyllama_raw.cli.command import root_parser
@@ -27,30 +27,42 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = (ROOT / "docs" / "service.md").read_text()
 UNIT = EXAMPLES / "pyllama-raw.service"
-OF_THE_SERVER = ("fastapi", "starlette", "uvicorn", "prometheus_client", "h11", "uvloop")
-WITHOUT_A_ROW = {"/v1/health", "/docs", "/docs/oauth2-redirect", "/redoc"}
-WITHOUT_A_ROW |= {"/openapi.json"}  # in prose
+OF_THE_SERVER = (
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
+    "h11",
+    "uvloop",
+)
+PAGE_OF_CHATS = ("GET", "/")  # it is no part of the description
 
 
 def app() -> FastAPI:
     return make_app({"small": fake_engine()})
 
 
-def told_paths() -> set[str]:
-    """Paths of the first column of the table of endpoints."""
-    rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
-    return set(re.findall(r"(?<=[` ])/[\w/{}.-]*", " ".join(rows)))
+def told() -> set[tuple[str, str]]:
+    """Methods and paths of the table of endpoints; a path without one has that before."""
+    found, method = set(), ""
+    for row in re.findall(r"^\| (`[A-Z]+ /.*?) \|", PAGE, re.MULTILINE):
+        for given, path in re.findall(r"`(?:([A-Z]+) )?(/.*?)`", row):
+            method = given or method
+            found.add((method, path))
+    return found
 
 
 def test_the_table_has_every_endpoint_that_is_described():
     """
-    And none that does not exist; other spellings of one are left out.
+    And none that does not exist.
     """
-    described = {*app().openapi()["paths"], "/"} - WITHOUT_A_ROW
+    described = {
+        (method.upper(), path)
+        for path, methods in app().openapi()["paths"].items()
+        for method in methods
+    }
 
-    assert {path.replace(":path", "") for path in described} == told_paths() | {
-        path for path in described if path == "/v1/rerank"
-    } - {"/rerank"}
+    assert told() == described | {PAGE_OF_CHATS}
 
 
 def test_the_file_of_the_docs_is_a_deployment():
@@ -129,7 +141,9 @@ def test_the_dockerfile_copies_what_is_there_and_what_a_build_needs():
         if word == "COPY" and not rest.startswith("--from")
         for path in rest.split()[:-1]
     ]
-    needed = re.findall(r"(?:build_lib|scripts/\w+)\.\w+", (ROOT / "MANIFEST.in").read_text())
+    needed = re.findall(
+        r"(?:build_lib|scripts/\w+)\.\w+", (ROOT / "MANIFEST.in").read_text()
+    )
 
     assert [path for path in copied if not (ROOT / path).exists()] == []
     assert [p for p in needed if not p.startswith(tuple(copied))] == []
@@ -157,24 +171,17 @@ def test_the_dockerfile_installs_extras_that_exist_and_runs_the_command():
     assert last["STOPSIGNAL"] == "SIGTERM"
 
 
-def needed(names: list[str]) -> set[str]:
-    """Packages that are installed for *names*, as their metadata say."""
+def needed(requirements: Iterable[str]) -> set[str]:
+    """Packages that are installed for *requirements* here, by their metadata."""
     found: set[str] = set()
-    left = [Requirement(name) for name in names]
+    left = [Requirement(line) for line in requirements]
     while left:
         one = left.pop()
         name = one.name.lower().replace("_", "-")
-        extras = [{**default_environment(), "extra": extra} for extra in ("", *one.extras)]
-        if name not in found and (
-            one.marker is None or one.marker.evaluate({"extra": ""})
-        ):
+        is_for_here = one.marker is None or one.marker.evaluate({"extra": ""})
+        if is_for_here and name not in found:
             found.add(name)
-            asked = map(Requirement, metadata.requires(name) or [])
-            left += [
-                Requirement(str(each).partition(";")[0])
-                for each in asked
-                if each.marker is None or any(map(each.marker.evaluate, extras))
-            ]
+            left += map(Requirement, metadata.requires(name) or [])
     return found
 
 
