@@ -159,7 +159,7 @@ def test_fetching_needs_nothing_installed():
 CPP_RULE = {
     "boundary": set(),
     "media": {"boundary", "step"},
-    "memory": set(),
+    "memory": {"boundary"},
     "grammar": {"boundary"},
     "kernels": {"boundary"},
     "step": {"boundary", "grammar", "kernels"},

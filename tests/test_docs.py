@@ -168,7 +168,8 @@ def test_commands_are_understood(path: Path):
     """
     Every command of ours in a shell block has flags that exist; every script is there.
     """
-    for line in "".join(blocks(path, "(?:bash|sh|shell|console)")).splitlines():
+    shown = "".join(blocks(path, "(?:bash|sh|shell|console)"))
+    for line in shown.replace("\\\n", " ").splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
         for word in words:
             assert not word.startswith("benchmarks/") or (ROOT / word).is_file()

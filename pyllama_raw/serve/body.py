@@ -4,7 +4,7 @@ Fields of bodies that ask for text, in the words of OpenAI's API and in our own.
 Rules:
 1. A field of SamplingParams is taken in any dialect, under its own name.
 2. A field that nobody knows is refused, because it may be meant to change the output. Those
-   in HARMLESS change none and are let be.
+   in HARMLESS change none and are let be, as are those of IDLE with the value that routers add.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ HARMLESS |= {  # of llama.cpp's server: they keep, tell or plan something, or en
     "n_keep", "return_progress", "sse_ping_interval", "t_max_predict_ms",
     "t_max_prompt_ms", "timings_per_token", "verbose",
 }  # fmt: skip
+IDLE = {  # fields that routers of vLLM and SGLang add, with what happens here anyway
+    "include_reasoning": True,
+    "no_stop_trim": False,
+    "return_hidden_states": False,
+    "separate_reasoning": True,
+    "skip_special_tokens": True,
+    "stream_reasoning": True,
+}
 OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
 
 
@@ -141,7 +149,7 @@ class TextBody(BaseModel):
         extra = self.model_extra or {}
         for name, value in extra.items():
             is_known = name in SamplingParams.model_fields or name in HARMLESS
-            if not is_known and value is not None:
+            if not is_known and value is not None and value is not IDLE.get(name):
                 reason = "it is not known here, and may change the output: leave it out"
                 raise refused(name, reason, "unknown_parameter")
         return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
