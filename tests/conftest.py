@@ -1,8 +1,11 @@
 """Fixtures for all tests: the event loops, and the model file of the native tests."""
 
+import faulthandler
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from hypothesis import settings
@@ -13,6 +16,20 @@ settings.load_profile("pyllama_raw")
 
 # A shell ignores interrupts for what it runs in the background; processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say what each thread does when something was waited for too long."""
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(TimeoutError):
+        with TemporaryFile("w+") as stacks:
+            faulthandler.dump_traceback(stacks)
+            stacks.seek(0)
+            report.sections.append(("threads", stacks.read()))
+    return report
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -267,23 +268,24 @@ class _Loop:
     def stop(self) -> None:
         """Let what runs end, then the thread."""
         self.is_running = False
-        self._portal.call(self._portal.stop)
+        self._portal.call(self._stopped.set)
         self._thread.join()
 
     def leave(self) -> None:
-        """Like stop(), but waits for nothing: for finalisers."""
+        """Like stop(), but waits for nothing: for finalisers, in whatever thread."""
         if self.is_running and self.is_ours:
             self.is_running = False
             with suppress(RuntimeError):
-                self._portal.start_task_soon(self._portal.stop)
+                self._events.call_soon_threadsafe(self._stopped.set)
 
     def _run(self) -> None:
         anyio.run(self._main)
 
     async def _main(self) -> None:
+        self._events, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         async with BlockingPortal() as portal:
             self._begun.set_result(portal)
-            await portal.sleep_until_stopped()
+            await self._stopped.wait()
 
 
 _open: WeakSet[Engine] = WeakSet()

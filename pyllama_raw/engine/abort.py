@@ -8,7 +8,7 @@ step is published, and one lock covers both, so no stop reaches a step it was no
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from threading import Lock
+from threading import RLock
 from typing import Protocol
 
 from pyllama_raw.core.step import Work
@@ -30,7 +30,7 @@ class AbortGate:
     def __init__(self) -> None:
         self._flag: PolledFlag | None = None  # of the running step, or the last one
         self._is_set = False
-        self._lock = Lock()
+        self._lock = RLock()  # a finaliser can stop all where the lock is held
         self._running: Items[Work] = ()  # what the running step computes
         self._unwanted: set[int] = set()  # that the scheduler may not know of yet
         self._stops_all = False
@@ -38,7 +38,7 @@ class AbortGate:
     def enter(self, works: Items[Work], flag: PolledFlag) -> None:
         """A step begins that computes *works* and polls *flag*. Thread: the engine's."""
         with self._lock:
-            self._running, self._flag = works, flag
+            self._flag, self._running = flag, works  # stop() can come in between
             self._stop_if_unwanted()
 
     def leave(self) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
-from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any
 
 from pyllama_raw.core.step import Fetched, Written
@@ -68,7 +67,10 @@ class Mailbox:
     """
     Many writers, one reader.
 
-    `SimpleQueue.put` may interrupt itself, so finalisers can post, whatever they interrupted.
+    post() may interrupt itself, so finalisers can post, whatever they interrupted.
+
+    A lock is the bell, because `SimpleQueue.get(timeout=...)` of CPython can wait for ever: it
+    does if its time is over before the wait begins, as in a thread that lost its CPU.
 
     Args:
         n_enough: a burst of that many commands is not waited for any longer.
@@ -78,12 +80,19 @@ class Mailbox:
     def __init__(self, n_enough: int, clock: Callable[[], float]) -> None:
         self._n_enough = n_enough
         self._clock = clock
-        self._queue: SimpleQueue[Command] = SimpleQueue()
+        self._posted: deque[Command] = deque()
         self._taken: deque[Command] = deque()
+        self._bell = Lock()  # free: it has rung since the reader last heard it
         self._coming = set[object]()  # one operation on a set cannot be interrupted
 
     def post(self, command: Command) -> None:
-        self._queue.put(command)
+        try:
+            self._posted.append(command)
+        finally:  # an interrupt after the one is followed by the other
+            try:  # noqa: SIM105 - suppress() could be interrupted before
+                self._bell.release()
+            except RuntimeError:  # it has rung, and the reader will look
+                pass
 
     @contextmanager
     def coming(self) -> Iterator[None]:
@@ -106,28 +115,29 @@ class Mailbox:
             Always the same deque. The reader removes a command once it is obeyed, so
             those it does not come to are found by rest().
         """
-        with suppress(Empty):
-            if timeout_s != 0.0:
-                self._taken.append(self._queue.get(timeout=timeout_s))
-                self._taken.extend(islice(self._burst(), self._n_enough - 1))
-            while not self._queue.empty():
-                self._taken.append(self._queue.get_nowait())
+        if timeout_s != 0.0 and self._hears_one(timeout_s):
+            self._await_burst()
+        for _ in range(len(self._posted)):
+            self._taken.append(self._posted.popleft())
         return self._taken
 
     def rest(self) -> Iterator[Command]:
         """Remove what was not obeyed, when the reader is gone. Thread: any, several."""
-        with suppress(IndexError):
-            while True:
-                yield self._taken.popleft()
-        with suppress(Empty):
-            while True:
-                yield self._queue.get_nowait()
+        for commands in (self._taken, self._posted):
+            with suppress(IndexError):
+                while True:
+                    yield commands.popleft()
 
-    def _burst(self) -> Iterator[Command]:
+    def _hears_one(self, timeout_s: float | None) -> bool:
+        """Whether there is a command, within *timeout_s*."""
+        wait_s = -1 if timeout_s is None else timeout_s
+        while not self._posted:  # the bell may have rung for what was taken
+            if not self._bell.acquire(timeout=wait_s):
+                break
+        return bool(self._posted)
+
+    def _await_burst(self) -> None:
         end = self._clock() + BURST_S
-        while self._clock() < end:
-            try:
-                yield self._queue.get(timeout=LINGER_S)
-            except Empty:
-                if not self._coming:
-                    return
+        while len(self._posted) < self._n_enough and self._clock() < end:
+            if not (self._bell.acquire(timeout=LINGER_S) or self._coming):
+                return

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from pyllama_raw import AsyncEngine, Engine, FinishReason, SamplingParams
+from pyllama_raw.api.blocking import _Loop
 from pyllama_raw.errors import ClosedError, InvalidRequest
 from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.engine.support import HANG_S, HeldSteps
@@ -184,6 +185,37 @@ def test_a_forgotten_engine_ends_its_threads():
     loop.join(HANG_S)
 
     assert (loop.is_alive(), thread.join(HANG_S)) == (False, True)
+
+
+def test_a_finaliser_waits_for_no_event_loop():
+    """
+    The garbage collector runs it in any thread, such as that of an engine.
+    """
+    loop, busy = _Loop(), threading.Event()
+    loop._portal.start_task_soon(busy.wait)
+    finaliser = threading.Thread(target=loop.leave, daemon=True)
+    finaliser.start()
+    finaliser.join(HANG_S)
+    has_left = not finaliser.is_alive()
+    busy.set()
+    loop._thread.join(HANG_S)
+
+    assert (has_left, loop._thread.is_alive()) == (True, False)
+
+
+def test_a_finaliser_in_the_thread_of_its_event_loop_ends_that():
+    """
+    Garbage is collected there, too.
+    """
+    loop = _Loop()
+
+    async def leave() -> None:
+        loop.leave()
+
+    loop.run(leave)
+    loop._thread.join(HANG_S)
+
+    assert not loop._thread.is_alive()
 
 
 def test_the_interpreter_ends_without_close():

@@ -1,10 +1,12 @@
 """When a running step may be aborted."""
 
 from array import array
+from threading import Thread
 
 from pyllama_raw.core.step import Decode
 from pyllama_raw.engine.abort import AbortGate
 from pyllama_raw.testing import FakeFlag
+from tests.engine.support import HANG_S
 
 
 def works(*request_ids: int) -> list[Decode]:
@@ -101,3 +103,24 @@ def test_a_stop_aborts_the_context_that_computes():
     gate.leave()
 
     assert (during, other.is_set) == ((False, True), False)
+
+
+def test_a_finaliser_can_stop_all_while_the_lock_is_held():
+    """
+    The garbage collector may end an engine in its own thread, anywhere.
+    """
+    gate = AbortGate()
+
+    class Interrupted(FakeFlag):
+        def set(self) -> None:
+            if not self.is_set:
+                super().set()
+                gate.stop()
+
+    flag = Interrupted()
+    gate.enter(works(1), flag)
+    thread = Thread(target=gate.stop, args=(1,), daemon=True)
+    thread.start()
+    thread.join(HANG_S)
+
+    assert (thread.is_alive(), flag.is_set) == (False, True)
