@@ -18,6 +18,7 @@ from pyllama_raw.prompts.prompt import Prompt
 if TYPE_CHECKING:
     from pyllama_raw.api.blocking import Engine
     from pyllama_raw.api.generation import Generation
+    from pyllama_raw.api.looking import devices, estimate_memory, probe
     from pyllama_raw.api.results import Delta, Result, Usage
     from pyllama_raw.api.sync import generate, score
     from pyllama_raw.core.request import FinishReason
@@ -67,7 +68,10 @@ __all__ = [
     "SamplingParams",
     "SchedulerConfig",
     "Usage",
+    "devices",
+    "estimate_memory",
     "generate",
+    "probe",
     "score",
 ]
 
@@ -80,6 +84,7 @@ _LATER = (  # modules that have the other names, those of most programs first
     "media",
     "api.blocking",
     "api.sync",
+    "api.looking",
 )
 
 

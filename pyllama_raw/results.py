@@ -35,8 +35,11 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
 from pyllama_raw.engine.capabilities import Capabilities, Operation
+from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
+from pyllama_raw.engine.model_probe import ModelProbe
+from pyllama_raw.engine.places import Device
 from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 
@@ -48,6 +51,8 @@ __all__ = [
     "CacheTier",
     "Capabilities",
     "Delta",
+    "Device",
+    "DeviceMemory",
     "EngineEvent",
     "EngineInfo",
     "EngineState",
@@ -60,8 +65,10 @@ __all__ = [
     "Health",
     "HealthState",
     "LengthLimit",
+    "MemoryEstimate",
     "ModelClass",
     "ModelInfo",
+    "ModelProbe",
     "Operation",
     "Pooling",
     "Ranked",

@@ -216,6 +216,24 @@ struct ggml_tensor {
     char padding[8];
     ...;
 };
+struct ggml_backend_dev_caps {
+    bool async;
+    bool host_buffer;
+    bool buffer_from_host_ptr;
+    bool events;
+    bool mmap_support;
+    ...;
+};
+struct ggml_backend_dev_props {
+    const char * name;
+    const char * description;
+    size_t memory_free;
+    size_t memory_total;
+    enum ggml_backend_dev_type type;
+    const char * device_id;
+    struct ggml_backend_dev_caps caps;
+    ...;
+};
 struct ggml_backend_feature {
     const char * name;
     const char * value;
@@ -481,6 +499,8 @@ struct ggml_cgraph * ggml_new_graph_custom(struct ggml_context * ctx, size_t siz
 size_t ggml_graph_overhead_custom(size_t size, bool grads);
 size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, int64_t start, int64_t nrows, int64_t n_per_row, const float * imatrix);
 const char * ggml_backend_buft_name(ggml_backend_buffer_type_t buft);
+bool ggml_backend_buft_is_host(ggml_backend_buffer_type_t buft);
+ggml_backend_dev_t ggml_backend_buft_get_device(ggml_backend_buffer_type_t buft);
 void * ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
 size_t ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
 void ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
@@ -491,8 +511,8 @@ void ggml_backend_tensor_set(struct ggml_tensor * tensor, const void * data, siz
 void ggml_backend_tensor_get(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
 const char * ggml_backend_dev_name(ggml_backend_dev_t device);
 const char * ggml_backend_dev_description(ggml_backend_dev_t device);
-void ggml_backend_dev_memory(ggml_backend_dev_t device, size_t * free, size_t * total);
 enum ggml_backend_dev_type ggml_backend_dev_type(ggml_backend_dev_t device);
+void ggml_backend_dev_get_props(ggml_backend_dev_t device, struct ggml_backend_dev_props * props);
 void * ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);
 size_t ggml_backend_reg_count(void);
 ggml_backend_reg_t ggml_backend_reg_by_name(const char * name);

@@ -151,7 +151,9 @@ def parts_of(
 
     if isinstance(model, Model):
         config = models.with_projector(config, None, Path(model.path))
-        config = _on(model, config)
+        config = opening.fitted(
+            Path(model.path), _on(model, config), has_weights=True
+        )
         return opening.build_on(_shared(model), config, needs)
     path = models.resolve_model(model)
     return opening.build(

@@ -25,8 +25,10 @@ ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
     (SchedulerConfig, ("policy", "budget_mode")),
     (EngineConfig, ("deterministic", "sampler_placement")),
     (ContextConfig, ("n_ctx", "n_threads", "n_threads_batch", "n_batch", "n_ubatch")),
+    (EngineConfig, ("fit_ctx",)),
     (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),
 )
+FIT_CTX = 4096  # cells: an engine with fewer is of little use
 DEVICES = ("devices", "n_gpu_layers", "split_mode", "main_gpu")
 CACHE = (
     *("mode", "snapshot_interval_tokens", "max_bytes", "max_entries", "directory"),
@@ -45,7 +47,7 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
         "other flags win",
     )
     for model, names in ENGINE:
-        add_fields(group, model, names, **defaults)
+        add_fields(group, model, names, **{"fit_ctx": FIT_CTX, **defaults})
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
     add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
     add_fields(parser.add_argument_group("logs"), LogConfig, LOGS)
@@ -67,7 +69,7 @@ def engine_config(options: Namespace) -> EngineConfig:
         log=given(options, LogConfig.model_fields),
         # The adapters are named one by one: there is nothing to give way.
         engine={"max_adapter_bytes": 2**60}
-        | given(options, ("sampler_placement", "deterministic")),
+        | given(options, ("sampler_placement", "deterministic", "fit_ctx")),
     )
 
 

@@ -20,7 +20,10 @@ from pyllama_raw.engine.build import (
 )
 from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
+from pyllama_raw.engine.estimate import estimate
+from pyllama_raw.engine.fit import fitted
 from pyllama_raw.engine.kernels_used import kernels_used
+from pyllama_raw.engine.model_probe import probe_model
 from pyllama_raw.engine.probe import measure
 from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.native import libllama
@@ -44,6 +47,7 @@ MODEL_FACTS = (
     "is_recurrent",
     "is_hybrid",
 )
+MEMORY_FACTS = ("can_cut", "can_shift", "images", "sounds")
 PROJECTOR_FACTS = ("sees", "hears", "sample_rate", "uses_mrope", "n_embd", "n_bytes")
 VOCAB_FACTS = ("kind", "bos", "eos", "add_bos", "add_eos")
 
@@ -88,11 +92,12 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
     capabilities = probe(path, config.model.kv_overrides)
     yield "file", {"path": str(path), **_file(capabilities)}
     capabilities.check(*Operation)
+    config = fitted(path, with_projector(config, spec, path) or config)
     with Model.load(path, **config.resolved_model.model_dump()) as model:
         yield "model", _model(model)
-        used = with_projector(config, spec, path)
-        if used is not None and used.media.mmproj is not None:
-            yield "projector", _projector(used.media.mmproj, model)
+        if config.media.mmproj is not None:
+            yield "projector", _projector(config.media.mmproj, model)
+        yield "memory", _memory(path, config)
         if Operation.GENERATE in capabilities.refusals:
             yield "limits", step_fields(model, config)
             return
@@ -112,6 +117,18 @@ def _file(capabilities: Capabilities) -> dict[str, Any]:
         "operations": ", ".join(capabilities.operations) or None,
         **{f"no_{name}": why for name, why in capabilities.refusals.items()},
     }
+
+
+def _memory(path: Path, config: EngineConfig) -> dict[str, Any]:
+    """What libllama reckons, and what follows from the kind of memory."""
+    found, facts = estimate(path, config), probe_model(path, config)
+    sizes = {
+        f"{one.device}_{name}": size
+        for one in found.devices
+        for name, size in asdict(one).items()
+        if name != "device" and size
+    }
+    return sizes | {name: getattr(facts, name) for name in MEMORY_FACTS}
 
 
 def _model(model: Model) -> dict[str, Any]:
@@ -170,7 +187,7 @@ def _lines(name: str, part: dict[str, Any]) -> Iterator[str]:
 def _device(device: dict[str, Any]) -> str:
     free, total = device["memory_free_bytes"], device["memory_total_bytes"]
     memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    return f"{device['description']} ({device['kind']}, {memory})"
+    return f"{device['description']} ({device['kind']}, {memory}, id {device['stable_id']})"
 
 
 def _shown(value: object) -> str:

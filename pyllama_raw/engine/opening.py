@@ -56,12 +56,14 @@ def build(
         Unsupported: the model is of no use here; no weight was read.
     """
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
-    options = model_options(config)
-    probe(path, options.get("kv_overrides", NO_OVERRIDES)).check(*_wanted(needs))
+    overrides = NO_OVERRIDES if config is None else config.model.kv_overrides
+    probe(path, overrides).check(*_wanted(needs))
+    config = fitted(path, config)
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()
     try:
-        return build_on(open_model(path, options, report), config, needs)
+        use = open_model(path, model_options(config), report)
+        return build_on(use, config, needs)
     finally:
         importing.join()
 
@@ -107,6 +109,17 @@ def build_on(
         limits.n_cells,
     )
     return opened
+
+
+def fitted(
+    path: Path, config: EngineConfig | None, *, has_weights: bool = False
+) -> EngineConfig | None:
+    """Options that fit the memory, if somebody wants that."""
+    if config is None or not config.fit_ctx:
+        return config
+    from pyllama_raw.engine.fit import fitted as fit
+
+    return fit(path, config, has_weights=has_weights)
 
 
 def _wanted(needs: str | None) -> Iterable[Operation]:

@@ -15,7 +15,7 @@ from typing import Any
 from pyllama_raw.errors import ContextFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.check import EXCEPTION
-from pyllama_raw.native.demand import check_block_sizes, check_cells
+from pyllama_raw.native.demand import CELL_BYTES, check_block_sizes, check_cells
 from pyllama_raw.native.libllama import device_pointers, ffi, last_error, lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import context_params
@@ -82,12 +82,14 @@ def _read(model: Model, pointer: Any, params: Any) -> Breakdown:
             found[device] = found.get(device, 0) + int(n_bytes)
     width = model.n_embd_out if params.embeddings else model.n_vocab
     compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES  # what it gives out
-    memory = lib.llama_get_memory(pointer)
+    memory, n_ctx = lib.llama_get_memory(pointer), int(lib.llama_n_ctx(pointer))
+    if memory != ffi.NULL and not (model.is_recurrent and not model.is_hybrid):
+        kv[HOST] += n_ctx * CELL_BYTES  # the list of cells
     return Breakdown(
         weights,
         kv,
         compute,
-        int(lib.llama_n_ctx(pointer)),
+        n_ctx,
         memory != ffi.NULL and bool(lib.llama_memory_can_shift(memory)),
     )
 

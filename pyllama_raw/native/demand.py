@@ -15,7 +15,7 @@ from pyllama_raw.errors import ContextFailed
 from pyllama_raw.native.libllama import devices, lib, text
 from pyllama_raw.native.model import Model
 
-_CELL_BYTES = 48  # position, shift, window data and sequence bits of a KV cell
+CELL_BYTES = 48  # position, shift, window data and sequence bits of a KV cell
 _PAD = 256  # llama.cpp pads n_ctx
 
 
@@ -47,7 +47,7 @@ def check_cells(params: Any) -> None:
     Raises:
         ContextFailed: names the value and the limit.
     """
-    needed, available = params.n_ctx * _CELL_BYTES, available_bytes()
+    needed, available = params.n_ctx * CELL_BYTES, available_bytes()
     if available is not None and needed > available:
         raise _failed(
             f"n_ctx={params.n_ctx} needs {_gib(needed)} GiB for the list of its cells, "
@@ -60,7 +60,7 @@ def context_bytes(model: Model, params: Any) -> int:
     n_ctx: int = -(-max(params.n_ctx, _PAD) // _PAD) * _PAD
     if model.is_recurrent and not model.is_hybrid:
         return 0  # the state does not grow with n_ctx
-    needed = n_ctx * _CELL_BYTES
+    needed = n_ctx * CELL_BYTES
     on_device = params.offload_kqv and any(d.kind == "gpu" for d in devices())
     if on_device:
         return needed

@@ -72,10 +72,17 @@ class Device:
     """A processor ggml can compute on."""
 
     name: str
+    """Its name in options, which depends on the devices beside it."""
     description: str
+    """Its model, in words."""
     kind: Literal["cpu", "gpu", "igpu", "accel", "other"]
+    """What it is."""
     memory_free_bytes: int
+    """Memory that is free now."""
     memory_total_bytes: int
+    """Memory that it has."""
+    stable_id: str = ""
+    """Its place in the machine, as 0000:01:00.0, or its name: the same after a restart."""
 
 
 def text(pointer: Any) -> str:
@@ -122,12 +129,13 @@ def _describe(name: str, device: Any) -> Device:
         lib.GGML_BACKEND_DEVICE_TYPE_IGPU: "igpu",
         lib.GGML_BACKEND_DEVICE_TYPE_ACCEL: "accel",
     }
-    memory = ffi.new("size_t[2]")
-    lib.ggml_backend_dev_memory(device, memory, memory + 1)
+    props = ffi.new("struct ggml_backend_dev_props *")
+    lib.ggml_backend_dev_get_props(device, props)
     return Device(
         name=name,
         description=text(lib.ggml_backend_dev_description(device)),
         kind=kinds.get(lib.ggml_backend_dev_type(device), "other"),
-        memory_free_bytes=memory[0],
-        memory_total_bytes=memory[1],
+        memory_free_bytes=int(props.memory_free),
+        memory_total_bytes=int(props.memory_total),
+        stable_id=text(props.device_id) or name,
     )

@@ -311,6 +311,11 @@ class EngineConfig(Frozen):
     The place where tokens are chosen: backend is in the graph where that can be; auto is backend
     where a device other than the CPU computes the logits, and host elsewhere.
     """
+    fit_ctx: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """
+    Cells that n_ctx may shrink to where memory is short, before layers leave devices; 0 leaves
+    all as it is.
+    """
     max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""
     deterministic: bool = False

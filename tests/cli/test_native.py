@@ -103,7 +103,9 @@ def test_info_shows_model_and_limits(model_path: Path):
 
     facts = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert facts.keys() == {"library", "kernels", "devices", "file", "model", "limits"}
+    parts = "library", "kernels", "devices", "file", "model", "memory", "limits"
+    assert tuple(facts) == parts
+    assert facts["memory"]["can_shift"] is True
     assert facts["file"]["n_vocab"] == 49152
     assert (facts["limits"]["n_slots"], facts["limits"]["n_ctx"]) == (2, 512)
     assert facts["limits"]["kernels"].startswith("attention ")
