@@ -11,8 +11,10 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from packaging.requirements import Requirement
@@ -22,6 +24,7 @@ from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.run import OPTIONS
 from pyllama_raw.testing import fake_engine
+from tests.serve.support import LIMIT_S, chatting, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -63,6 +66,46 @@ def test_the_table_has_every_endpoint_that_is_described():
     }
 
     assert told() == described | {PAGE_OF_CHATS}
+
+
+def curls(file: str) -> list[list[str]]:
+    """The words of each curl in the shell blocks of a document."""
+    shown = re.findall(r"```bash\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
+    lines = "".join(shown).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("curl ")]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("file", "statuses"), [("README.md", [200]), ("docs/service.md", [200, 403])]
+)
+async def test_each_curl_that_is_shown_is_answered(
+    file: str, statuses: list[int], anyio_backend_name: str
+):
+    """
+    That of adapters needs a key, which the service of the test has not.
+    """
+    got = []
+    async with (
+        chatting() as engine,
+        serving(make_app({"a": engine}), anyio_backend_name) as url,
+    ):
+        async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+            for words in curls(file):
+                given = dict(pairwise(words))
+                path = words[1 if words[1] != "-X" else 3].partition("/")[2]
+                headers = [
+                    tuple(value.split(": "))
+                    for flag, value in pairwise(words)
+                    if flag == "-H"
+                ]
+                method = given.get("-X", "POST")
+                answer = await client.request(
+                    method, f"{url}/{path}", content=given["-d"], headers=headers
+                )
+                got.append(answer.status_code)
+
+    assert got == statuses
 
 
 def test_the_file_of_the_docs_is_a_deployment():
