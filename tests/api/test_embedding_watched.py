@@ -46,7 +46,7 @@ async def test_logs_and_counts_have_texts(name):
     assert (stats.submitted, stats.running, stats.waiting) == (2, 0, 0)
     assert (stats.finished["stop"], stats.finished["deadline"]) == (1, 1)
     assert (stats.computed_tokens, stats.output_tokens) == (n_tokens, 0)
-    assert stats.decode_s >= sum(step.decode_s for step in steps) > 0
+    assert stats.decode_s > 0.99 * sum(step.decode_s for step in steps) > 0
     assert [(r.request_id, r.why, r.n_output, r.max_tokens) for r in records] == [
         (1, "stop", 0, 0),
         (2, "deadline", 0, 0),
