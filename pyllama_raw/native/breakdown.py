@@ -15,7 +15,7 @@ from typing import Any
 from pyllama_raw.errors import ContextFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.check import EXCEPTION
-from pyllama_raw.native.demand import CELL_BYTES, check_block_sizes, check_cells
+from pyllama_raw.native.demand import CELL_BYTES, check_block_sizes, check_lists
 from pyllama_raw.native.libllama import device_pointers, ffi, last_error, lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import context_params
@@ -47,12 +47,12 @@ def breakdown_of(model: Model, *, n_seq_max: int, **fields: Any) -> Breakdown:
 
     Raises:
         ConfigError: a field is out of range.
-        ContextFailed: libllama refuses the options, or not even the list of cells fits.
+        ContextFailed: libllama refuses the options, or lists of cells and tokens would fill the memory.
     """
     del fields["fast_kernels"]  # they have no memory that counts
     params = context_params(fields, n_seq_max=n_seq_max)
     check_block_sizes(model, params)
-    check_cells(params)
+    check_lists(params)
     since = log.mark()
     pointer = lib.plr_context_new(model.ptr, params)
     if pointer == ffi.NULL:
