@@ -88,15 +88,16 @@ class Outline:
     def context(self, config: EngineConfig) -> Breakdown:
         """A context of *config*, whose model options are those of this one."""
         model = self.model
+        mapped = config.model.load_mode in ("auto", "mmap", "mmap_mlock")
         if not self.generates:
             pooling = (self.capabilities.model.pooling or Pooling.NONE).value
             fields: dict[str, Any] = config.context.model_dump()
             fields |= step_fields(model, config) | {"kv_unified": True}
-            return breakdown_of(model, pooling=pooling, **fields)
+            return breakdown_of(model, pooling=pooling, mapped=mapped, **fields)
         n_slots, wanted = config.scheduler.n_slots, config.resolved_context
         fields = context_fields(wanted, n_slots, model.n_ctx_train)
         n_seq_max = layout_of(model, config).n_seq_max
-        return breakdown_of(model, n_seq_max=n_seq_max, **fields)
+        return breakdown_of(model, n_seq_max=n_seq_max, mapped=mapped, **fields)
 
     def memory(self, config: EngineConfig) -> MemoryEstimate:
         """Memory of an engine of *config*."""
