@@ -11,6 +11,7 @@ from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.native.breakdown import (
+    HOST,
     NO_WEIGHTS,
     Breakdown,
     breakdown_of,
@@ -18,6 +19,8 @@ from pyllama_raw.native.breakdown import (
 )
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import EngineConfig
+
+TOKEN_TEXT_BYTES = 256  # of a vocabulary, as measured: texts, and maps to and from ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class DeviceMemory:
     device: str
     """Its name, as `info` lists it."""
     weights_bytes: int
-    """Weights of the model, once more where they are put into another order."""
+    """Weights, once more where they are put into another order, and the vocabulary."""
     kv_bytes: int
     """Cells of all slots, when all are used, and recurrent states."""
     compute_bytes: int
@@ -45,7 +48,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """
-    Memory that an engine takes, without snapshots, the vocabulary and what Python holds.
+    Memory that an engine takes, without snapshots, some megabytes of graphs, and Python.
 
     Of a model that generates texts and embeds, the context that generates is in here.
     """
@@ -102,6 +105,7 @@ class Outline:
     def memory(self, config: EngineConfig) -> MemoryEstimate:
         """Memory of an engine of *config*."""
         found = self.context(config)
+        found.weights[HOST] += self.model.n_vocab * TOKEN_TEXT_BYTES
         parts = found.weights, found.kv, found.compute, self._projector
         names = dict.fromkeys(name for part in parts for name in part)
         devices = (
