@@ -85,7 +85,7 @@ HEADERS = (*PART_HEADERS, *WHOLE_HEADERS)
 SHIM_HEADERS = (
     *(f"boundary/{name}.h" for name in ("errors", "abort_flag", "loading", "vocab")),
     *("boundary/state.h", "boundary/log.h", "boundary/adapters.h"),
-    *("kernels/kernels.h", "kernels/watch.h", "memory/breakdown.h"),
+    *("kernels/kernels.h", "kernels/watch.h", "boundary/breakdown.h"),
     *("grammar/grammar.h", "step/sampler.h", "step/step.h", "media/projector.h"),
 )
 USED = ROOT / "scripts" / "used.h"

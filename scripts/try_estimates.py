@@ -1,12 +1,12 @@
 """
-Compare estimates of memory with what processes have in memory when they use all of it.
+Compare estimates of memory with what a process has in memory when it uses all of it.
 
-    python -m scripts.try_estimates [NAME ...] [--n-ctx N]
+    python -m scripts.try_estimates [NAME ...]
 
-Each tiny model, and the default one, is opened in a process of its own. Its slots are filled to
-the end, or texts of the greatest length become vectors. Then the memory of the process is
-compared with what it had before, when it had used another model. What an engine holds besides
-is measured with a model of nearly nothing, and printed with each ratio.
+A tiny model of each class, and the default one, is opened in a process of its own. All slots are
+filled, in steps that are as large as they may be, or an image is encoded. The process has used
+another model before, so what libllama and Python need once does not count. Sizes are such that
+the memory of the model is more than what each context needs besides.
 """
 
 from __future__ import annotations
@@ -15,151 +15,152 @@ import argparse
 import ctypes
 import gc
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-from pyllama_raw import (
+from pyllama_raw.engine.build import context_fields, layout_of
+from pyllama_raw.engine.build_embedder import step_fields
+from pyllama_raw.engine.capabilities import Operation, probe
+from pyllama_raw.engine.estimate import MemoryEstimate, estimate
+from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.bitmap import Bitmap
+from pyllama_raw.native.context import Context
+from pyllama_raw.native.cut import RowRun
+from pyllama_raw.native.model import Model
+from pyllama_raw.native.projector import Projector
+from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
-    Engine,
+    EmbeddingConfig,
     EngineConfig,
-    Image,
     MediaConfig,
-    Prompt,
-    SamplingParams,
     SchedulerConfig,
-    estimate_memory,
-    probe,
 )
-from pyllama_raw.media import Audio
-from pyllama_raw.results import MemoryEstimate, Operation
+from pyllama_raw.options.models import default_model
+from tests.tiny import tiny_model, tiny_projector
 
-ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0)
-CLASSES = {  # by what they keep of a text
-    "dense": "llama",
-    "MoE": "qwen3moe",
-    "SWA": "gemma3",
-    "recurrent": "mamba2",
-    "hybrid": "falcon-h1",
-    "encoder": "bert",
-    "decoder that embeds": "qwen3-embedding",
-    "with a projector": "qwen2vl",
-}
-DEFAULT = "default"
+NAMES = (
+    *("llama", "qwen3moe", "gemma3", "mamba2", "rwkv7", "falcon-h1", "qwen35"),
+    *("bert", "jina-bert-v2", "qwen3-embedding", "projector:qwen2vl", "default"),
+)
+N_STEP = 2048  # tokens of a step, and of a slot
+N_SLOTS = 16
+IMAGE = 700  # pixels
 
 
 def main() -> None:
-    """Measure each named model, or one of each class."""
+    """Measure each named model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of a tiny model")
-    parser.add_argument("--n-ctx", type=int, default=8192)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(measured(options.child, options.n_ctx)))
+    if options.here:
+        print(json.dumps(measured(options.names[0])))
         return
-    names = options.names or [*CLASSES.values(), DEFAULT]
-    print(f"{'model':20} {'estimate':>12} {'measured':>12} {'ratio':>6}")
-    for name in names:
-        said = json.loads(in_a_process(name, options.n_ctx))
-        ratio = said["estimate"] / said["measured"]
-        print(
-            f"{name:20} {said['estimate']:12,} {said['measured']:12,} {ratio:6.3f}",
-            said["parts"],
-        )
+    print(f"{'':18} {'estimate':>12} {'measured':>12} {'ratio':>6}  weights, kv, ...")
+    for name in options.names:
+        command = [sys.executable, "-m", "scripts.try_estimates", name, "--here"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        parts, n_bytes = json.loads(done.stdout)
+        ratio = sum(parts) / n_bytes
+        print(f"{name:18} {sum(parts):12,} {n_bytes:12,} {ratio:6.3f}  {parts}")
 
 
-def in_a_process(name: str, n_ctx: int) -> str:
-    command = [sys.executable, "-m", "scripts.try_estimates", "--child", name]
-    done = subprocess.run(
-        [*command, "--n-ctx", str(n_ctx)], capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def measured(name: str, n_ctx: int) -> dict[str, Any]:
-    """The estimate for a model, and what its use added to this process."""
-    path, projector = files(name)
-    config = engine_config(n_ctx, projector)
-    estimate = estimate_memory(path, config)
-    use(files("bloom")[0], engine_config(256, None))  # what each process needs once
+def measured(name: str) -> tuple[list[int], int]:
+    """The parts of the estimate for a model, and what its use adds to this process."""
+    path, config = opened_as(name)
+    parts = parts_of(estimate(path, config))
+    other = "jina-bert-v2" if name == "bert" else "bert"
+    use(*opened_as("projector:llava" if config.media.mmproj else other))
+    use(*opened_as("llama-moe", n_slots=1))
     before = resident_bytes()
-    with Engine.open(path, config) as engine:
-        exercise(engine, path, config)
-        after = resident_bytes()
-    return {
-        "estimate": estimate.total_bytes,
-        "measured": after - before,
-        "parts": parts(estimate),
-    }
+    return parts, use(path, config) - before
 
 
-def parts(estimate: MemoryEstimate) -> str:
-    shares = (
-        f"{one.device} {one.weights_bytes:,} + {one.kv_bytes:,} + "
-        f"{one.compute_bytes:,} + {one.projector_bytes:,}"
-        for one in estimate.devices
+def parts_of(memory: MemoryEstimate) -> list[int]:
+    return [
+        sum(one.weights_bytes for one in memory.devices),
+        sum(one.kv_bytes for one in memory.devices),
+        sum(one.compute_bytes for one in memory.devices),
+        sum(one.projector_bytes for one in memory.devices),
+    ]
+
+
+def opened_as(name: str, n_slots: int = N_SLOTS) -> tuple[Path, EngineConfig]:
+    """The file of *name*, and the options that it is used with."""
+    kind, _, rest = name.partition(":")
+    projector = None
+    if kind == "projector":
+        projector, path = tiny_projector(rest)
+    elif name == "default":
+        path, n_slots = default_model(), 1
+    else:
+        path = tiny_model(name)
+    context = ContextConfig(
+        n_ctx=n_slots * N_STEP,
+        n_ubatch=512 if name == "default" else N_STEP,
+        kv_unified=False,
+        n_threads=1,
     )
-    return ", ".join(shares)
-
-
-def files(name: str) -> tuple[Path | None, Path | None]:
-    """The model of *name*, and its projector."""
-    from tests.tiny import PROJECTORS, tiny_model, tiny_projector
-
-    if name == DEFAULT:
-        return None, None
-    if name in PROJECTORS:
-        projector, model = tiny_projector(name)
-        return model, projector
-    return tiny_model(name), None
-
-
-def engine_config(n_ctx: int, projector: Path | None) -> EngineConfig:
-    n_slots = max(n_ctx // 2048, 1)
-    return EngineConfig(
-        context=ContextConfig(n_ctx=n_ctx, n_threads=1),
-        scheduler=SchedulerConfig(n_slots=n_slots, target_step_s=60),
+    return path, EngineConfig(
+        context=context,
+        scheduler=SchedulerConfig(n_slots=n_slots),
         cache=CacheConfig(mode="off"),
+        embedding=EmbeddingConfig(max_step_tokens=N_STEP),
         media=MediaConfig(mmproj=projector),
     )
 
 
-def use(path: Path | None, config: EngineConfig) -> None:
-    with Engine.open(path, config) as engine:
-        exercise(engine, path, config)
+def use(path: Path, config: EngineConfig) -> int:
+    """Use all that an engine of *config* would have; the memory of the process then."""
+    capabilities = probe(path)
+    with Model.load(path) as model:
+        if Operation.GENERATE not in capabilities.operations:
+            pooling = capabilities.model.pooling
+            fields = config.context.model_dump() | step_fields(model, config)
+            fields |= {"kv_unified": True, "pooling": pooling and pooling.value}
+        else:
+            n_slots = config.scheduler.n_slots
+            fields = context_fields(config.context, n_slots, model.n_ctx_train)
+            fields["n_seq_max"] = layout_of(model, config).n_seq_max
+        with Context(model, **fields) as context:
+            if not context.has_memory:
+                n_slots = 1
+                fill(context, 0, min(context.max_tokens, model.n_ctx_train))
+            else:
+                for slot in range(context.n_seq_max):
+                    fill(context, slot, min(N_STEP, context.n_ctx_seq))
+            if config.media.mmproj is None:
+                return resident_bytes()
+            with Projector.load(config.media.mmproj, model) as projector:
+                encode(projector)
+                return resident_bytes()
 
 
-def exercise(engine: Engine, path: Path | None, config: EngineConfig) -> None:
-    """Touch all memory that the engine has for its work."""
-    found = probe(path, config)
-    info, rng = engine.info, random.Random(1)
-    if Operation.GENERATE not in found.capabilities.operations:
-        engine.embed(["and so on " * 40] * 64)
-        return
-    prompts: list[Prompt] = [
-        [rng.randrange(100, 250) for _ in range(info.n_ctx_slot - 1)]
-        for _ in range(info.n_slots)
-    ]
-    engine.complete_many(prompts, ONE_TOKEN)
-    scored = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
-    engine.complete_many([prompts[0][:256]], scored)
-    if found.images:
-        import numpy as np
+def fill(context: Context, slot: int, n_tokens: int) -> None:
+    batch = Batch(context.max_tokens)
+    tokens = [100 + index % 100 for index in range(n_tokens)]
+    n_scored = min(context.n_outputs_max, n_tokens)
+    if not context.has_memory:
+        batch.add_scored(tokens, 0, slot)
+    else:
+        batch.add(tokens[:-n_scored], 0, slot, False)
+        batch.add_scored(tokens[-n_scored:], n_tokens - n_scored, slot)
+    context.decode(batch)
 
-        pixels = np.zeros((1024, 1024, 3), np.uint8)
-        engine.complete(["see ", Image(pixels)], ONE_TOKEN)
-    if found.sounds:
-        import numpy as np
 
-        engine.complete(["hear ", Audio(np.zeros(16000 * 20, np.float32))], ONE_TOKEN)
+def encode(projector: Projector) -> None:
+    with Bitmap.image(IMAGE, IMAGE, bytes(3 * IMAGE**2)) as bitmap:
+        cut = projector.cut(bitmap)
+    with cut:
+        for index, run in enumerate(cut.runs):
+            if isinstance(run, RowRun):
+                projector.encode(cut, index)
 
 
 def resident_bytes() -> int:
-    """Memory of this process, after what was freed has been given back."""
+    """Memory of this process, after what was freed is given back to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

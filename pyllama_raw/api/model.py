@@ -151,9 +151,7 @@ def parts_of(
 
     if isinstance(model, Model):
         config = models.with_projector(config, None, Path(model.path))
-        config = opening.fitted(
-            Path(model.path), _on(model, config), has_weights=True
-        )
+        config = opening.fitted(Path(model.path), _on(model, config), has_weights=True)
         return opening.build_on(_shared(model), config, needs)
     path = models.resolve_model(model)
     return opening.build(

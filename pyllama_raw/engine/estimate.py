@@ -11,6 +11,7 @@ from pyllama_raw.engine.build_embedder import step_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.native.breakdown import (
+    HOST,
     NO_WEIGHTS,
     Breakdown,
     breakdown_of,
@@ -18,6 +19,8 @@ from pyllama_raw.native.breakdown import (
 )
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import EngineConfig
+
+TOKEN_TEXT_BYTES = 256  # of a vocabulary, as measured: texts, and maps to and from ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class DeviceMemory:
     device: str
     """Its name, as `info` lists it."""
     weights_bytes: int
-    """Weights of the model, once more where they are put into another order."""
+    """Weights, once more where they are put into another order, and the vocabulary."""
     kv_bytes: int
     """Cells of all slots, when all are used, and recurrent states."""
     compute_bytes: int
@@ -45,7 +48,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """
-    Memory that an engine takes, without snapshots, the vocabulary and what Python holds.
+    Memory that an engine takes, without snapshots, some megabytes of graphs, and Python.
 
     Of a model that generates texts and embeds, the context that generates is in here.
     """
@@ -88,19 +91,21 @@ class Outline:
     def context(self, config: EngineConfig) -> Breakdown:
         """A context of *config*, whose model options are those of this one."""
         model = self.model
+        mapped = config.model.load_mode in ("auto", "mmap", "mmap_mlock")
         if not self.generates:
             pooling = (self.capabilities.model.pooling or Pooling.NONE).value
             fields: dict[str, Any] = config.context.model_dump()
             fields |= step_fields(model, config) | {"kv_unified": True}
-            return breakdown_of(model, pooling=pooling, **fields)
+            return breakdown_of(model, pooling=pooling, mapped=mapped, **fields)
         n_slots, wanted = config.scheduler.n_slots, config.resolved_context
         fields = context_fields(wanted, n_slots, model.n_ctx_train)
         n_seq_max = layout_of(model, config).n_seq_max
-        return breakdown_of(model, n_seq_max=n_seq_max, **fields)
+        return breakdown_of(model, n_seq_max=n_seq_max, mapped=mapped, **fields)
 
     def memory(self, config: EngineConfig) -> MemoryEstimate:
         """Memory of an engine of *config*."""
         found = self.context(config)
+        found.weights[HOST] += self.model.n_vocab * TOKEN_TEXT_BYTES
         parts = found.weights, found.kv, found.compute, self._projector
         names = dict.fromkeys(name for part in parts for name in part)
         devices = (

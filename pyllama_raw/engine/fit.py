@@ -58,9 +58,9 @@ def fitted(
 
 
 def _changes(config: EngineConfig, chosen: EngineConfig) -> Iterator[str]:
-    if chosen.context is not config.context:
+    if chosen.context != config.context:
         yield f"n_ctx={chosen.context.n_ctx}"
-    if chosen.model is not config.model:
+    if chosen.model != config.model:
         yield f"n_gpu_layers={chosen.model.n_gpu_layers}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pyllama_raw.errors import ContextFailed
 from pyllama_raw.native import log
 from pyllama_raw.native.check import EXCEPTION
-from pyllama_raw.native.demand import CELL_BYTES, check_block_sizes, check_cells
+from pyllama_raw.native.demand import CELL_BYTES, check_block_sizes, check_lists
 from pyllama_raw.native.libllama import device_pointers, ffi, last_error, lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import context_params
@@ -41,29 +41,34 @@ class Breakdown:
     can_shift: bool
 
 
-def breakdown_of(model: Model, *, n_seq_max: int, **fields: Any) -> Breakdown:
+def breakdown_of(
+    model: Model, *, n_seq_max: int, mapped: bool = False, **fields: Any
+) -> Breakdown:
     """
     Memory of a context on *model*, which has no weights; the context is gone afterwards.
 
+    Args:
+        mapped: its file will be, and stay in memory where weights are put in another order.
+
     Raises:
         ConfigError: a field is out of range.
-        ContextFailed: libllama refuses the options, or not even the list of cells fits.
+        ContextFailed: libllama refuses the options, or lists of cells and tokens would fill the memory.
     """
     del fields["fast_kernels"]  # they have no memory that counts
     params = context_params(fields, n_seq_max=n_seq_max)
     check_block_sizes(model, params)
-    check_cells(params)
+    check_lists(params)
     since = log.mark()
     pointer = lib.plr_context_new(model.ptr, params)
     if pointer == ffi.NULL:
         raise ContextFailed("llama_init_from_model", None, log.reason(since))
     try:
-        return _read(model, pointer, params)
+        return _read(model, pointer, params, mapped=mapped)
     finally:
         lib.llama_free(pointer)
 
 
-def _read(model: Model, pointer: Any, params: Any) -> Breakdown:
+def _read(model: Model, pointer: Any, params: Any, *, mapped: bool) -> Breakdown:
     parts = ffi.new("plr_memory_part[]", _MAX_PARTS)
     count = lib.plr_memory_parts(pointer, _MAX_PARTS, parts)
     if count == EXCEPTION:
@@ -80,6 +85,9 @@ def _read(model: Model, pointer: Any, params: Any) -> Breakdown:
             (compute, part.compute),
         ):
             found[device] = found.get(device, 0) + int(n_bytes)
+    if mapped and not any(n for name, n in weights.items() if name != HOST):
+        plain = sum(int(part.weights) for part in parts[0:count] if part.is_plain)
+        weights[HOST] += max(model.size_bytes - plain, 0) if plain else 0
     width = model.n_embd_out if params.embeddings else model.n_vocab
     compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES  # what it gives out
     memory, n_ctx = lib.llama_get_memory(pointer), int(lib.llama_n_ctx(pointer))

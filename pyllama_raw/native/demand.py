@@ -16,6 +16,7 @@ from pyllama_raw.native.libllama import devices, lib, text
 from pyllama_raw.native.model import Model
 
 CELL_BYTES = 48  # position, shift, window data and sequence bits of a KV cell
+_TOKEN_BYTES = 128  # of a graph: its numbers, position and sequences
 _PAD = 256  # llama.cpp pads n_ctx
 
 
@@ -40,18 +41,20 @@ def check_memory(model: Model, params: Any) -> None:
         )
 
 
-def check_cells(params: Any) -> None:
+def check_lists(params: Any) -> None:
     """
-    Refuse a context whose list of cells cannot fit, which is made even where no cell is.
+    Refuse a context whose lists would fill much of the memory: they are made to reckon, too.
 
     Raises:
-        ContextFailed: names the value and the limit.
+        ContextFailed: names the values and the limit.
     """
-    needed, available = params.n_ctx * CELL_BYTES, available_bytes()
-    if available is not None and needed > available:
+    needed = params.n_ctx * CELL_BYTES + params.n_ubatch * _TOKEN_BYTES
+    available = available_bytes()
+    if available is not None and needed > available // 4:
         raise _failed(
-            f"n_ctx={params.n_ctx} needs {_gib(needed)} GiB for the list of its cells, "
-            f"available are {_gib(available)} GiB: lower n_ctx"
+            f"n_ctx={params.n_ctx} and n_ubatch={params.n_ubatch} need {_gib(needed)} GiB "
+            f"for lists of cells and tokens alone, at most a quarter of the available "
+            f"{_gib(available)} GiB is allowed: lower them"
         )
 
 

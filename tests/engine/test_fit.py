@@ -90,7 +90,7 @@ def test_engines_open_with_it():
 
     with Engine.open(path, CONFIG) as engine:
         of_file = engine.info.config
-    with Model.open_sync(path) as model, Engine.open(model, CONFIG) as engine:
+    with Model.load(path) as model, Engine.open(model, CONFIG) as engine:
         of_model = engine.info.config
 
     assert (of_file, of_model) == (CONFIG, CONFIG)

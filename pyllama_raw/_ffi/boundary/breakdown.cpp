@@ -3,7 +3,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "boundary/exceptions.h"
+#include "exceptions.h"
 
 // Exported by libllama, but in a header that is not installed.
 struct llama_memory_breakdown_data {
@@ -25,7 +25,8 @@ int32_t plr_memory_parts(const llama_context * ctx, int32_t n_max, plr_memory_pa
             }
             const auto device = ggml_backend_buft_is_host(type) ? nullptr
                                                                 : ggml_backend_buft_get_device(type);
-            parts[n_parts++]  = {device, found.model, found.context, found.compute};
+            parts[n_parts++]  = {device, found.model, found.context, found.compute,
+                                 type == ggml_backend_cpu_buffer_type()};
         }
         return n_parts;
     });

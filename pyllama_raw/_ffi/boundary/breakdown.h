@@ -13,6 +13,7 @@ typedef struct plr_memory_part {
     size_t             weights;
     size_t             cells;
     size_t             compute;
+    bool               is_plain; /* as files are mapped into */
 } plr_memory_part;
 
 /*
