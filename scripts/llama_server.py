@@ -95,9 +95,8 @@ async def serve(flags: Namespace) -> None:
     """Open the engine and answer at each host."""
     if flags.api_key:
         os.environ["PYLLAMA_RAW_API_KEYS"] = flags.api_key
-    config: dict[str, Any] = {"any_model": True}
-    if "cors_origins" in ServeConfig.model_fields:
-        config["cors_origins"] = [flags.cors_origins or "*"]
+    config: dict[str, Any] = {"any_model": True, "metrics_names": ["llamacpp"]}
+    config["cors_origins"] = [flags.cors_origins or "*"]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model, engine_config = resolved(flags, Path(folder))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -62,5 +62,7 @@ class ServeConfig(Frozen):
     service. "*" stands for any text, as in https://*.example.org, and alone for all origins;
     "localhost" is any port of this machine.
     """
+    metrics_names: tuple[Literal["vllm", "llamacpp"], ...] = ("vllm",)
+    """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""

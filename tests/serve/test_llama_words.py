@@ -4,6 +4,8 @@ from datetime import date
 
 import pytest
 
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.serve import make_app
 from pyllama_raw.testing import fake_engine
 from tests.loops import anyio_backend  # noqa: F401
@@ -90,3 +92,28 @@ async def test_templates_know_the_day():
     today = date.today()
     assert told.json()["prompt"] == f"{today:%d %b %Y}, {today:%b %d %Y}"
     assert given.json()["prompt"] == f"{today:%d %b %Y}, now"
+
+
+async def test_metrics_have_the_names_that_are_asked_for():
+    """
+    Those of llama.cpp's server stand without labels; cached tokens are counted apart.
+    """
+    names = {}
+    for given in (("vllm",), ("llamacpp",), ("vllm", "llamacpp")):
+        cache = PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=100)
+        async with asking(metrics_names=given, cache=cache) as (_, client):
+            answers = [await client.post(PATH, json=CHAT) for _ in range(2)]
+            told = (await client.get("/metrics")).text
+        names[given] = {line.partition(":")[0] for line in told.splitlines()}
+
+    usages = [answer.json()["usage"] for answer in answers]
+    n_prompt = sum(usage["prompt_tokens"] for usage in usages)
+    n_cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    lines = told.splitlines()
+    assert n_cached > 0
+    assert f"llamacpp:prompt_tokens_total {n_prompt - n_cached}.0" in lines
+    assert f"llamacpp:prompt_tokens_cached_total {n_cached}.0" in lines
+    assert "llamacpp:tokens_predicted_total 6.0" in lines
+    assert "llamacpp:requests_processing 0.0" in lines
+    asked = {"vllm", "llamacpp"}
+    assert [asked & found for found in names.values()] == [*map(set, names)]
