@@ -28,7 +28,6 @@ ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
     (EngineConfig, ("fit_ctx",)),
     (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),
 )
-FIT_CTX = 4096  # cells: an engine with fewer is of little use
 DEVICES = ("devices", "n_gpu_layers", "split_mode", "main_gpu")
 CACHE = (
     *("mode", "snapshot_interval_tokens", "max_bytes", "max_entries", "directory"),
@@ -47,7 +46,7 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
         "other flags win",
     )
     for model, names in ENGINE:
-        add_fields(group, model, names, **{"fit_ctx": FIT_CTX, **defaults})
+        add_fields(group, model, names, **defaults)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
     add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
     add_fields(parser.add_argument_group("logs"), LogConfig, LOGS)

@@ -49,6 +49,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "api_keys_file": {"metavar": "FILE"},
     "access_log": {"metavar": "FILE"},
     "cors_origins": {"action": "append", "metavar": "ORIGIN"},
+    "metrics_names": {"action": "append", "choices": ("vllm", "llamacpp")},
     "devices": {"action": "append", "metavar": "NAME"},
     "stop": {"action": "append", "metavar": "TEXT", "type": reader(Text)},
     "stages": {"type": _words, "metavar": "NAMES"},
@@ -61,6 +62,7 @@ MORE = {  # what belongs to the flag only
     "devices": "Repeatable.",
     "stop": "Repeatable.",
     "cors_origins": "Repeatable.",
+    "metrics_names": "Repeatable.",
     "logprobs": "Shown with --jsonl.",
     "prompt_logprobs": "Shown with --jsonl.",
 }

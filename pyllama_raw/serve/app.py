@@ -21,6 +21,7 @@ from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.native import routes as native
 from pyllama_raw.serve.openai import chat, completions
+from pyllama_raw.serve.origins import pattern_of
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
@@ -68,8 +69,9 @@ def make_app(
     ):  # before the gate, as questions of browsers have no key
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=service.config.cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
+            allow_origin_regex=pattern_of(service.config.cors_origins),
+            allow_credentials=True,
+            allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),
         )

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -153,6 +154,17 @@ class TextBody(BaseModel):
                 reason = "it is not known here, and may change the output: leave it out"
                 raise refused(name, reason, "unknown_parameter")
         return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
+
+
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """
+    Variables of a chat template: *given*, and the day, by the names of llama.cpp's server.
+
+    The time of day is not told, because each prompt would begin otherwise than the one before.
+    """
+    today = date.today()
+    day = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
+    return day | (given or {})
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -57,6 +57,12 @@ class ServeConfig(Frozen):
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may call the service from a browser; "*" is all of them."""
+    """
+    Origins whose pages may call the service from a browser, also with its cookies for the
+    service. "*" stands for any text, as in https://*.example.org, and alone for all origins;
+    "localhost" is any port of this machine.
+    """
+    metrics_names: tuple[Literal["vllm", "llamacpp"], ...] = ("vllm",)
+    """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""

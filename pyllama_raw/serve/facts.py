@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -20,6 +21,42 @@ from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
 
+COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
+LLAMACPP = {  # names of its server, with our sample and what it says
+    "prompt_tokens": (
+        CounterMetricFamily,
+        COMPUTED,
+        "Prompt tokens that were computed",
+    ),
+    "prompt_tokens_cached": (CounterMetricFamily, CACHED, "Those that were not"),
+    "prompt_seconds": (
+        CounterMetricFamily,
+        "vllm:request_prefill_time_seconds_sum",
+        "Seconds of prompts",
+    ),
+    "tokens_predicted": (
+        CounterMetricFamily,
+        "vllm:generation_tokens_total",
+        "Output tokens",
+    ),
+    "tokens_predicted_seconds": (
+        CounterMetricFamily,
+        "vllm:request_decode_time_seconds_sum",
+        "Seconds of output tokens but the first ones",
+    ),
+    "n_decode": (CounterMetricFamily, "pyllama_raw:steps_total", "Decodes"),
+    "requests_processing": (
+        GaugeMetricFamily,
+        "vllm:num_requests_running",
+        "Requests that run",
+    ),
+    "requests_deferred": (
+        GaugeMetricFamily,
+        "vllm:num_requests_waiting",
+        "Requests that wait",
+    ),
+}
+
 
 def routes(service: Service) -> APIRouter:
     """Endpoints of facts."""
@@ -29,7 +66,9 @@ def routes(service: Service) -> APIRouter:
     @router.get("/metrics", response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        headers = {"process-start-time-unix": str(service.started)}
+        kind = "text/plain; version=0.0.4"
+        return Response(metrics.text(), media_type=kind, headers=headers)
 
     @router.get("/props")
     async def props(model: str | None = None) -> Response:
@@ -92,6 +131,7 @@ class _Metrics(Collector):
 
     def __init__(self, service: Service) -> None:
         self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
+        self._names = service.config.metrics_names
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._registry.register(service.traffic)
@@ -109,7 +149,21 @@ class _Metrics(Collector):
                 for sample in family.samples:
                     labels = {**sample.labels, "model_name": model}
                     known.samples.append(sample._replace(labels=labels))
-        yield from found.values()
+        for family in found.values():
+            if "vllm" in self._names or not family.name.startswith("vllm:"):
+                yield family
+        if "llamacpp" in self._names:
+            yield from _of_llamacpp(found.values())
+
+
+def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
+    """The sums over all models, which have no label at llama.cpp's server."""
+    totals = defaultdict[str, float](float)
+    for sample in (sample for family in families for sample in family.samples):
+        totals[sample.name] += sample.value
+    totals[COMPUTED] = totals["vllm:prompt_tokens_total"] - totals[CACHED]
+    for name, (kind, source, text) in LLAMACPP.items():
+        yield kind(f"llamacpp:{name}", text, totals[source])
 
 
 def _empty(family: Metric) -> Metric:

@@ -3,7 +3,9 @@ Errors as clients read them: a status, and an object with message, type, param a
 
 Rules:
 1. A client's mistake is 4xx and names the field in `param`.
-2. 503 means that another time or another server may do; it has a Retry-After.
+2. A prompt that is too long has the type and the words of llama.cpp's server, and OpenAI's
+   code, because clients look for either to shorten a chat.
+3. 503 means that another time or another server may do; it has a Retry-After.
 """
 
 from __future__ import annotations
@@ -116,9 +118,11 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             code = "server_is_overloaded"
             return Failure(503, code, str(error), headers=headers)
         case PromptTooLong():
-            more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
+            more: dict[str, Any] = {"type": "exceed_context_size_error"}
+            more |= {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
             code = "context_length_exceeded"
-            return Failure(400, code, str(error), "prompt", more=more)
+            message = f"the prompt exceeds the available context size: {error}"
+            return Failure(400, code, message, "prompt", more=more)
         case InvalidRequest():
             return Failure(400, error.code, str(error), error.name)
         case Unsupported():

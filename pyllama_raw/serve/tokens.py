@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
+from pyllama_raw.serve.body import template_variables
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
@@ -58,7 +59,8 @@ class TemplateBody(TokenBody):
 
     def options(self) -> dict[str, Any]:
         """Options of the template."""
-        given = {"tools": self.tools, "template_kwargs": self.chat_template_kwargs}
+        variables = template_variables(self.chat_template_kwargs)
+        given = {"tools": self.tools, "template_kwargs": variables}
         return {name: value for name, value in given.items() if value}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,9 +15,13 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import while_client
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.native.prompts import (
+    Prompts,
+    TextObject,
+    prompts_of,
+    tokens_of,
+)
 from pyllama_raw.serve.service import Service
-
-TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
 class VectorBody(BaseModel):
@@ -44,20 +48,17 @@ class VectorBody(BaseModel):
 class EmbeddingBody(VectorBody):
     """Texts that are to become vectors."""
 
-    input: str | TokenIds | list[str | TokenIds]
-    """A text, or several; token ids of the model may stand for each."""
+    input: Annotated[Prompts, Field(validation_alias=AliasChoices("input", "content"))]
+    """A text, token ids, both mixed, or a list of these; llama.cpp names it content, too."""
     encoding_format: Literal["float", "base64"] = "float"
     """base64 is of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
     """Only the first ones of each vector."""
     user: str | None = None
 
-    @property
-    def texts(self) -> list[str | TokenIds]:
-        """All of them."""
-        given: Any = self.input
-        is_one = isinstance(given, str) or all(isinstance(item, int) for item in given)
-        return [given] if is_one else given
+    async def texts(self, engine: AsyncEngine) -> list[str | list[int]]:
+        """All of them, as the engine takes them. Raises Failure."""
+        return [await _embeddable(engine, p) for p in prompts_of(self.input, "input")]
 
 
 class RerankBody(VectorBody):
@@ -106,7 +107,8 @@ def routes(service: Service) -> APIRouter:
 async def _embedded(
     engine: AsyncEngine, body: EmbeddingBody, options: dict[str, Any]
 ) -> dict[str, Any]:
-    rows = await engine.embed(body.texts, body.dimensions, **options)
+    texts = await body.texts(engine)
+    rows = await engine.embed(texts, body.dimensions, **options)
     n_tokens = rows.usage.prompt_tokens
     data = [
         {"object": "embedding", "index": index, "embedding": _written(row, body)}
@@ -119,6 +121,14 @@ async def _embedded(
         "data": data,
         "usage": usage,
     }
+
+
+async def _embeddable(engine: AsyncEngine, given: Any) -> str | list[int]:
+    if isinstance(given, TextObject):
+        return given.text
+    if isinstance(given, list) and any(isinstance(item, str) for item in given):
+        return await tokens_of(engine, given)
+    return given
 
 
 def _written(row: Any, body: EmbeddingBody) -> Any:

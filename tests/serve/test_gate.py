@@ -30,11 +30,16 @@ async def asking(headers=None, cache=None, **options):
     with anyio.fail_after(LIMIT_S):
         async with chatting(cache=cache) as engine:
             app = make_app({"a": engine}, ServeConfig(**options))
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://here", headers=headers
-            ) as client:
+            async with client_of(app, headers) as client:
                 yield app, client
+
+
+def client_of(app, headers=None):
+    """A client that needs no server."""
+    transport = httpx.ASGITransport(app)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://here", headers=headers
+    )
 
 
 def paths_of(app):
@@ -243,6 +248,57 @@ async def test_browsers_of_other_origins_are_let_in_by_option():
     assert allowed == "authorization,x-stainless-os"
     assert (allow in other.headers, allow in plain.headers) == (False, False)
     assert (answer.status_code, answer.headers[allow]) == (200, "http://a")
+
+
+@pytest.mark.parametrize(
+    ("origins", "let_in", "others"),
+    [
+        (["*"], ["http://a", "localhost", "null"], []),
+        (
+            ["localhost", "http://b"],
+            [
+                "http://localhost",
+                "https://127.0.0.1:80",
+                "http://[::1]:3000",
+                "http://b",
+            ],
+            [
+                "http://localhost.a",
+                "http://notlocalhost",
+                "http://127x0.0.1",
+                "http://bb",
+            ],
+        ),
+        (
+            ["https://*.a.org"],
+            ["https://x.a.org", "https://x.y.a.org"],
+            [
+                "https://a.org",
+                "https://x.a.org.b",
+                "https://xaaorg",
+                "https://b/.a.org",
+            ],
+        ),
+    ],
+)
+async def test_origins_are_patterns(origins, let_in, others):
+    """
+    Each that is let in is named in the answer, which is what requests with cookies need.
+    """
+    asks = {"access-control-request-method": "POST"}
+    async with asking(cors_origins=origins) as (_, client):
+        answers = [
+            await client.options(PATH, headers=asks | {"origin": origin})
+            for origin in (*let_in, *others)
+        ]
+
+    allow = "access-control-allow-origin"
+    assert [each.headers.get(allow) for each in answers] == [
+        *let_in,
+        *(None for _ in others),
+    ]
+    names = {each.headers["access-control-allow-credentials"] for each in answers}
+    assert names == {"true"}
 
 
 @pytest.mark.parametrize("given", ["an-id", "", "two words", "\xe9", "x" * 257])

@@ -61,6 +61,38 @@ async def test_vectors_are_those_of_the_engine(anyio_backend_name):
     assert floats.usage.prompt_tokens > 0
 
 
+async def test_a_vector_is_of_what_its_input_stands_for(anyio_backend_name):
+    """
+    Whether a text is given as ids, in part as ids, as an object, or by another name.
+    """
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "text"}]
+    async with three_models(anyio_backend_name) as (url, engines):
+        ids = await engines["e"].tokenize("a text")
+        forms = [
+            {"input": [ids, "a text", ["a text"]]},
+            {"input": {"prompt_string": "a text"}},
+            {"input": [{"content": parts}]},
+            {"content": "a text"},
+        ]
+        mixed = [*await engines["e"].tokenize("a", add_special=True), ids[1]]
+        wanted, of_mixed = await engines["e"].embed(["a text", mixed])
+        async with httpx.AsyncClient(base_url=url) as client:
+
+            async def rows(**asked):
+                answer = await client.post(
+                    "/v1/embeddings", json={"model": "e"} | asked
+                )
+                return [each["embedding"] for each in answer.json()["data"]]
+
+            same = [row for form in forms for row in await rows(**form)]
+            [found] = await rows(input=["a", ids[1]])
+            none = await client.post("/v1/embeddings", json={"input": []})
+
+    assert np.allclose(same, [wanted] * 6)
+    assert np.allclose(found, of_mixed)
+    assert (none.status_code, none.json()["error"]["param"]) == (400, "input")
+
+
 async def test_ranks_are_those_of_the_engine(anyio_backend_name):
     """
     The best first, with the place of each document.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,10 +18,38 @@ class PromptString(BaseModel):
 
     prompt_string: str
 
+    @property
+    def text(self) -> str:
+        """What stands in a list for it."""
+        return self.prompt_string
+
+
+class PromptPart(BaseModel):
+    """A piece of a text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class PromptParts(BaseModel):
+    """A text in parts, as of a message of a chat."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    content: Annotated[list[PromptPart], Field(min_length=1, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """All parts, one behind the other."""
+        return "".join(part.text for part in self.content)
+
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Mixed = list[TokenId | str]  # of one prompt
-Prompts = str | PromptString | list[TokenId | str | PromptString | Mixed]
+TextObject = PromptString | PromptParts
+Prompts = str | TextObject | list[TokenId | str | TextObject | Mixed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +72,27 @@ async def read_prompts(engine: AsyncEngine, given: Prompts) -> list[ReadPrompt]:
     Raises:
         Failure, InvalidRequest, PromptTooLong.
     """
+    each = [await tokens_of(engine, one) for one in prompts_of(given)]
+    return [await ReadPrompt.of(engine, tokens) for tokens in each]
+
+
+def prompts_of(given: Prompts, name: str = "prompt") -> list[Any]:
+    """Each prompt of *given*. Raises Failure if there is none in the field *name*."""
     if not isinstance(given, list) or any(isinstance(item, int) for item in given):
-        return [await ReadPrompt.of(engine, await _tokens(engine, given))]
+        return [given]
     if not given:
-        raise refused("prompt", "give at least one")
-    return [await ReadPrompt.of(engine, await _tokens(engine, p)) for p in given]
+        raise refused(name, "give at least one")
+    return given
 
 
-async def _tokens(engine: AsyncEngine, given: object) -> list[int]:
+async def tokens_of(engine: AsyncEngine, given: object) -> list[int]:
     """A text at the beginning gets what begins prompts."""
     tokens: list[int] = []
     for index, item in enumerate(given if isinstance(given, list) else [given]):
         if isinstance(item, int):
             tokens.append(item)
             continue
-        text = item.prompt_string if isinstance(item, PromptString) else item
+        text = item.text if isinstance(item, TextObject) else item
         if not isinstance(text, str):
             raise refused("prompt", "a list with token ids may have texts beside them")
         tokens += await engine.tokenize(text, add_special=index == 0)

@@ -14,8 +14,9 @@ from pyllama_raw import Delta, Result
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import TextBody, template_variables
 from pyllama_raw.serve.failures import STREAMED, refused
+from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
 from pyllama_raw.serve.openai.logprobs import chat_logprobs
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
@@ -58,8 +59,7 @@ class ChatBody(TextBody):
         options = self.options(found, service.config)
         if self.tools and self.tool_choice != "none":
             options["tools"] = self.tools
-        if self.chat_template_kwargs:
-            options["template_kwargs"] = self.chat_template_kwargs
+        options["template_kwargs"] = template_variables(self.chat_template_kwargs)
         more: dict[str, Any] = {}
         names = self.names | NAMES
         if self.max_completion_tokens is not None:
@@ -146,5 +146,13 @@ def routes(service: Service) -> APIRouter:
         codec = ChatCodec(asked)
         await codec.count(body.stream_options)
         return TextAnswer(service, asked, codec)
+
+    @router.post("/v1/chat/completions/input_tokens")
+    @router.post("/chat/completions/input_tokens", include_in_schema=False)
+    async def input_tokens(body: ChatBody) -> Response:
+        """Count the tokens that a chat has as a prompt."""
+        asked = await body.asked(service)
+        told = {"object": "response.input_tokens", "input_tokens": await asked.count()}
+        return JSON(told)
 
     return router

@@ -28,6 +28,8 @@ class CompletionBody(TextBody):
 
     prompt: str | TokenIds | Several[str] | Several[TokenIds]
     """A text or token ids, or a list of them."""
+    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    """llama.cpp's name of max_tokens, which wins; -1: what is left of the context."""
     echo: bool | None = None
     """Whether the prompt comes before the output; with max_tokens 0, alone."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -36,6 +38,11 @@ class CompletionBody(TextBody):
     """As many as n, if it is given."""
     suffix: str | None = None
     """The text behind the output, of models that can fill gaps."""
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ARG002
+        """Take n_predict for max_tokens."""
+        if self.max_tokens is None and self.n_predict != -1:
+            self.max_tokens = self.n_predict
 
     async def asked(self, service: Service) -> tuple[Asked, list[Echo]]:
         """As the engine takes it; raises Failure and PyllamaError."""

@@ -1,0 +1,119 @@
+"""What clients of llama.cpp's server find here by its names."""
+
+from datetime import date
+
+import pytest
+
+from pyllama_raw.core.memory.prefix_cache import PrefixCache
+from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
+from pyllama_raw.serve import make_app
+from pyllama_raw.testing import fake_engine
+from tests.loops import anyio_backend  # noqa: F401
+from tests.serve.test_gate import CHAT, PATH, asking, client_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_prompt_that_is_too_long_has_the_type_and_words_of_llama_server():
+    """
+    And OpenAI's code, with both numbers.
+    """
+    async with asking() as (app, client):
+        n_ctx = app.state.service.engines["a"].n_ctx_slot
+        asked = CHAT | {"messages": [{"role": "user", "content": "a" * 9 * n_ctx}]}
+        answer = await client.post(PATH, json=asked)
+
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert "exceeds the available context size" in error.pop("message")
+    assert error == {
+        "type": "exceed_context_size_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+        "n_prompt_tokens": error["n_prompt_tokens"],
+        "n_ctx": n_ctx,
+    }
+    assert error["n_prompt_tokens"] > n_ctx
+
+
+async def test_the_tokens_of_a_chat_are_those_of_its_answer():
+    """
+    Counted without an answer.
+    """
+    async with asking() as (_, client):
+        counted = await client.post(f"{PATH}/input_tokens", json=CHAT)
+        answer = await client.post(PATH, json=CHAT)
+
+    n_tokens = answer.json()["usage"]["prompt_tokens"]
+    assert counted.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": n_tokens,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "n_output"),
+    [({"n_predict": 3}, 3), ({"n_predict": 3, "max_tokens": 2}, 2)],
+)
+async def test_n_predict_is_max_tokens_of_a_completion(given, n_output):
+    """
+    Unless this is given, too.
+    """
+    asked = {"prompt": "a", "seed": 1, "ignore_eos": True} | given
+    async with asking() as (_, client):
+        answer = await client.post("/v1/completions", json=asked)
+
+    assert answer.json()["usage"]["completion_tokens"] == n_output
+
+
+async def test_n_predict_of_minus_one_is_what_is_left():
+    """
+    As if it were left out.
+    """
+    asked = {"prompt": "a", "seed": 1, "ignore_eos": True, "n_predict": -1}
+    async with asking() as (app, client):
+        answer = await client.post("/v1/completions", json=asked)
+        n_ctx = app.state.service.engines["a"].n_ctx_slot
+
+    assert answer.json()["usage"]["total_tokens"] == n_ctx
+
+
+async def test_templates_know_the_day():
+    """
+    Under the names that llama.cpp's server gives; a client's own win.
+    """
+    template = "{{ date_string }}, {{ datetime }}"
+    own = {"chat_template_kwargs": {"datetime": "now"}}
+    async with fake_engine(chat_template=template) as engine:
+        async with client_of(make_app(engine)) as client:
+            told = await client.post("/apply-template", json=CHAT)
+            given = await client.post("/apply-template", json=CHAT | own)
+
+    today = date.today()
+    assert told.json()["prompt"] == f"{today:%d %b %Y}, {today:%b %d %Y}"
+    assert given.json()["prompt"] == f"{today:%d %b %Y}, now"
+
+
+async def test_metrics_have_the_names_that_are_asked_for():
+    """
+    Those of llama.cpp's server stand without labels; cached tokens are counted apart.
+    """
+    names = {}
+    for given in (("vllm",), ("llamacpp",), ("vllm", "llamacpp")):
+        cache = PrefixCache(SnapshotKind.RANGE, max_bytes=10**6, max_entries=100)
+        async with asking(metrics_names=given, cache=cache) as (_, client):
+            answers = [await client.post(PATH, json=CHAT) for _ in range(2)]
+            told = (await client.get("/metrics")).text
+        names[given] = {line.partition(":")[0] for line in told.splitlines()}
+
+    usages = [answer.json()["usage"] for answer in answers]
+    n_prompt = sum(usage["prompt_tokens"] for usage in usages)
+    n_cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    lines = told.splitlines()
+    assert n_cached > 0
+    assert f"llamacpp:prompt_tokens_total {n_prompt - n_cached}.0" in lines
+    assert f"llamacpp:prompt_tokens_cached_total {n_cached}.0" in lines
+    assert "llamacpp:tokens_predicted_total 6.0" in lines
+    assert "llamacpp:requests_processing 0.0" in lines
+    asked = {"vllm", "llamacpp"}
+    assert [asked & found for found in names.values()] == [*map(set, names)]
