@@ -1,4 +1,4 @@
-"""What can be known before a model is loaded: its facts, its memory, and the devices."""
+"""Facts that are known before a model is loaded: of the model, its memory, and the devices."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _file(capabilities: Capabilities) -> dict[str, Any]:
 
 
 def _memory(path: Path, config: EngineConfig) -> dict[str, Any]:
-    """What libllama reckons, and what follows from the kind of memory."""
+    """Reckonings of libllama, and facts that follow from the kind of memory."""
     found, facts = estimate(path, config), probe_model(path, config)
     sizes = {
         f"{one.device}_{name}": size
