@@ -64,7 +64,9 @@ def talk(page: Page) -> None:
         page.until(IS_DONE, LIMIT_S)
         page.fill("#prompt", question)
         page.enter()
-    page.until("document.querySelectorAll('.assistant')[1]?.innerText.length > 200", LIMIT_S)
+    page.until(
+        "document.querySelectorAll('.assistant')[1]?.innerText.length > 200", LIMIT_S
+    )
 
 
 def keep(page: Page, name: str) -> None:

@@ -23,7 +23,11 @@ from pyllama_raw.serve.service import Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
 LLAMACPP = {  # names of its server, with our sample and what it says
-    "prompt_tokens": (CounterMetricFamily, COMPUTED, "Prompt tokens that were computed"),
+    "prompt_tokens": (
+        CounterMetricFamily,
+        COMPUTED,
+        "Prompt tokens that were computed",
+    ),
     "prompt_tokens_cached": (CounterMetricFamily, CACHED, "Those that were not"),
     "prompt_seconds": (
         CounterMetricFamily,

@@ -23,6 +23,7 @@ from pyllama_raw.serve.native.prompts import (
 )
 from pyllama_raw.serve.service import Service
 
+
 class VectorBody(BaseModel):
     """Fields that all bodies here have."""
 
@@ -47,9 +48,7 @@ class VectorBody(BaseModel):
 class EmbeddingBody(VectorBody):
     """Texts that are to become vectors."""
 
-    input: Annotated[
-        Prompts, Field(validation_alias=AliasChoices("input", "content"))
-    ]
+    input: Annotated[Prompts, Field(validation_alias=AliasChoices("input", "content"))]
     """A text, token ids, both mixed, or a list of these; llama.cpp names it content, too."""
     encoding_format: Literal["float", "base64"] = "float"
     """base64 is of little-endian float32."""

@@ -256,13 +256,28 @@ async def test_browsers_of_other_origins_are_let_in_by_option():
         (["*"], ["http://a", "localhost", "null"], []),
         (
             ["localhost", "http://b"],
-            ["http://localhost", "https://127.0.0.1:80", "http://[::1]:3000", "http://b"],
-            ["http://localhost.a", "http://notlocalhost", "http://127x0.0.1", "http://bb"],
+            [
+                "http://localhost",
+                "https://127.0.0.1:80",
+                "http://[::1]:3000",
+                "http://b",
+            ],
+            [
+                "http://localhost.a",
+                "http://notlocalhost",
+                "http://127x0.0.1",
+                "http://bb",
+            ],
         ),
         (
             ["https://*.a.org"],
             ["https://x.a.org", "https://x.y.a.org"],
-            ["https://a.org", "https://x.a.org.b", "https://xaaorg", "https://b/.a.org"],
+            [
+                "https://a.org",
+                "https://x.a.org.b",
+                "https://xaaorg",
+                "https://b/.a.org",
+            ],
         ),
     ],
 )

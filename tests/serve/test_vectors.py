@@ -79,7 +79,9 @@ async def test_a_vector_is_of_what_its_input_stands_for(anyio_backend_name):
         async with httpx.AsyncClient(base_url=url) as client:
 
             async def rows(**asked):
-                answer = await client.post("/v1/embeddings", json={"model": "e"} | asked)
+                answer = await client.post(
+                    "/v1/embeddings", json={"model": "e"} | asked
+                )
                 return [each["embedding"] for each in answer.json()["data"]]
 
             same = [row for form in forms for row in await rows(**form)]
