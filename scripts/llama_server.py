@@ -6,7 +6,7 @@ Flags become options of pyllama_raw.serve, and each model of the tests, which li
 tiny random one of its class. `python -m scripts.try_llama_tests` runs those tests.
 
 What llama-server's command line decides and no option of ours does is put before the
-application: default values of fields, and endpoints that it has only with a flag.
+application: whether templates think, and endpoints that it has only with a flag.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ FILL = {
     "tokenizer.ggml.fim_suf_token_id": vocab.SEP,
     "tokenizer.ggml.fim_mid_token_id": vocab.UNKNOWN,
 }
-TEXT_PATHS = ("/completion", "/completions", "/infill")  # how those end that write
 CHAT_PATHS = ("/chat/completions", "/apply-template")
-NAMES_OF_N_PREDICT = {"n_predict", "max_tokens", "max_completion_tokens"}
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 WITHOUT = {"slots": ("/slots", 501), "metrics": ("/metrics", 501), "ui": ("/", 404)}
 
@@ -97,6 +95,9 @@ async def serve(flags: Namespace) -> None:
         os.environ["PYLLAMA_RAW_API_KEYS"] = flags.api_key
     config: dict[str, Any] = {"any_model": True, "metrics_names": ["llamacpp"]}
     config["cors_origins"] = [flags.cors_origins or "*"]
+    values = {"seed": flags.seed, "temperature": flags.temp}
+    values["max_tokens"] = flags.n_predict or None
+    config["defaults"] = {n: v for n, v in values.items() if v is not None}
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         model, engine_config = resolved(flags, Path(folder))
@@ -172,9 +173,6 @@ class Front:
             for flag, (path, status) in WITHOUT.items()
             if not getattr(flags, flag)
         }
-        given = {"seed": flags.seed, "temperature": flags.temp}
-        self._values = {n: v for n, v in given.items() if v is not None}
-        self._n_predict = flags.n_predict
         self._thinks = flags.reasoning != "off"
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -197,13 +195,13 @@ class Front:
             await send(
                 {"type": "http.response.body", "body": json.dumps(told).encode()}
             )
-        elif scope.get("method") == "POST" and path.endswith(TEXT_PATHS + CHAT_PATHS):
+        elif scope.get("method") == "POST" and path.endswith(CHAT_PATHS):
             await self._app(*await self._filled(scope, receive), send)
         else:
             await self._app(scope, receive, send)
 
     async def _filled(self, scope: Any, receive: Any) -> tuple[Any, Any]:
-        """The request with default values of fields that it leaves out."""
+        """The request with the variable of its template, if it gives none."""
         body, more = b"", True
         while more:
             message = await receive()
@@ -211,7 +209,7 @@ class Front:
             more = message.get("more_body", False)
         asked = json.loads(body)
         if isinstance(asked, dict):
-            asked = self._completed(scope["path"], asked)
+            asked.setdefault("chat_template_kwargs", {"enable_thinking": self._thinks})
         body = json.dumps(asked).encode()
         size = (b"content-length", str(len(body)).encode())
         headers = [h for h in scope["headers"] if h[0] != b"content-length"]
@@ -221,18 +219,6 @@ class Front:
             return parts.pop() if parts else await receive()
 
         return {**scope, "headers": [*headers, size]}, again
-
-    def _completed(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        if path.endswith(TEXT_PATHS):
-            values = self._values
-            if self._n_predict and not NAMES_OF_N_PREDICT & asked.keys():
-                name = "n_predict" if path in TEXT_PATHS else "max_tokens"
-                values = values | {name: self._n_predict}
-        if path.endswith(CHAT_PATHS):
-            variables = {"enable_thinking": self._thinks}
-            values = values | {"chat_template_kwargs": variables}
-        return values | {n: v for n, v in asked.items() if v is not None}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.options import MODEL_HELP
 from pyllama_raw.options.config import MediaConfig
-from pyllama_raw.serve.config import ListenConfig, ServeConfig
+from pyllama_raw.serve.config import FILE_ONLY, ListenConfig, ServeConfig
 
 
 def add_serve(parser: ArgumentParser) -> None:
@@ -33,6 +33,7 @@ def add_serve(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("address")
     add_fields(group, ListenConfig, tuple(ListenConfig.model_fields))
     group = parser.add_argument_group("service")
-    add_fields(group, ServeConfig, tuple(ServeConfig.model_fields))
+    names = [name for name in ServeConfig.model_fields if name not in FILE_ONLY]
+    add_fields(group, ServeConfig, names)
     add_fields(parser.add_argument_group("media"), MediaConfig, ("mmproj",))
     add_engine(parser)

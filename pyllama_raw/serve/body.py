@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -118,9 +118,9 @@ class TextBody(BaseModel):
         checked: RequestOptions = options
         return checked
 
-    def params(self, found: Found, **more: Any) -> SamplingParams:
+    def params(self, found: Found, config: ServeConfig, **more: Any) -> SamplingParams:
         """
-        Parameters by OpenAI's defaults: temperature 1, the rest of the context.
+        Parameters by the service's defaults and OpenAI's: temperature 1, the rest of the context.
 
         Args:
             more: what a dialect says in other words.
@@ -143,7 +143,7 @@ class TextBody(BaseModel):
             known["stop"] = (known["stop"],)
         most = {"max_tokens": found.engine.n_ctx_slot, "temperature": 1.0}
         defaults = most | {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        return SamplingParams(**(defaults | known | more))
+        return SamplingParams(**(defaults | config.sampling | known | more))
 
     def _unnamed(self) -> dict[str, Any]:
         """Fields of SamplingParams that OpenAI's API does not name."""
@@ -162,7 +162,7 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
 
     The time of day is not told, because each prompt would begin otherwise than the one before.
     """
-    today = date.today()
+    today = datetime.now().astimezone()
     day = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
     return day | (given or {})
 

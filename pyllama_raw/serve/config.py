@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pyllama_raw import SamplingParams
 from pyllama_raw.options.frozen import Frozen
 
+FILE_ONLY = {"defaults"}  # what the command line has no flag for
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -56,6 +58,8 @@ class ServeConfig(Frozen):
     """Most requests of a key in a minute; without keys, of all clients. None: any number."""
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
+    defaults: SamplingParams = SamplingParams()
+    """Those that are set here are for requests that do not say; in a file, `[service.defaults]`."""
     cors_origins: tuple[str, ...] = ()
     """
     Origins whose pages may call the service from a browser, also with its cookies for the
@@ -66,3 +70,9 @@ class ServeConfig(Frozen):
     """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
     access_log: str | None = None
     """The file that gets a line of JSON for each request; "-" is the standard output."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The defaults that are set."""
+        given = self.defaults
+        return {name: getattr(given, name) for name in given.model_fields_set}

@@ -128,7 +128,8 @@ async def _embeddable(engine: AsyncEngine, given: Any) -> str | list[int]:
         return given.text
     if isinstance(given, list) and any(isinstance(item, str) for item in given):
         return await tokens_of(engine, given)
-    return given
+    text_or_ids: str | list[int] = given
+    return text_or_ids
 
 
 def _written(row: Any, body: EmbeddingBody) -> Any:

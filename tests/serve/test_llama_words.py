@@ -1,12 +1,13 @@
 """What clients of llama.cpp's server find here by its names."""
 
-from datetime import date
+from datetime import datetime
 
 import pytest
 
 from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
-from pyllama_raw.serve import make_app
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import fake_engine
 from tests.loops import anyio_backend  # noqa: F401
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
@@ -89,7 +90,7 @@ async def test_templates_know_the_day():
             told = await client.post("/apply-template", json=CHAT)
             given = await client.post("/apply-template", json=CHAT | own)
 
-    today = date.today()
+    today = datetime.now().astimezone()
     assert told.json()["prompt"] == f"{today:%d %b %Y}, {today:%b %d %Y}"
     assert given.json()["prompt"] == f"{today:%d %b %Y}, now"
 
@@ -117,3 +118,30 @@ async def test_metrics_have_the_names_that_are_asked_for():
     assert "llamacpp:requests_processing 0.0" in lines
     asked = {"vllm", "llamacpp"}
     assert [asked & found for found in names.values()] == [*map(set, names)]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/completions", "/completion"])
+async def test_a_service_has_defaults_of_its_own(path):
+    """
+    For requests that do not say, in each dialect; what they say wins.
+    """
+    defaults = {"max_tokens": 2, "ignore_eos": True, "seed": 1}
+    asked = {"prompt": "a"} if path != PATH else {"messages": CHAT["messages"]}
+    async with asking(defaults=defaults) as (_, client):
+        plain = (await client.post(path, json=asked)).json()
+        own = (await client.post(path, json=asked | {"max_tokens": 3})).json()
+
+    told = [
+        answer.get("tokens_predicted")
+        or answer.get("usage", {}).get("completion_tokens")
+        for answer in (plain, own)
+    ]
+    assert told == [2, 3]
+
+
+async def test_a_default_that_is_not_allowed_is_named():
+    """
+    With its place among the options of the service.
+    """
+    with pytest.raises(ConfigError, match=r"defaults.*temperature"):
+        ServeConfig(defaults={"temperature": -1})

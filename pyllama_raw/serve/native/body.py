@@ -1,7 +1,8 @@
 """
 Fields of bodies of llama.cpp's server, in the words of the engine and back.
 
-Defaults are those of SamplingParams, but for the tokens: the rest of the context.
+Defaults are those of the service, then those of SamplingParams, but for the tokens: the rest of
+the context.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pyllama_raw import SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
 from pyllama_raw.serve.service import Found, Service
@@ -85,7 +87,7 @@ class NativeBody(TextBody):
         self, service: Service, found: Found, prompts: list[ReadPrompt]
     ) -> Asked:
         """As the engine takes it; raises Failure and InvalidRequest."""
-        given = self._params(found) | await self._biases(found)
+        given = self._params(found, service.config) | await self._biases(found)
         try:
             params = SamplingParams(**given)
         except InvalidSampling as error:
@@ -102,23 +104,28 @@ class NativeBody(TextBody):
         tokens = tuple(each.tokens for each in prompts)
         return Asked(found, tokens, params, options, bool(self.stream))
 
-    def _params(self, found: Found) -> dict[str, Any]:
+    def _params(self, found: Found, config: ServeConfig) -> dict[str, Any]:
         named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
-        given = {n: v for n, v in self._unnamed().items() if v is not None}
+        given = {"max_tokens": found.engine.n_ctx_slot} | config.sampling
+        given |= {n: v for n, v in self._unnamed().items() if v is not None}
         given |= {NAMES.get(name, name): value for name, value in named.items()}
-        most = self.n_most
-        given["max_tokens"] = found.engine.n_ctx_slot if most is None else max(most, 1)
+        if self.n_predict == -1:
+            given["max_tokens"] = found.engine.n_ctx_slot
+        given["max_tokens"] = max(given["max_tokens"], 1)
         if self.post_sampling_probs:
             given["logprobs_of"] = "sampler"
         if self.samplers is not None:
             given["stages"] = [STAGES.get(name, name) for name in self.samplers]
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        given["stop"] = [text for text in stop if text]
+        if self.stop is not None:
+            stop = [self.stop] if isinstance(self.stop, str) else self.stop
+            given["stop"] = [text for text in stop if text]
         _adapt(given)
         return given
 
     async def _biases(self, found: Found) -> dict[str, Any]:
-        given = self.logit_bias or {}
+        given = self.logit_bias
+        if given is None:
+            return {}
         by_id = isinstance(given, dict)  # its names may be token ids
         biases: dict[int, float] = {}
         never: set[int] = set()

@@ -54,7 +54,8 @@ def routes(service: Service) -> APIRouter:
         found = service.find(body.model, Operation.GENERATE)
         n_output = body.n_most
         if n_output is None:
-            n_output = found.engine.n_ctx_slot // 4
+            quarter = found.engine.n_ctx_slot // 4
+            n_output = service.config.sampling.get("max_tokens", quarter)
         texts = (body.input_prefix + body.prompt, body.input_suffix)
         tokens = await fill_prompt(found.engine, texts, body.input_extra, n_output)
         prompts = [await ReadPrompt.of(found.engine, tokens)]

@@ -67,7 +67,7 @@ class ChatBody(TextBody):
             names["max_tokens"] = "max_completion_tokens"
         if self.logprobs:
             more["logprobs"] = self.top_logprobs or 0
-        params = self.params(found, **more)
+        params = self.params(found, service.config, **more)
         media = await take_media(self.messages, found.engine, service.config)
         chat, streams = self.messages, bool(self.stream)
         return Asked(found, (chat,), params, options, streams, names, media)

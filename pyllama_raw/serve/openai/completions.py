@@ -57,7 +57,7 @@ class CompletionBody(TextBody):
             more["prompt_logprobs"] = self.logprobs
             if self.max_tokens == 0:
                 more["max_tokens"] = 1  # the engine makes one at least
-        params = self.params(found, **more)
+        params = self.params(found, service.config, **more)
         told = [await self._told(found.engine, prompt) for prompt in self._prompts()]
         prompts, echoes = (
             tuple(prompt for prompt, _ in told),
