@@ -96,7 +96,7 @@ async def serve(flags: Namespace) -> None:
     config: dict[str, Any] = {"any_model": True, "metrics_names": ["llamacpp"]}
     config["cors_origins"] = [flags.cors_origins or "*"]
     values = {"seed": flags.seed, "temperature": flags.temp}
-    values["max_tokens"] = flags.n_predict or None
+    values["max_tokens"] = flags.n_predict if (flags.n_predict or -1) > 0 else None
     config["defaults"] = {n: v for n, v in values.items() if v is not None}
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
