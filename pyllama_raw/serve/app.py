@@ -64,13 +64,12 @@ def make_app(
     app.add_exception_handler(Failure, _failed)
     app.add_exception_handler(PyllamaError, _failed)
     app.add_middleware(Gate, service=service)
-    if (
-        service.config.cors_origins
-    ):  # before the gate, as questions of browsers have no key
+    origins = service.config.cors_origins
+    if origins:  # before the gate, as questions of browsers have no key
         app.add_middleware(
             CORSMiddleware,
-            allow_origin_regex=pattern_of(service.config.cors_origins),
-            allow_credentials=True,
+            allow_origin_regex=pattern_of(origins),
+            allow_credentials="*" not in origins,  # any page could use a user's cookies
             allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "x-cached-tokens", "retry-after"),

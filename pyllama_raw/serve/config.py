@@ -63,8 +63,8 @@ class ServeConfig(Frozen):
     cors_origins: tuple[str, ...] = ()
     """
     Origins whose pages may call the service from a browser, also with its cookies for the
-    service. "*" stands for any text, as in https://*.example.org, and alone for all origins;
-    "localhost" is any port of this machine.
+    service. "*" stands for any text, as in https://*.example.org, and alone for all origins,
+    without cookies; "localhost" is any port of this machine.
     """
     metrics_names: tuple[Literal["vllm", "llamacpp"], ...] = ("vllm",)
     """Servers by whose names `/metrics` tells what they tell, beside names of our own."""
