@@ -57,19 +57,26 @@ def engine_config(options: Namespace) -> EngineConfig:
     Raises:
         ConfigError: names the flag that is out of range.
     """
-    return profile_of(options).engine_config(
-        model=given(options, ModelConfig.model_fields),
-        context=given(options, ContextConfig.model_fields),
-        # The inputs are in memory already: only their number is limited.
-        scheduler={"max_waiting_tokens": 2**40}
-        | given(options, SchedulerConfig.model_fields),
-        cache=given(options, CacheConfig.model_fields),
-        media=given(options, ("mmproj",)),
-        log=given(options, LogConfig.model_fields),
-        # The adapters are named one by one: there is nothing to give way.
-        engine={"max_adapter_bytes": 2**60}
-        | given(options, ("sampler_placement", "deterministic", "fit_ctx")),
-    )
+    parts = given_parts(options)
+    # The inputs are in memory already: only their number is limited.
+    parts["scheduler"] = {"max_waiting_tokens": 2**40} | parts["scheduler"]
+    # The adapters are named one by one: there is nothing to give way.
+    parts["engine"] = {"max_adapter_bytes": 2**60} | parts["engine"]
+    return profile_of(options).engine_config(**parts)
+
+
+def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
+    """Options of engines that were given, by the parts of Settings."""
+    of_parts: dict[str, Iterable[str]] = {
+        "model": ModelConfig.model_fields,
+        "context": ContextConfig.model_fields,
+        "scheduler": SchedulerConfig.model_fields,
+        "cache": CacheConfig.model_fields,
+        "media": ("mmproj",),
+        "log": LogConfig.model_fields,
+        "engine": ("sampler_placement", "deterministic", "fit_ctx"),
+    }
+    return {part: given(options, names) for part, names in of_parts.items()}
 
 
 def profile_of(options: Namespace) -> Profile:

@@ -54,26 +54,30 @@ VOCAB_FACTS = ("kind", "bos", "eos", "add_bos", "add_eos")
 
 def info(options: Namespace) -> int:
     """Run the command; return its exit status."""
-    config = engine_config(options)
+    return show(model_spec(options), engine_config(options), as_json=options.json)
+
+
+def show(spec: str | Path | None, config: EngineConfig, *, as_json: bool) -> int:
+    """Tell of the model *spec* with the options *config*; returns an exit status."""
     facts: dict[str, Any] = {}
     error: PyllamaError | None = None
     try:
-        for name, part in _facts(options, config):
+        for name, part in _facts(spec, config):
             facts[name] = part
-            if not options.json:
+            if not as_json:
                 sys.stdout.write("\n".join(_lines(name, part)))
                 sys.stdout.flush()
     except PyllamaError as raised:
         error = raised
         facts["error"] = {"type": type(raised).__name__, "message": str(raised)}
-    if options.json:
+    if as_json:
         sys.stdout.write(f"{json.dumps(facts, indent=2)}\n")
     if error is not None:
         sys.stderr.write(f"error: {error}\n")
     return 0 if error is None else 1
 
 
-def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]]:
+def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str, Any]]:
     yield (
         "library",
         {
@@ -87,7 +91,6 @@ def _facts(options: Namespace, config: EngineConfig) -> Iterator[tuple[str, Any]
         {f"{row.computes} by {row.needs}": row.is_usable for row in table()},
     )
     yield "devices", {device.name: asdict(device) for device in libllama.devices()}
-    spec = model_spec(options)
     path = resolve_model(spec)
     capabilities = probe(path, config.model.kv_overrides)
     yield "file", {"path": str(path), **_file(capabilities)}

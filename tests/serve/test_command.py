@@ -10,6 +10,7 @@ import pytest
 from pyllama_raw.cli import main
 from pyllama_raw.cli.command import root_parser
 from pyllama_raw.cli.serve import deployment_of
+from pyllama_raw.options.profile import Profile
 from tests.serve.support import LIMIT_S
 from tests.tiny import tiny_model
 
@@ -54,6 +55,21 @@ def test_models_are_named_by_their_files_or_as_they_are_told():
     assert made("a.gguf", "b/c.gguf").models == {"a": "a.gguf", "c": "b/c.gguf"}
     assert made("a.gguf", "--alias", "x").models == {"x": "a.gguf"}
     assert made().models == {"default": None}
+
+
+def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
+    """
+    A profile gives the model if none is named, and its options give way to flags.
+    """
+    profile = tmp_path / "a.json"
+    context = {"n_ctx": 2048, "n_batch": 1024}
+    Profile(path=tmp_path / "tuned.gguf", settings={"context": context}).save(profile)
+    found = made("--profile", profile, "--n-ctx", 4096, "--fit-ctx", 1024)
+    config = found.configs["tuned"]
+
+    assert found.models == {"tuned": str(tmp_path / "tuned.gguf")}
+    assert (config.context.n_ctx, config.context.n_batch) == (4096, 1024)
+    assert config.fit_ctx == 1024
 
 
 @pytest.mark.parametrize(
@@ -106,11 +122,15 @@ def test_a_process_answers_at_a_port_that_it_tells():
 
 
 @pytest.mark.native
-def test_a_dry_run_shows_what_would_be_served(capsys):
+def test_a_dry_run_shows_what_would_be_served(tmp_path, capsys):
     """
-    The limits of each model, as `info` tells them; nothing listens.
+    The limits of each model, by the file and the flags, as `info` tells them.
     """
-    assert main(["serve", str(tiny_model("llama")), "--slots", "3", "--dry-run"]) == 0
-    told = capsys.readouterr().out
+    file = tmp_path / "service.toml"
+    path = tiny_model("llama")
+    file.write_text(f'[models.a]\npath = "{path}"\nscheduler = {{ n_slots = 3 }}\n')
 
+    assert main(["serve", "--config", str(file), "--n-ctx", "1536", "--dry-run"]) == 0
+    told = capsys.readouterr().out
     assert "n_slots            3" in told
+    assert "n_ctx              1,536" in told
