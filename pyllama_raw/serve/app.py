@@ -16,7 +16,7 @@ from pyllama_raw import AsyncEngine, PyllamaError, __version__
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import adapters, facts, models, page, probes, tokens, vectors
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of
+from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.native import routes as native
@@ -85,9 +85,7 @@ async def _wrong_body(request: Request, error: Exception) -> Response:
     is_other = "json" not in request.headers.get("content-type", "json")
     if name == "body" and first["type"] != "json_invalid" and is_other:
         first = {"msg": "send it with the header `content-type: application/json`"}
-    message = f"{name}: {first['msg']}"
-    failure = Failure(400, "invalid_request", message, name)
-    return JSON(*failure.parts)
+    return JSON(*refused(name, first["msg"]).parts)
 
 
 def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:

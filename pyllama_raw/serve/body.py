@@ -110,7 +110,7 @@ class TextBody(BaseModel):
         options: Any = {
             name: value for name, value in given.items() if value is not None
         }
-        deadline_s = self.deadline_s or config.deadline_s
+        deadline_s = config.deadline_of(self.deadline_s)
         if deadline_s is not None:
             options["deadline_s"] = deadline_s
         if found.adapters:

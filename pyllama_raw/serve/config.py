@@ -76,3 +76,7 @@ class ServeConfig(Frozen):
         """The defaults that are set."""
         given = self.defaults
         return {name: getattr(given, name) for name in given.model_fields_set}
+
+    def deadline_of(self, given: float | None) -> float | None:
+        """`deadline_s` of a request that gives *given*."""
+        return self.deadline_s if given is None else given

@@ -24,9 +24,7 @@ class EventStream:
     def __init__(self, send: Send) -> None:
         self.has_begun = False
         self._send = send
-        self._lock = Lock(
-            fast_acquire=True
-        )  # else each write waits for a turn of the loop
+        self._lock = Lock()
         self._written = current_time()
 
     async def write(self, frames: bytes) -> None:

@@ -95,14 +95,14 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {  # for the OpenAPI description
 }
 
 
-def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
-    """The mistake of a client in the field *param*."""
-    return Failure(400, code, f"{param}: {reason}", param)
-
-
 STREAMED: dict[int | str, dict[str, Any]] = {  # of endpoints that answer either way
     200: {"content": {"text/event-stream": {}}}
 }
+
+
+def refused(param: str, reason: str, code: str = "invalid_request") -> Failure:
+    """The mistake of a client in the field *param*."""
+    return Failure(400, code, f"{param}: {reason}", param)
 
 
 def failure_of(error: PyllamaError, retry_s: int) -> Failure:

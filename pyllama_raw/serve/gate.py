@@ -25,7 +25,7 @@ from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 
 OPEN = {"/", "/livez", "/readyz", "/health", "/v1/health"}
-ADMIN = ("/lora-adapters", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+ADMIN = "/lora-adapters"  # changed by an operator only
 CHANGING = {"POST", "PUT", "PATCH", "DELETE"}  # methods with a body that is read
 IDS = re.compile(r"[\x21-\x7e]{1,256}")
 

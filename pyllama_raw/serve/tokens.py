@@ -16,7 +16,7 @@ from starlette.responses import Response
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.body import template_variables
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
 
@@ -109,8 +109,7 @@ async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
         return await engine.tokenize(body.messages)
     text = body.content if body.content is not None else body.prompt
     if text is None:
-        message = "give content (a text), prompt or messages"
-        raise Failure(400, "invalid_request", message, "content")
+        raise refused("content", "give a text, or prompt or messages instead")
     told = body.add_special, body.add_special_tokens, body.content is None
     adds = next(each for each in told if each is not None)
     return await engine.tokenize(text, add_special=adds)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.answer import while_client
-from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.native.prompts import (
     Prompts,
     TextObject,
@@ -40,7 +40,7 @@ class VectorBody(BaseModel):
         """Options of serving the request."""
         given = {
             "priority": self.priority,
-            "deadline_s": self.deadline_s or service.config.deadline_s,
+            "deadline_s": service.config.deadline_of(self.deadline_s),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -143,9 +143,7 @@ async def _ranked(
 ) -> Any:
     documents = body.given
     if not documents:
-        raise Failure(
-            400, "invalid_request", "documents: give at least one", "documents"
-        )
+        raise refused("documents", "give at least one")
     ranked = await engine.rank(body.query, documents, **options)
     n_tokens = sum(each.n_tokens for each in ranked)
     results: list[dict[str, Any]] = []
@@ -168,6 +166,5 @@ def _text(document: str | dict[str, Any]) -> str:
     """Raises Failure if an object has no text."""
     text = document if isinstance(document, str) else document.get("text")
     if not isinstance(text, str):
-        message = "documents: give texts, or objects with a text"
-        raise Failure(400, "invalid_request", message, "documents")
+        raise refused("documents", "give texts, or objects with a text")
     return text

@@ -350,3 +350,14 @@ async def test_each_request_is_written_down(keys_file, tmp_path):
     assert counted["pyllama_raw:http_refused_total", "invalid_api_key"] == 1
     assert counted["pyllama_raw:http_requests_in_flight",] == 0
     assert counted["pyllama_raw:http_disconnects_total",] == 0
+
+
+async def test_a_deadline_of_nothing_is_a_mistake():
+    """
+    And not the service's own.
+    """
+    body = {"messages": [{"role": "user", "content": "a"}], "deadline_s": 0}
+    async with asking(deadline_s=9) as (_, client):
+        answer = await client.post(PATH, json=body)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "deadline_s")
