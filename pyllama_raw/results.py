@@ -38,8 +38,7 @@ from pyllama_raw.engine.capabilities import Capabilities, Operation
 from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling
-from pyllama_raw.engine.model_probe import ModelProbe
-from pyllama_raw.engine.places import Device
+from pyllama_raw.engine.model_probe import Device, ModelProbe
 from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord, Watcher
 

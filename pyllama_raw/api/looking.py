@@ -9,8 +9,7 @@ from pyllama_raw.options.arguments import check_opening
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.estimate import MemoryEstimate
-    from pyllama_raw.engine.model_probe import ModelProbe
-    from pyllama_raw.engine.places import Device
+    from pyllama_raw.engine.model_probe import Device, ModelProbe
     from pyllama_raw.options.config import EngineConfig
 
 
@@ -52,7 +51,7 @@ def probe(
 
 def devices() -> tuple[Device, ...]:
     """Each device that libllama found, the CPU included, with its free memory of now."""
-    from pyllama_raw.engine.places import devices as found
+    from pyllama_raw.engine.model_probe import devices as found
 
     return found()
 

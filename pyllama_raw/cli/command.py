@@ -49,11 +49,8 @@ COMMANDS = {
     "bench report": Command(*BENCH, "show results again"),
 }
 GROUPS = {"bench": "measure, compare and report speed"}
-EXTRAS = {
-    "plot": "bench",
-    "bench": "bench",
-    "serve": "serve",
-}  # whose packages they need
+# The extra whose packages a command needs.
+EXTRAS = {"plot": "bench", "bench": "bench", "serve": "serve"}
 STATUS = """\
 exit status:
   0    everything that was asked for succeeded

@@ -63,8 +63,7 @@ def assemble_embedder(
 
 def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
     """An executor of texts, which has no context yet."""
-    fields: dict[str, Any] = config.context.model_dump()
-    fields |= step_fields(model, config) | {"kv_unified": True}
+    fields = text_fields(model, config)
 
     def make_context(pooling: Pooling) -> Context:
         context = Context(model, abort=AbortFlag(), pooling=pooling.value, **fields)
@@ -78,6 +77,12 @@ def text_contexts(model: Model, config: EngineConfig) -> EmbedExecutor:
     n_ctx, n_pack = fields["n_ctx"], fields["n_ubatch"]
     limits = ContextLimits(fields["n_seq_max"], n_ctx - n_pack, n_pack, n_ctx)
     return EmbedExecutor(limits, make_context)
+
+
+def text_fields(model: Model, config: EngineConfig) -> dict[str, Any]:
+    """Options of a context that makes vectors, but for its pooling."""
+    fields: dict[str, Any] = config.context.model_dump()
+    return fields | step_fields(model, config) | {"kv_unified": True}
 
 
 def step_fields(model: Model, config: EngineConfig) -> dict[str, int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pyllama_raw.engine.build import context_fields, layout_of
-from pyllama_raw.engine.build_embedder import step_fields
+from pyllama_raw.engine.build_embedder import text_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.native.breakdown import (
@@ -86,6 +86,7 @@ class Outline:
 
     @property
     def generates(self) -> bool:
+        """Whether it goes on with texts; others only make vectors."""
         return Operation.GENERATE in self.capabilities.operations
 
     def context(self, config: EngineConfig) -> Breakdown:
@@ -94,8 +95,7 @@ class Outline:
         mapped = config.model.load_mode in ("auto", "mmap", "mmap_mlock")
         if not self.generates:
             pooling = (self.capabilities.model.pooling or Pooling.NONE).value
-            fields: dict[str, Any] = config.context.model_dump()
-            fields |= step_fields(model, config) | {"kv_unified": True}
+            fields = text_fields(model, config)
             return breakdown_of(model, pooling=pooling, mapped=mapped, **fields)
         n_slots, wanted = config.scheduler.n_slots, config.resolved_context
         fields = context_fields(wanted, n_slots, model.n_ctx_train)

@@ -61,9 +61,8 @@ class Guidance:
             text = f"they need llguidance 1.9 or later, below 2: {error}"
             raise Unsupported("json_schema, regex and lark", text) from None
         compiled = partial(_compile, self._tokenizer)
-        self._compile = lru_cache(MAX_MADE)(
-            compiled
-        )  # concurrent ones may both compile
+        # Concurrent callers may compile the same grammar twice.
+        self._compile = lru_cache(MAX_MADE)(compiled)
 
     def make(self, kind: Kind, value: Any) -> MaskConstraint:
         """Compile *value*, or find it among the latest. Raises BadSchema with the reason."""

@@ -11,7 +11,10 @@ from pyllama_raw.engine.estimate import Outline
 from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.errors import ProjectorLoadFailed
 from pyllama_raw.native.gguf_header import read_header
+from pyllama_raw.native.libllama import Device, devices
 from pyllama_raw.options.config import EngineConfig
+
+__all__ = ["Device", "ModelProbe", "devices", "probe_model"]
 
 
 @dataclass(frozen=True, slots=True)

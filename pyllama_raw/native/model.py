@@ -49,21 +49,17 @@ class Model(Handle):
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(pointer))
         self.n_layer = int(lib.llama_model_n_layer(pointer))
         self.n_embd = int(lib.llama_model_n_embd(pointer))
-        self.n_embd_inp = int(
-            lib.llama_model_n_embd_inp(pointer)
-        )  # in place of a token
-        self.n_embd_out = int(
-            lib.llama_model_n_embd_out(pointer)
-        )  # of the vector of a text
+        # width of a row in place of a token
+        self.n_embd_inp = int(lib.llama_model_n_embd_inp(pointer))
+        # width of the vector of a text
+        self.n_embd_out = int(lib.llama_model_n_embd_out(pointer))
         self.n_cls_out = int(lib.llama_model_n_cls_out(pointer))  # scores of a text
-        self.n_swa = int(
-            lib.llama_model_n_swa(pointer)
-        )  # tokens of its window; 0: none
+        # tokens of its window; 0: none
+        self.n_swa = int(lib.llama_model_n_swa(pointer))
         self.n_params = int(lib.llama_model_n_params(pointer))
         self.size_bytes = int(lib.llama_model_size(pointer))  # of all tensors
-        self.ftype = text(
-            lib.llama_ftype_name(lib.llama_model_ftype(pointer))
-        )  # of most
+        # the type of most tensors
+        self.ftype = text(lib.llama_ftype_name(lib.llama_model_ftype(pointer)))
         self.has_encoder = bool(lib.llama_model_has_encoder(pointer))
         self.is_recurrent = bool(lib.llama_model_is_recurrent(pointer))
         self.is_hybrid = bool(lib.llama_model_is_hybrid(pointer))
