@@ -23,7 +23,7 @@ FLOORS = """
     engine
     options
     policy
-    core      native    media
+    core      native    media    replies
     _ffi
     errors
 """
@@ -34,7 +34,11 @@ CORE_FLOORS = """
     memory
 """
 # These see less than all that is below.
-ONLY: dict[str, set[str]] = {"core": {"errors"}, "media": {"errors"}}
+ONLY: dict[str, set[str]] = {
+    "core": {"errors"},
+    "media": {"errors"},
+    "replies": {"errors"},
+}
 INSIDE = {"core", "engine", "native", "_ffi", "prompts", "media"}
 NEVER: dict[str, set[str]] = {
     "api": {"native", "_ffi"},

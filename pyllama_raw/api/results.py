@@ -17,6 +17,7 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.stats import MediaStats, SchedulerStats, StepTimes
 from pyllama_raw.errors import shown
+from pyllama_raw.replies.parts import Part, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Delta:
     """The index of the output that it belongs to, of n."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry a token, if asked for."""
+    parts: tuple[Part, ...] = ()
+    """
+    The new content, reasoning and calls of tools, in their order, if the reply is taken apart;
+    text is the content alone then.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class Usage:
     """The place that the cached tokens came from; None if there are none."""
     media_tokens: int = 0
     """Prompt tokens that are rows of images and sounds."""
+    reasoning_tokens: int = 0
+    """Tokens of the output that are reasoning, if the reply is taken apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,10 @@ class Result:
     """The place where the tokens were chosen; None if there are none."""
     finish_detail: FinishDetail | None = None
     """The stop or limit that ended the output; None for any other reason."""
+    reasoning: str = ""
+    """What the model thought first, if the reply is taken apart."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the model calls, if the reply is taken apart."""
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

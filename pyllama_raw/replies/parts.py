@@ -1,0 +1,55 @@
+"""Parts of a reply, in the order in which the model wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text for the reader."""
+
+    text: str
+    """The new text, never empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thinks before it answers."""
+
+    text: str
+    """The new text, never empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """
+    A piece of the call of a tool.
+
+    The first piece of a call has its id and its name, once; the pieces of arguments that follow
+    are JSON when they are put together.
+    """
+
+    index: int
+    """The number of the call in its reply, from 0."""
+    id: str | None = None
+    """The id of the call; None after the first piece."""
+    name: str | None = None
+    """The name of the tool; None after the first piece."""
+    arguments: str = ""
+    """The next piece of the arguments."""
+
+
+Part = Content | Reasoning | CallDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model has written."""
+
+    id: str
+    """An id that its result is given with."""
+    name: str
+    """The name of the tool."""
+    arguments: str
+    """The arguments as JSON; cut off if the reply was."""
