@@ -97,8 +97,17 @@ class Facts(Owner):
             **media,
             state=self._state,
             watcher_faults=self._thread.n_watcher_faults,
-            queue_s=self._thread.queue_s,
+            queue_s=self.queue_s,
         )
+
+    @property
+    def queue_s(self) -> float | None:
+        """
+        Seconds until a request that comes now has a slot, as `stats()` tells them, for less.
+
+        0 while a slot is free, None before any request has ended.
+        """
+        return self._thread.queue_s
 
     def health(self, stall_s: float = STALL_S) -> Health:
         """

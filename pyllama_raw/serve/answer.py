@@ -145,7 +145,8 @@ class TextAnswer(Response):
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):
             return error
-        failure = failure_of(error, self._service.retry_s(self._asked.found.engine))
+        places = self._service.places_of[self._asked.found.name]
+        failure = failure_of(error, places.retry_s())
         failure.param = self._asked.param_of(error) or failure.param
         return failure
 
@@ -207,6 +208,6 @@ async def while_client(
             try:
                 response = JSON(await work)
             except PyllamaError as error:
-                retry_s = service.retry_s(found.engine)
-                raise failure_of(error, retry_s) from error
+                places = service.places_of[found.name]
+                raise failure_of(error, places.retry_s()) from error
     return response
