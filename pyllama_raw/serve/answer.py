@@ -27,6 +27,7 @@ from pyllama_raw import (
     RequestOptions,
     Result,
 )
+from pyllama_raw.errors import first_of
 from pyllama_raw.serve.asked import Asked, Codec
 from pyllama_raw.serve.events import EventStream
 from pyllama_raw.serve.exchange import Exchange
@@ -170,15 +171,6 @@ async def _together() -> AsyncIterator[TaskGroup]:
             yield group
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
-
-
-def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """An error of ours if there is one: others are told of it by their cancellation."""
-    ours = errors.subgroup((Failure, PyllamaError))
-    error: BaseException = ours if ours is not None else errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @asynccontextmanager
