@@ -69,7 +69,14 @@ class Facts(Owner):
         from pyllama_raw.prompts.rendering.tools import are_printed
 
         tried = partial(are_printed, self._parts.chat_template)
-        return replace(self._parts.capabilities, prints_tools=tried)
+        known, media = self._parts.capabilities, self._parts.media
+        projector = None if media is None else media.projector
+        return replace(
+            known,
+            prints_tools=tried,
+            images=projector is not None and projector.sees,
+            sounds=projector is not None and projector.hears,
+        )
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests can name."""

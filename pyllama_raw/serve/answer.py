@@ -94,7 +94,8 @@ class TextAnswer(Response):
             self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
             n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
             headers = {"x-cached-tokens": str(n_cached)}
-            return JSON(self._codec.whole(results), headers=headers)
+            told = self._codec.whole(results)
+            return JSON(self._with_errors(told, generations), headers=headers)
 
     def _generations(self) -> list[Generation]:
         asked = self._asked
@@ -111,6 +112,18 @@ class TextAnswer(Response):
             with suppress(PyllamaError):  # it has not begun, or has not ended
                 self._exchange.n_prompt += len(generation.prompt_token_ids)
                 self._exchange.n_cached += generation.result.usage.cached_tokens
+
+    def _with_errors(self, told: Any, generations: Sequence[Generation]) -> Any:
+        """The answer *told*, and outputs that failed beside others."""
+        n = self._asked.params.n
+        failed = [
+            {"index": prompt * n + index} | self._failure(error).body()
+            for prompt, generation in enumerate(generations)
+            for index, error in generation.errors.items()
+        ]
+        if not failed:
+            return told
+        return [*told, *failed] if isinstance(told, list) else told | {"errors": failed}
 
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream

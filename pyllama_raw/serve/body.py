@@ -10,9 +10,10 @@ Rules:
 from __future__ import annotations
 
 from datetime import datetime
+from secrets import randbelow
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pyllama_raw import RequestOptions, SamplingParams
 from pyllama_raw.serve.config import ServeConfig
@@ -36,7 +37,14 @@ IDLE = {  # fields that routers of vLLM and SGLang add, with what happens here a
     "skip_special_tokens": True,
     "stream_reasoning": True,
 }
+ANY_SEED = 2**32 - 1
 OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
+
+
+def _seed(given: int) -> int:
+    """*given* in 32 bits; if all are set, as those of -1, they stand for any number."""
+    seed = given % 2**32
+    return seed if seed != ANY_SEED else randbelow(ANY_SEED)
 
 
 class StreamOptions(BaseModel):
@@ -85,7 +93,8 @@ class TextBody(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Annotated[int, AfterValidator(_seed)] | None = None
+    """The same seed makes the same output; -1: any."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None

@@ -88,7 +88,7 @@ def routes(service: Service) -> APIRouter:
 
 
 def _props(name: str, engine: AsyncEngine) -> dict[str, Any]:
-    info = asdict(engine.info)
+    info, known = asdict(engine.info), engine.capabilities
     del info["config"], info["metadata"]
     return {
         "model": name,
@@ -97,15 +97,10 @@ def _props(name: str, engine: AsyncEngine) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": engine.n_ctx_slot},
         "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
         "build_info": f"pyllama_raw {__version__}",
-        "modalities": _modalities(engine),
+        "modalities": {"vision": known.images, "audio": known.sounds},
         "stats": asdict(engine.stats()),
         **info,
     }
-
-
-def _modalities(engine: AsyncEngine) -> dict[str, bool]:
-    takes = engine.info.config.media.mmproj is not None
-    return {"vision": takes, "audio": takes}
 
 
 async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:

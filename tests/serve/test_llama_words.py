@@ -8,8 +8,12 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.testing import fake_engine
+from pyllama_raw.serve.native.routes import NativeCompletionBody
+from pyllama_raw.serve.openai.chat import ChatBody
+from pyllama_raw.serve.openai.completions import CompletionBody
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
+from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
 
 pytestmark = pytest.mark.anyio
@@ -145,3 +149,37 @@ async def test_a_default_that_is_not_allowed_is_named():
     """
     with pytest.raises(ConfigError, match=r"defaults.*temperature"):
         ServeConfig(defaults={"temperature": -1})
+
+
+def test_seeds_below_zero_are_taken():
+    """
+    As 32 bits; -1 is another one each time.
+    """
+    asked = {"prompt": "a", "messages": [CHAT["messages"][0]]}
+    bodies = (CompletionBody, ChatBody, NativeCompletionBody)
+    seeds = [
+        [body.model_validate(asked | {"seed": seed}).seed for seed in (1, -2, -1, -1)]
+        for body in bodies
+    ]
+
+    assert [each[:2] for each in seeds] == [[1, 2**32 - 2]] * 3
+    assert len({seed for each in seeds for seed in each[2:]}) > 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+async def test_a_whole_answer_tells_the_outputs_that_failed(path):
+    """
+    Beside the others, each with its index.
+    """
+    executor = FakeExecutor(fake_limits(), failing_rows=frozenset({(2, 2)}))
+    asked = {"prompt": "hello", "seed": 1, "max_tokens": 5, "n": 3}
+    async with (
+        chatting(executor) as engine,
+        client_of(make_app({"a": engine})) as client,
+    ):
+        told = (await client.post(path, json=asked)).json()
+
+    outputs = told if isinstance(told, list) else told["choices"] + told["errors"]
+    failed = outputs.pop()
+    assert [output["index"] for output in outputs] == [0, 2]
+    assert (failed["index"], failed["error"]["type"]) == (1, "server_error")

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, MediaConfig
+from pyllama_raw.serve import make_app
 from tests.media.files import image_file, wav_file
 from tests.serve.clients import (
     chat_chunks,
@@ -16,6 +17,7 @@ from tests.serve.clients import (
     talking,
     whole_chat,
 )
+from tests.serve.test_gate import client_of
 from tests.tiny import tiny_model, tiny_projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -51,8 +53,8 @@ def small() -> object:
     return AsyncEngine.open(tiny_model("llama"), EngineConfig(context=CONTEXT))
 
 
-def seeing() -> object:
-    projector, model = tiny_projector("llava")
+def seeing(name: str = "llava") -> object:
+    projector, model = tiny_projector(name)
     config = EngineConfig(context=CONTEXT, media=MediaConfig(mmproj=projector))
     return AsyncEngine.open(model, config)
 
@@ -93,6 +95,23 @@ async def test_a_schema_that_cannot_be_held_is_refused(schema):
             )
 
     assert caught.value.param == "response_format"
+
+
+async def test_props_tell_images_and_sounds_apart():
+    """
+    What the projector takes.
+    """
+    async with seeing() as engine, seeing("ultravox") as hearing, small() as other:
+        engines = {"images": engine, "sounds": hearing, "neither": other}
+        async with client_of(make_app(engines)) as client:
+            answers = [await client.get("/props", params={"model": n}) for n in engines]
+
+    told = [answer.json()["modalities"] for answer in answers]
+    assert [{name for name in each if each[name]} for each in told] == [
+        {"vision"},
+        {"audio"},
+        set(),
+    ]
 
 
 async def test_an_image_is_seen_whole_and_streamed():

@@ -31,7 +31,7 @@ SAME = {
     "max_tokens", "n", "seed", "temperature", "top_p", "presence_penalty",
     "frequency_penalty", "grammar", "json_schema", "top_n_sigma", "adaptive_target",
 }  # fmt: skip
-OFF = {"logprobs": (0,), "grammar": ("",), "seed": (2**32 - 1,)}
+OFF = {"logprobs": (0,), "grammar": ("",)}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
@@ -155,7 +155,7 @@ def _adapt(given: dict[str, Any]) -> None:
     for name, off in OFF.items():
         if given.get(name) in off:
             del given[name]
-    for name in ("top_n_sigma", "adaptive_target", "seed"):
+    for name in ("top_n_sigma", "adaptive_target"):
         if given.get(name, 0) < 0:
             del given[name]
     for name in ("penalty_last_n", "dry_last_n"):
