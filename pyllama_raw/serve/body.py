@@ -165,15 +165,22 @@ class TextBody(BaseModel):
         return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
 
 
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+def template_variables(
+    given: dict[str, Any] | None, asks: bool | None
+) -> dict[str, Any]:
     """
     Variables of a chat template: *given*, and the day, by the names of llama.cpp's server.
+
+    Args:
+        asks: whether it asks for an answer; None: unless one has begun.
 
     The time of day is not told, because each prompt would begin otherwise than the one before.
     """
     today = datetime.now().astimezone()
     day = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
-    return day | (given or {})
+    return (
+        day | ({} if asks is None else {"add_generation_prompt": asks}) | (given or {})
+    )
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

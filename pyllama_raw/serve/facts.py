@@ -14,11 +14,12 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from pyllama_raw import AsyncEngine, __version__
+from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.results import SlotStats
 from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
@@ -74,7 +75,7 @@ def routes(service: Service) -> APIRouter:
     async def props(model: str | None = None) -> Response:
         """The model and what its options came to."""
         found = service.named(model)
-        return JSON(_props(found.name, found.engine))
+        return JSON(_props(found.name, found.engine, service.config.sampling))
 
     @router.get("/slots")
     async def slots(request: Request, model: str | None = None) -> Response:
@@ -87,14 +88,16 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _props(name: str, engine: AsyncEngine) -> dict[str, Any]:
+def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str, Any]:
+    params = SamplingParams(**{"max_tokens": engine.n_ctx_slot} | defaults)
+    usual = {"n_ctx": engine.n_ctx_slot, "params": settings(params, engine)}
     info, known = asdict(engine.info), engine.capabilities
     del info["config"], info["metadata"]
     return {
         "model": name,
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
-        "default_generation_settings": {"n_ctx": engine.n_ctx_slot},
+        "default_generation_settings": usual,
         "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
         "build_info": f"pyllama_raw {__version__}",
         "modalities": {"vision": known.images, "audio": known.sounds},

@@ -121,7 +121,8 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
             more: dict[str, Any] = {"type": "exceed_context_size_error"}
             more |= {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
             code = "context_length_exceeded"
-            message = f"the prompt exceeds the available context size: {error}"
+            size = "it exceeds the available context size"
+            message = f"the prompt is too large, {size}: {error}"
             return Failure(400, code, message, "prompt", more=more)
         case InvalidRequest():
             return Failure(400, error.code, str(error), error.name)

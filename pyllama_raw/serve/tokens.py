@@ -56,10 +56,13 @@ class TemplateBody(TokenBody):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the template asks for an answer, which it does unless one has begun."""
 
     def options(self) -> dict[str, Any]:
         """Options of the template."""
-        variables = template_variables(self.chat_template_kwargs)
+        asks = self.add_generation_prompt
+        variables = template_variables(self.chat_template_kwargs, asks)
         given = {"tools": self.tools, "template_kwargs": variables}
         return {name: value for name, value in given.items() if value}
 

@@ -165,11 +165,14 @@ async def _ranked(
 
 def _told(ranked: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:
     text = documents[ranked.index]
-    score, document = ("score", text)
-    if not body.wants_list:
-        score, document = ("relevance_score", {"text": text})
-    told = {"index": ranked.index, score: ranked.score}
-    return told | ({"document": document} if body.return_documents else {})
+    told: dict[str, Any] = {"index": ranked.index}
+    if body.wants_list:
+        told |= {"score": ranked.score, "document": text}
+    else:
+        told |= {"relevance_score": ranked.score, "document": {"text": text}}
+    if not body.return_documents:
+        del told["document"]
+    return told
 
 
 def _text(document: str | dict[str, Any]) -> str:

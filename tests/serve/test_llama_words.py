@@ -151,6 +151,51 @@ async def test_a_default_that_is_not_allowed_is_named():
         ServeConfig(defaults={"temperature": -1})
 
 
+async def test_an_answer_tells_its_times_and_a_chat_its_prompt_if_it_shall():
+    """
+    Counts and times as llama-server's, and the prompt in `__verbose`.
+    """
+    asked = {"seed": 1, "max_tokens": 3, "prompt": "a prompt"}
+    async with asking() as (_, client):
+        text = (await client.post("/v1/completions", json=asked)).json()
+        chat = (await client.post(PATH, json=CHAT | {"verbose": True})).json()
+        plain = (await client.post(PATH, json=CHAT)).json()
+
+    assert text["timings"]["predicted_n"] == chat["timings"]["predicted_n"] == 3
+    assert chat["__verbose"] == {"prompt": "<s>a chat"}
+    assert "__verbose" not in plain
+
+
+async def test_a_template_need_not_ask_for_an_answer():
+    """
+    Of a prompt that is shown, and of one that is answered.
+    """
+    template = "{{ messages[0].content }}{% if add_generation_prompt %}: {% endif %}"
+    async with fake_engine(chat_template=template) as engine:
+        async with client_of(make_app(engine)) as client:
+            told = []
+            for asks in (None, True, False):
+                asked = CHAT | {"add_generation_prompt": asks}
+                shown = (await client.post("/apply-template", json=asked)).json()
+                answer = (
+                    await client.post(PATH, json=asked | {"verbose": True})
+                ).json()
+                told.append((shown["prompt"], answer["__verbose"]["prompt"]))
+
+    assert told == [("a chat: ", "<s>a chat: ")] * 2 + [("a chat", "<s>a chat")]
+
+
+async def test_props_tell_the_defaults():
+    """
+    In the words of llama-server.
+    """
+    async with asking(defaults={"seed": 7, "stages": ["typical"]}) as (_, client):
+        props = (await client.get("/props")).json()
+
+    params = props["default_generation_settings"]["params"]
+    assert (params["seed"], params["samplers"]) == (7, ["typ_p"])
+
+
 def test_seeds_below_zero_are_taken():
     """
     As 32 bits; -1 is another one each time.

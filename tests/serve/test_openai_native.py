@@ -188,6 +188,40 @@ async def test_an_address_of_ones_own_network_is_refused_where_media_is_fetched(
     assert caught.value.param == "messages[0].content[0]"
 
 
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("file://a%20b.png", None),
+        ("file:////a b.png", None),
+        ("file://nothing.png", "no_such_file"),
+        ("file://../beside.png", "no_such_file"),
+        ("file://%2e%2e/beside.png", "no_such_file"),
+        ("file://link.png", "no_such_file"),
+        ("file://", "no_such_file"),
+        ("file://a%00", "no_such_file"),
+        (f"file://{'a' * 5000}", "no_such_file"),
+    ],
+)
+async def test_files_of_one_folder_may_be_named_by_option(name, code, tmp_path):
+    """
+    No others, wherever a name or a link leads.
+    """
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for path in (folder / "a b.png", tmp_path / "beside.png"):
+        path.write_bytes(image_file("PNG"))
+    (folder / "link.png").symlink_to(tmp_path / "beside.png")
+    found = None
+    async with seeing() as engine, talking(engine, media_path=str(folder)) as client:
+        asked = {"model": "a", "messages": messages(shows({"url": name}))}
+        try:
+            await client.chat.completions.create(**asked, max_tokens=1)
+        except openai.BadRequestError as error:
+            found = error.code
+
+    assert found == code
+
+
 async def test_scores_over_http_are_those_of_the_engine():
     """
     Log-likelihoods of an echoed prompt, as benchmarks sum them.

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from pyllama_raw import SamplingParams
+from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
@@ -165,9 +165,9 @@ def _adapt(given: dict[str, Any]) -> None:
         given.pop("json_schema", None)
 
 
-def settings(asked: Asked) -> dict[str, Any]:
-    """The parameters in the words of llama.cpp's server."""
-    params, eos = asked.params, asked.found.engine.info.vocab.eos
+def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:
+    """*params* in the words of llama.cpp's server."""
+    eos = engine.info.vocab.eos
     told = params.model_dump()
     told |= {theirs: told.pop(ours) for theirs, ours in NAMES.items()}
     theirs = {ours: theirs for theirs, ours in STAGES.items()}
@@ -181,6 +181,4 @@ def settings(asked: Asked) -> dict[str, Any]:
         "logit_bias": [{"token": token, "bias": bias} for token, bias in biases],
         "samplers": [theirs.get(stage, stage) for stage in params.stages],
         "post_sampling_probs": params.logprobs_of == "sampler",
-        "stream": asked.streams,
-        "lora": dict(asked.options.get("adapters") or {}),
     }

@@ -14,6 +14,7 @@ from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import StreamOptions
 from pyllama_raw.serve.events import DONE, event
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.timings import timings
 
 REASONS = {FinishReason.STOP: "stop"}  # all others cut the text: "length"
 
@@ -95,5 +96,13 @@ class Chunks:
         """The counts of tokens, if they are wanted, and the end."""
         if not self._with_usage:
             return DONE
-        told = self.head | {"choices": [], "usage": usage(results)}
-        return event(to_json(told)) + DONE
+        return event(to_json(self.answer([], results))) + DONE
+
+    def answer(
+        self, choices: list[dict[str, Any]], results: Sequence[Sequence[Result]]
+    ) -> dict[str, Any]:
+        """An object with *choices*, the counts of all outputs, and times of the first one."""
+        first = results[0][0]
+        times = timings(first, first.usage.completion_tokens)
+        told = {"choices": choices, "usage": usage(results), "timings": times}
+        return self.head | told

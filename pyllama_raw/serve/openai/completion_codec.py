@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from pyllama_raw import Delta, FinishReason, Result
 from pyllama_raw.results import TokenLogprobs
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
+from pyllama_raw.serve.openai.chunks import Chunks, reason_of
 from pyllama_raw.serve.openai.logprobs import LegacyLogprobs
 
 
@@ -80,8 +80,7 @@ class CompletionCodec(Chunks):
             for prompt, of_prompt in enumerate(results)
             for result in of_prompt
         ]
-        counts = usage([list(map(self._shown, each)) for each in results])
-        return self.head | {"choices": choices, "usage": counts}
+        return self.answer(choices, [list(map(self._shown, each)) for each in results])
 
     def _say(self, index: int) -> str:
         text, self._unsaid[index] = self._unsaid[index], ""
