@@ -24,7 +24,8 @@ class EventStream:
     def __init__(self, send: Send) -> None:
         self.has_begun = False
         self._send = send
-        self._lock = Lock()
+        # no turn of the loop for each frame
+        self._lock = Lock(fast_acquire=True)
         self._written = current_time()
 
     async def write(self, frames: bytes) -> None:

@@ -17,7 +17,7 @@ from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
 from pyllama_raw.serve.service import Found, Service
 
@@ -92,8 +92,7 @@ class NativeBody(TextBody):
             params = SamplingParams(**given)
         except InvalidSampling as error:
             theirs = {ours: theirs for theirs, ours in NAMES.items()}
-            base, *place = error.name.partition("[")
-            name = theirs.get(base, base) + "".join(place)
+            name = renamed(error.name, theirs)
             message = str(error).replace(f"SamplingParams.{error.name}", name)
             raise Failure(400, error.code, message, name) from error
         options = self.options(found, service.config)
