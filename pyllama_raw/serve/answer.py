@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from typing import Any
 
@@ -31,7 +31,7 @@ from pyllama_raw.errors import first_of
 from pyllama_raw.serve.asked import Asked, Codec
 from pyllama_raw.serve.events import EventStream
 from pyllama_raw.serve.exchange import Exchange
-from pyllama_raw.serve.failures import Failure, failure_of, renamed
+from pyllama_raw.serve.failures import Failure, failure_of
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Found, Service
 
@@ -202,28 +202,12 @@ async def with_client(receive: Receive) -> AsyncIterator[None]:
 
 
 async def while_client(
-    service: Service,
-    found: Found,
-    request: Request,
-    work: Coroutine[Any, Any, Any],
-    names: Mapping[str, str],
+    service: Service, found: Found, request: Request, work: Coroutine[Any, Any, Any]
 ) -> Response:
-    """
-    The result of *work* as JSON; *work* is cancelled when the client leaves.
-
-    Args:
-        names: of fields of the body, by what the engine calls them.
-    """
+    """The result of *work* as JSON; *work* is cancelled when the client leaves."""
     response = Response()  # of a client that has left: nobody reads it
-    exchange = Exchange.of(request.scope)
-    exchange.model = found.name
+    Exchange.of(request.scope).model = found.name
     with closing(work), service.opened(found.name):
         async with with_client(request.receive):
-            try:
-                response = JSON(await work)
-            except PyllamaError as error:
-                places = service.places_of[found.name]
-                failure = failure_of(error, places.retry_s())
-                failure.param = renamed(failure.param or "", names) or None
-                raise failure from error
+            response = JSON(await work)
     return response

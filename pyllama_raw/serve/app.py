@@ -116,8 +116,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSON(*failure.parts)
 
 
-async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """An error before anything of the answer was computed."""
+async def _failed(request: Request, error: Exception) -> Response:
+    """An error before anything of the answer was sent."""
     assert isinstance(error, Failure | PyllamaError)
-    failure = error if isinstance(error, Failure) else failure_of(error, 1)
-    return JSON(*failure.parts)
+    if isinstance(error, PyllamaError):
+        error = failure_of(error, request.app.state.service.places.retry_s())
+    return JSON(*error.parts)

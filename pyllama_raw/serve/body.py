@@ -53,7 +53,6 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
 class ResponseFormat(BaseModel):
@@ -106,6 +105,11 @@ class TextBody(BaseModel):
     client: str | None = None
     adapters: dict[str, float] | None = None
     policy_data: dict[str, Any] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def names(self) -> dict[str, str]:

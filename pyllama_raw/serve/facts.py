@@ -23,39 +23,16 @@ from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
+TIME = "vllm:request_{}_time_seconds_sum"
 LLAMACPP = {  # names of its server, with our sample and what it says
-    "prompt_tokens": (
-        CounterMetricFamily,
-        COMPUTED,
-        "Prompt tokens that were computed",
-    ),
-    "prompt_tokens_cached": (CounterMetricFamily, CACHED, "Those that were not"),
-    "prompt_seconds": (
-        CounterMetricFamily,
-        "vllm:request_prefill_time_seconds_sum",
-        "Seconds of prompts",
-    ),
-    "tokens_predicted": (
-        CounterMetricFamily,
-        "vllm:generation_tokens_total",
-        "Output tokens",
-    ),
-    "tokens_predicted_seconds": (
-        CounterMetricFamily,
-        "vllm:request_decode_time_seconds_sum",
-        "Seconds of output tokens but the first ones",
-    ),
-    "n_decode": (CounterMetricFamily, "pyllama_raw:steps_total", "Decodes"),
-    "requests_processing": (
-        GaugeMetricFamily,
-        "vllm:num_requests_running",
-        "Requests that run",
-    ),
-    "requests_deferred": (
-        GaugeMetricFamily,
-        "vllm:num_requests_waiting",
-        "Requests that wait",
-    ),
+    "prompt_tokens": (COMPUTED, "Prompt tokens that were computed"),
+    "prompt_tokens_cached": (CACHED, "Those that were not"),
+    "prompt_seconds": (TIME.format("prefill"), "Seconds of prompts"),
+    "tokens_predicted": ("vllm:generation_tokens_total", "Output tokens"),
+    "tokens_predicted_seconds": (TIME.format("decode"), "Those of all but the first"),
+    "n_decode": ("pyllama_raw:steps_total", "Decodes"),
+    "requests_processing": ("vllm:num_requests_running", "Requests that run"),
+    "requests_deferred": ("vllm:num_requests_waiting", "Requests that wait"),
 }
 
 
@@ -160,7 +137,9 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
     for sample in (sample for family in families for sample in family.samples):
         totals[sample.name] += sample.value
     totals[COMPUTED] = totals["vllm:prompt_tokens_total"] - totals[CACHED]
-    for name, (kind, source, text) in LLAMACPP.items():
+    for name, (source, text) in LLAMACPP.items():
+        is_now = name.startswith("requests_")
+        kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
 
 

@@ -38,6 +38,8 @@ TYPES = {  # of errors, by status
     504: "timeout_error",
 }
 
+NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
+
 
 class Failure(Exception):
     """An answer that is an error."""
@@ -117,9 +119,10 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
         case PromptTooLong():
             return _too_long(error, "prompt", error.n_prompt, error.n_ctx_slot)
         case TextTooLong():
-            return _too_long(error, error.name, error.n_tokens, error.max_tokens)
+            name = renamed(error.name, NAMES)
+            return _too_long(error, name, error.n_tokens, error.max_tokens)
         case InvalidRequest():
-            param = error.name
+            param = renamed(error.name, NAMES)
         case Unsupported():
             param = "model"
         case AdapterLoadFailed():

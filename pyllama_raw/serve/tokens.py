@@ -20,6 +20,8 @@ from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
 
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+
 
 class TokenBody(BaseModel):
     """Fields that all bodies here have."""
@@ -134,18 +136,9 @@ def _shown(piece: bytes) -> str | list[int]:
 async def _described(engine: AsyncEngine) -> dict[str, Any]:
     metadata = engine.info.metadata
     told: dict[str, Any] = {"chat_template": metadata.get("tokenizer.chat_template")}
-    for role, key in (
-        ("bos", "bos"),
-        ("eos", "eos"),
-        ("pad", "padding"),
-        ("unk", "unknown"),
-    ):
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        has = token is not None and token.isdecimal()
-        text = (
-            await engine.detokenize([int(token)], special=True)
-            if has and token
-            else None
-        )
-        told[f"{role}_token"] = text
+    for role, key in ROLES.items():
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id", "")
+        ids = [int(token)] if token.isdecimal() else []
+        text = await engine.detokenize(ids, special=True)
+        told[f"{role}_token"] = text or None
     return told

@@ -99,7 +99,7 @@ def routes(service: Service) -> APIRouter:
         """Make a vector of each text."""
         found = service.find(body.model, Operation.EMBED)
         work = _embedded(found.engine, body, body.options(service))
-        return await while_client(service, found, request, work, {"texts": "input"})
+        return await while_client(service, found, request, work)
 
     @router.post("/v1/rerank")
     @router.post("/rerank", include_in_schema=False)
@@ -109,7 +109,7 @@ def routes(service: Service) -> APIRouter:
         """Rank documents by how they answer a query, the best first."""
         found = service.find(body.model, Operation.RANK)
         work = _ranked(found.name, found.engine, body, body.options(service))
-        return await while_client(service, found, request, work, {})
+        return await while_client(service, found, request, work)
 
     return router
 

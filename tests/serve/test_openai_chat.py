@@ -54,22 +54,6 @@ async def test_a_stream_of_a_chat_is_the_whole_answer(form):
         assert {chunk.usage for chunk in chunks[:-1]} == {None}
 
 
-async def test_counts_may_come_with_every_chunk():
-    """
-    Each has those of the tokens so far.
-    """
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    async with chatting() as engine, talking(engine) as client:
-        chunks = await chat_chunks(
-            client, [], messages=MESSAGES, max_tokens=5, stream_options=options
-        )
-
-    counts = [chunk.usage.completion_tokens for chunk in chunks]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (0, 5)
-    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
-
-
 def said(content) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": "a"}, content]}
 

@@ -97,9 +97,9 @@ class ChatBody(TextBody):
 class ChatCodec(Chunks):
     """Writes the answer to a chat."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, body: ChatBody) -> None:
         kind = "chat.completion.chunk" if asked.streams else "chat.completion"
-        super().__init__("chatcmpl", kind, asked)
+        super().__init__("chatcmpl", kind, asked, with_usage=body.wants_usage)
         self._lists = asked.params.logprobs is not None
         self.prompt: str | None = None  # that a whole answer tells
 
@@ -110,7 +110,6 @@ class ChatCodec(Chunks):
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
         """The new text."""
-        self.n_output += len(delta.token_ids)
         text, logprobs = to_json(delta.text), b""
         if self._lists:
             logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
@@ -154,8 +153,7 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: ChatBody) -> Response:
         """Go on with a chat."""
         asked = await body.asked(service)
-        codec = ChatCodec(asked)
-        await codec.count(body.stream_options)
+        codec = ChatCodec(asked, body)
         if body.verbose:
             codec.prompt = await asked.shown()
         return TextAnswer(service, asked, codec)

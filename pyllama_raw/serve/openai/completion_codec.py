@@ -34,12 +34,18 @@ class CompletionCodec(Chunks):
     Args:
         echoes: of each prompt.
         shows_output: otherwise there is the prompt alone.
+        with_usage: whether a stream ends with the counts of tokens.
     """
 
     def __init__(
-        self, asked: Asked, echoes: Sequence[Echo], *, shows_output: bool
+        self,
+        asked: Asked,
+        echoes: Sequence[Echo],
+        *,
+        shows_output: bool,
+        with_usage: bool,
     ) -> None:
-        super().__init__("cmpl", "text_completion", asked)
+        super().__init__("cmpl", "text_completion", asked, with_usage=with_usage)
         self._echoes, self._shows_output = echoes, shows_output
         self._lists = asked.params.logprobs is not None
         self._waits = not shows_output or asked.params.prompt_logprobs is not None
@@ -55,7 +61,6 @@ class CompletionCodec(Chunks):
         """The new text."""
         if self._waits:
             return b""
-        self.n_output += len(delta.token_ids)
         index = prompt * self._n + delta.index
         logprobs = self._listed[index].take(delta.logprobs) if self._lists else None
         told = b'"text":%b,"logprobs":%b,"finish_reason":null'
