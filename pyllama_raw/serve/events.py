@@ -24,8 +24,7 @@ class EventStream:
     def __init__(self, send: Send) -> None:
         self.has_begun = False
         self._send = send
-        # no turn of the loop for each frame
-        self._lock = Lock(fast_acquire=True)
+        self._lock = Lock()
         self._written = current_time()
 
     async def write(self, frames: bytes) -> None:
