@@ -171,6 +171,21 @@ class QueueFull(RequestError):
         )
 
 
+class WaitedTooLong(RequestError):
+    """The request had no slot in the time that it would wait; nothing was computed."""
+
+    code = "waited_too_long"
+    http_status = 503
+    is_retryable = True
+
+    def __init__(self, knob: str, value: float, limit: float) -> None:
+        self.knob, self.value, self.limit = knob, value, limit
+        super().__init__(
+            f"the request has waited {value:.3g} s for a slot, {knob} allows {limit:.3g}: "
+            f"try again later or raise {knob}"
+        )
+
+
 class DeadlineExceeded(RequestError):
     """The deadline passed before there was a result, of a call that gives it as a whole."""
 

@@ -28,12 +28,14 @@ from pyllama_raw.errors import (
     QueueFull,
     RequestError,
     Unsupported,
+    WaitedTooLong,
 )
 
 MISTAKES = "tuple[tuple[str, str, str], ...]"
 EXAMPLES = {
     "str": "a word",
     "int": 7,
+    "float": 0.5,
     "int | None": None,
     "object": 0.5,
     "tuple[Any, ...]": (1, 2),
@@ -100,6 +102,7 @@ def test_each_class_has_a_code_of_its_own():
         "PromptTooLong": "prompt_too_long",
         "TextTooLong": "text_too_long",
         "QueueFull": "queue_full",
+        "WaitedTooLong": "waited_too_long",
         "DeadlineExceeded": "deadline_exceeded",
         "BadGrammar": "bad_grammar",
         "BadSchema": "bad_schema",
@@ -153,6 +156,7 @@ def test_what_may_succeed_later_is_retryable():
 
     assert retryable == [
         "QueueFull",
+        "WaitedTooLong",
         "DeadlineExceeded",
         "AdapterLimit",
         "DecodeAborted",
@@ -181,6 +185,7 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
         "PromptTooLong": 413,
         "TextTooLong": 413,
         "QueueFull": 503,
+        "WaitedTooLong": 503,
         "DeadlineExceeded": 504,
         "BadGrammar": 400,
         "BadSchema": 400,
@@ -196,7 +201,7 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
         kind
         for kind in tree()
         if issubclass(kind, RequestError)
-        and kind not in (QueueFull, DeadlineExceeded, AdapterLimit)
+        and kind not in (QueueFull, WaitedTooLong, DeadlineExceeded, AdapterLimit)
     ]
 
 

@@ -13,6 +13,7 @@ from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
+    EmbeddingConfig,
     EngineConfig,
     LogConfig,
     ModelConfig,
@@ -72,6 +73,7 @@ def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
         "context": ContextConfig.model_fields,
         "scheduler": SchedulerConfig.model_fields,
         "cache": CacheConfig.model_fields,
+        "embedding": EmbeddingConfig.model_fields,
         "media": ("mmproj",),
         "log": LogConfig.model_fields,
         "engine": ("sampler_placement", "deterministic", "fit_ctx"),
