@@ -186,6 +186,19 @@ class WaitedTooLong(RequestError):
         )
 
 
+class OutputUnread(RequestError):
+    """Nobody reads an output that outgrows its slot, so the request was ended."""
+
+    code = "output_unread"
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(
+            f"{limit} events of the output were not read, and no more are kept: read them as "
+            "they come, or give a max_tokens that fits the slot"
+        )
+
+
 class DeadlineExceeded(RequestError):
     """The deadline passed before there was a result, of a call that gives it as a whole."""
 

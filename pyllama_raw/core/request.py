@@ -144,7 +144,8 @@ class Moments:
     admitted: float | None
     first_token: float | None
     finished: float
-    itl: tuple[float, ...] = field(repr=False)  # gaps between output tokens
+    itl: tuple[float, ...] = field(repr=False)  # gaps between the latest output tokens
+    last_token: float | None = None
 
 
 class TokenLogprobs(NamedTuple):
