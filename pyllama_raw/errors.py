@@ -87,6 +87,18 @@ class LibraryNotBuilt(PyllamaError, ImportError):
     counts_as_circuit_failure = True
 
 
+class LeaseRefused(PyllamaError):
+    """A model has no slot on a device, or the device is short of memory; nothing was loaded."""
+
+    code = "lease_refused"
+    http_status = 503
+    is_retryable = True
+
+    def __init__(self, device: str, reason: str) -> None:
+        self.device, self.reason = device, cut(reason, MAX_REASON)
+        super().__init__(f"device {device} {self.reason}")
+
+
 class RequestError(PyllamaError):
     """This request cannot be served; the engine goes on."""
 

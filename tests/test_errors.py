@@ -96,6 +96,7 @@ def test_each_class_has_a_code_of_its_own():
         "ConfigError": "wrong_config",
         "ModelNotFound": "model_not_found",
         "LibraryNotBuilt": "library_not_built",
+        "LeaseRefused": "lease_refused",
         "RequestError": "request_refused",
         "InvalidRequest": "invalid_request",
         "InvalidSampling": "invalid_sampling",
@@ -156,6 +157,7 @@ def test_what_may_succeed_later_is_retryable():
     retryable = [kind.__name__ for kind in tree() if kind.is_retryable]
 
     assert retryable == [
+        "LeaseRefused",
         "QueueFull",
         "WaitedTooLong",
         "DeadlineExceeded",
@@ -180,6 +182,7 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
     statuses = {kind: kind.http_status for kind in tree() if kind.http_status != 500}
 
     assert {kind.__name__: status for kind, status in statuses.items()} == {
+        "LeaseRefused": 503,
         "RequestError": 400,
         "InvalidRequest": 400,
         "InvalidSampling": 400,
