@@ -142,7 +142,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
 
-    with pytest.raises(LeaseRefused, match="has no slots: .*file"):
+    with pytest.raises(LeaseRefused, match=r"has no slots: .*file"):
         take(file)
 
 
