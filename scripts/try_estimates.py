@@ -49,7 +49,7 @@ NAMES = (
 LARGE_NAMES = (*LARGE, "projector:qwen2vl")
 N_STEP, N_LARGE_STEP = 2048, 512  # tokens of a step, and of a slot
 N_SLOTS, N_LARGE_SLOTS = 16, 2
-IMAGE = 700  # pixels
+IMAGE = 1288  # pixels: as large as libllama makes room for
 
 
 def main() -> None:

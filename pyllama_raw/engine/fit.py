@@ -161,7 +161,7 @@ def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
     if set(room) != {HOST} or model.n_files > 1 or config.media.mmproj is not None:
         return False
     n_slots, wanted = config.scheduler.n_slots, config.resolved_context
-    n_ctx = context_fields(wanted, n_slots, model.n_ctx_train)["n_ctx"]
+    n_ctx: int = context_fields(wanted, n_slots, model.n_ctx_train)["n_ctx"]
     cells = 2 * 4 * n_ctx * model.n_layer * model.n_embd
     rows = 2 * 4 * max(wanted.n_ubatch, wanted.n_outputs_max or 0) * model.n_vocab
     needed = 2 * path.stat().st_size + cells + rows + PLENTY_BYTES
