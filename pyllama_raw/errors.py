@@ -87,6 +87,18 @@ class LibraryNotBuilt(PyllamaError, ImportError):
     counts_as_circuit_failure = True
 
 
+class LeaseRefused(PyllamaError):
+    """A model has no slot on a device, or the device is short of memory; nothing was loaded."""
+
+    code = "lease_refused"
+    http_status = 503
+    is_retryable = True
+
+    def __init__(self, device: str, reason: str) -> None:
+        self.device, self.reason = device, cut(reason, MAX_REASON)
+        super().__init__(f"device {device} {self.reason}")
+
+
 class RequestError(PyllamaError):
     """This request cannot be served; the engine goes on."""
 
@@ -168,6 +180,34 @@ class QueueFull(RequestError):
         super().__init__(
             f"the waiting queue would hold {value}, {knob} allows {limit}: "
             f"try again later or raise {knob}"
+        )
+
+
+class WaitedTooLong(RequestError):
+    """The request had no slot in the time that it would wait; nothing was computed."""
+
+    code = "waited_too_long"
+    http_status = 503
+    is_retryable = True
+
+    def __init__(self, knob: str, value: float, limit: float) -> None:
+        self.knob, self.value, self.limit = knob, value, limit
+        super().__init__(
+            f"the request has waited {value:.3g} s for a slot, {knob} allows {limit:.3g}: "
+            f"try again later or raise {knob}"
+        )
+
+
+class OutputUnread(RequestError):
+    """Nobody reads an output that outgrows its slot, so the request was ended."""
+
+    code = "output_unread"
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        super().__init__(
+            f"{limit} events of the output were not read, and no more are kept: read them as "
+            "they come, or give a max_tokens that fits the slot"
         )
 
 

@@ -1,12 +1,13 @@
 """
 Compare estimates of memory with what a process has in memory when it uses all of it.
 
-    python -m scripts.try_estimates [NAME ...]
+    python -m scripts.try_estimates [--large DIRECTORY] [NAME ...]
 
-A tiny model of each class, and the default one, is opened in a process of its own. All slots are
-filled, in steps that are as large as they may be, or an image is encoded. The process has used
-another model before, so what libllama and Python need once does not count. Sizes are such that
-the memory of the model is more than what each context needs besides.
+A model of each class is opened in a process of its own: a tiny one and the default one, or one of
+some hundred megabytes, which is made in DIRECTORY. All slots are filled, in steps that are as
+large as they may be, with outputs and without, or an image is encoded. The process has used
+another model before, so what libllama and Python need once does not count. Beside a tiny model
+the few megabytes that each context needs besides are much.
 """
 
 from __future__ import annotations
@@ -38,38 +39,44 @@ from pyllama_raw.options.config import (
     SchedulerConfig,
 )
 from pyllama_raw.options.models import default_model
+from scripts.large_models import LARGE, large_model, large_projector
 from tests.tiny import tiny_model, tiny_projector
 
 NAMES = (
     *("llama", "qwen3moe", "gemma3", "mamba2", "rwkv7", "falcon-h1", "qwen35"),
     *("bert", "jina-bert-v2", "qwen3-embedding", "projector:qwen2vl", "default"),
 )
-N_STEP = 2048  # tokens of a step, and of a slot
-N_SLOTS = 16
-IMAGE = 700  # pixels
+LARGE_NAMES = (*LARGE, "projector:qwen2vl")
+N_STEP, N_LARGE_STEP = 2048, 512  # tokens of a step, and of a slot
+N_SLOTS, N_LARGE_SLOTS = 16, 2
+IMAGE = 1288  # pixels: as large as libllama makes room for
 
 
 def main() -> None:
     """Measure each named model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--large", type=Path, metavar="DIRECTORY")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        print(json.dumps(measured(options.names[0])))
+        print(json.dumps(measured(options.names[0], options.large)))
         return
+    names = options.names or (LARGE_NAMES if options.large else NAMES)
     print(f"{'':18} {'estimate':>12} {'measured':>12} {'ratio':>6}  weights, kv, ...")
-    for name in options.names:
+    for name in names:
         command = [sys.executable, "-m", "scripts.try_estimates", name, "--here"]
+        if options.large:
+            command += ["--large", str(options.large)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         parts, n_bytes = json.loads(done.stdout)
         ratio = sum(parts) / n_bytes
         print(f"{name:18} {sum(parts):12,} {n_bytes:12,} {ratio:6.3f}  {parts}")
 
 
-def measured(name: str) -> tuple[list[int], int]:
+def measured(name: str, large: Path | None) -> tuple[list[int], int]:
     """The parts of the estimate for a model, and what its use adds to this process."""
-    path, config = opened_as(name)
+    path, config = opened_as(name, large=large)
     parts = parts_of(estimate(path, config))
     other = "jina-bert-v2" if name == "bert" else "bert"
     use(*opened_as("projector:llava" if config.media.mmproj else other))
@@ -87,19 +94,25 @@ def parts_of(memory: MemoryEstimate) -> list[int]:
     ]
 
 
-def opened_as(name: str, n_slots: int = N_SLOTS) -> tuple[Path, EngineConfig]:
-    """The file of *name*, and the options that it is used with."""
+def opened_as(
+    name: str, n_slots: int = N_SLOTS, large: Path | None = None
+) -> tuple[Path, EngineConfig]:
+    """The file of *name*, a tiny model if *large* is None, and the options of its use."""
     kind, _, rest = name.partition(":")
-    projector = None
-    if kind == "projector":
+    projector, n_step = None, N_STEP
+    if large is not None:
+        path = large_model(rest or name, large)
+        n_slots, n_step = N_LARGE_SLOTS, N_LARGE_STEP
+        projector = large_projector(rest, large) if rest else None
+    elif kind == "projector":
         projector, path = tiny_projector(rest)
     elif name == "default":
         path, n_slots = default_model(), 1
     else:
         path = tiny_model(name)
     context = ContextConfig(
-        n_ctx=n_slots * N_STEP,
-        n_ubatch=512 if name == "default" else N_STEP,
+        n_ctx=n_slots * n_step,
+        n_ubatch=512 if name == "default" else n_step,
         kv_unified=False,
         n_threads=1,
     )
@@ -107,7 +120,7 @@ def opened_as(name: str, n_slots: int = N_SLOTS) -> tuple[Path, EngineConfig]:
         context=context,
         scheduler=SchedulerConfig(n_slots=n_slots),
         cache=CacheConfig(mode="off"),
-        embedding=EmbeddingConfig(max_step_tokens=N_STEP),
+        embedding=EmbeddingConfig(max_step_tokens=n_step),
         media=MediaConfig(mmproj=projector),
     )
 
@@ -130,7 +143,7 @@ def use(path: Path, config: EngineConfig) -> int:
                 fill(context, 0, min(context.max_tokens, model.n_ctx_train))
             else:
                 for slot in range(context.n_seq_max):
-                    fill(context, slot, min(N_STEP, context.n_ctx_seq))
+                    fill(context, slot, min(context.max_tokens, context.n_ctx_seq))
             if config.media.mmproj is None:
                 return resident_bytes()
             with Projector.load(config.media.mmproj, model) as projector:
@@ -145,6 +158,10 @@ def fill(context: Context, slot: int, n_tokens: int) -> None:
     if not context.has_memory:
         batch.add_scored(tokens, 0, slot)
     else:
+        batch.add(tokens[:-n_scored], 0, slot, False)
+        context.decode(batch)
+        batch.clear()
+        context.seq_rm(slot)
         batch.add(tokens[:-n_scored], 0, slot, False)
         batch.add_scored(tokens[-n_scored:], n_tokens - n_scored, slot)
     context.decode(batch)

@@ -28,12 +28,14 @@ from pyllama_raw.errors import (
     QueueFull,
     RequestError,
     Unsupported,
+    WaitedTooLong,
 )
 
 MISTAKES = "tuple[tuple[str, str, str], ...]"
 EXAMPLES = {
     "str": "a word",
     "int": 7,
+    "float": 0.5,
     "int | None": None,
     "object": 0.5,
     "tuple[Any, ...]": (1, 2),
@@ -94,12 +96,15 @@ def test_each_class_has_a_code_of_its_own():
         "ConfigError": "wrong_config",
         "ModelNotFound": "model_not_found",
         "LibraryNotBuilt": "library_not_built",
+        "LeaseRefused": "lease_refused",
         "RequestError": "request_refused",
         "InvalidRequest": "invalid_request",
         "InvalidSampling": "invalid_sampling",
         "PromptTooLong": "prompt_too_long",
         "TextTooLong": "text_too_long",
         "QueueFull": "queue_full",
+        "WaitedTooLong": "waited_too_long",
+        "OutputUnread": "output_unread",
         "DeadlineExceeded": "deadline_exceeded",
         "BadGrammar": "bad_grammar",
         "BadSchema": "bad_schema",
@@ -152,7 +157,9 @@ def test_what_may_succeed_later_is_retryable():
     retryable = [kind.__name__ for kind in tree() if kind.is_retryable]
 
     assert retryable == [
+        "LeaseRefused",
         "QueueFull",
+        "WaitedTooLong",
         "DeadlineExceeded",
         "AdapterLimit",
         "DecodeAborted",
@@ -175,12 +182,15 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
     statuses = {kind: kind.http_status for kind in tree() if kind.http_status != 500}
 
     assert {kind.__name__: status for kind, status in statuses.items()} == {
+        "LeaseRefused": 503,
         "RequestError": 400,
         "InvalidRequest": 400,
         "InvalidSampling": 400,
         "PromptTooLong": 413,
         "TextTooLong": 413,
         "QueueFull": 503,
+        "WaitedTooLong": 503,
+        "OutputUnread": 400,
         "DeadlineExceeded": 504,
         "BadGrammar": 400,
         "BadSchema": 400,
@@ -196,7 +206,7 @@ def test_each_class_has_a_status_by_whose_fault_it_is():
         kind
         for kind in tree()
         if issubclass(kind, RequestError)
-        and kind not in (QueueFull, DeadlineExceeded, AdapterLimit)
+        and kind not in (QueueFull, WaitedTooLong, DeadlineExceeded, AdapterLimit)
     ]
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_raw import ConfigError, ContextConfig, Profile
+from pyllama_raw import ConfigError, ContextConfig, EngineConfig, Profile
+from pyllama_raw.options.frozen import Frozen
 from pyllama_raw.options.profile import Measured, Settings
 
 
@@ -35,6 +36,15 @@ def test_explicit_options_win():
 
     assert config.context == ContextConfig(n_ubatch=256, n_threads=1)
     assert config.deterministic
+
+
+def test_a_profile_has_every_part_of_an_engine():
+    """
+    Whatever part an EngineConfig has can be in the file.
+    """
+    parts = {n for n, v in EngineConfig() if isinstance(v, Frozen)}
+
+    assert parts | {"engine"} == Settings.model_fields.keys()
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,7 @@ class Embedder:
             joined,
             priority=checked.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
+            max_wait_s=checked.get("max_wait_s"),
             lot=Lot(pooling.value, makes_vectors=True),
             ends=tuple(accumulate(map(len, texts))),
             may_cut=may_cut,

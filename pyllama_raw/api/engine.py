@@ -171,6 +171,7 @@ class AsyncEngine(VectorVerbs):
             InvalidRequest, PromptTooLong, Unsupported, QueueFull, ClosedError,
             EngineStopped.
         Raises, on reading:
+            WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
         from pyllama_raw.api.generation import Generation

@@ -101,6 +101,7 @@ class Preparation:
             stop_token_ids=stop_tokens,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
+            max_wait_s=options.get("max_wait_s"),
             namespace=namespace,
             cache_points=cast(tuple[int, ...], options.get("cache_points", ())),
             client=options.get("client"),

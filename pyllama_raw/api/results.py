@@ -75,11 +75,11 @@ class Timings:
     itl_p99_s: float | None
     """99th percentile of the gaps."""
     tpot_s: float | None
-    """Mean gap."""
+    """Mean of the gaps."""
     e2e_s: float
     """Submitted to finished."""
     itl_s: tuple[float, ...] = field(default=(), repr=False)
-    """Every gap, in order."""
+    """Every gap, in order; where the context was shifted, those of the latest tokens."""
     prefill_s: float | None = None
     """Admitted to first output token."""
     decode_s: float | None = None
@@ -130,7 +130,7 @@ class Result:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Output tokens after the first one, by the time that they took."""
-        return _rate(len(self.timings.itl_s), self.timings.decode_s)
+        return _rate(len(self.token_ids) - 1, self.timings.decode_s)
 
     def __repr__(self) -> str:
         detail = "" if self.finish_detail is None else f" ({self.finish_detail})"
@@ -200,7 +200,7 @@ def timings_of(finished: core.Finished) -> Timings:
         e2e_s=moments.finished - start,
         itl_s=moments.itl,
         prefill_s=_between(moments.admitted, moments.first_token),
-        decode_s=fsum(gaps) if gaps else None,
+        decode_s=_between(moments.first_token, moments.last_token) if gaps else None,
         encode_s=finished.encode_s,
     )
 

@@ -10,22 +10,24 @@ from typing import Any
 from pydantic import BaseModel
 
 from pyllama_raw.cli.fields import add_fields
+from pyllama_raw.cli.flags import add, whole
 from pyllama_raw.options.config import (
     CacheConfig,
     ContextConfig,
+    EmbeddingConfig,
     EngineConfig,
     LogConfig,
     ModelConfig,
     SchedulerConfig,
 )
-from pyllama_raw.options.profile import Profile
+from pyllama_raw.options.described import descriptions
+from pyllama_raw.options.profile import Profile, Settings
 
 ENGINE: tuple[tuple[type[BaseModel], tuple[str, ...]], ...] = (
     (SchedulerConfig, ("n_slots", "token_budget", "target_step_s", "context_full")),
     (SchedulerConfig, ("policy", "budget_mode")),
     (EngineConfig, ("deterministic", "sampler_placement")),
     (ContextConfig, ("n_ctx", "n_threads", "n_threads_batch", "n_batch", "n_ubatch")),
-    (EngineConfig, ("fit_ctx",)),
     (ContextConfig, ("flash_attn", "kv_unified", "type_k", "type_v")),
 )
 DEVICES = ("devices", "n_gpu_layers", "split_mode", "main_gpu")
@@ -33,6 +35,7 @@ CACHE = (
     *("mode", "snapshot_interval_tokens", "max_bytes", "max_entries", "directory"),
     "max_disk_bytes",
 )
+FIT_CTX = 4096  # fit_ctx of commands, where nobody says
 LOGS = ("step_log", "request_log")
 
 
@@ -47,6 +50,8 @@ def add_engine(parser: ArgumentParser, **defaults: int) -> None:
     )
     for model, names in ENGINE:
         add_fields(group, model, names, **defaults)
+    text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"
+    add(group, "--fit-ctx", whole, "N", text)
     add_fields(parser.add_argument_group("devices"), ModelConfig, DEVICES)
     add_fields(parser.add_argument_group("prefix cache"), CacheConfig, CACHE)
     add_fields(parser.add_argument_group("logs"), LogConfig, LOGS)
@@ -62,7 +67,9 @@ def engine_config(options: Namespace) -> EngineConfig:
     parts["scheduler"] = {"max_waiting_tokens": 2**40} | parts["scheduler"]
     # The adapters are named one by one: there is nothing to give way.
     parts["engine"] = {"max_adapter_bytes": 2**60} | parts["engine"]
-    return profile_of(options).engine_config(**parts)
+    settings = Settings(engine={"fit_ctx": FIT_CTX})
+    settings = settings.updated(profile_of(options).settings.model_dump())
+    return settings.updated(parts).engine_config()
 
 
 def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
@@ -72,6 +79,7 @@ def given_parts(options: Namespace) -> dict[str, dict[str, Any]]:
         "context": ContextConfig.model_fields,
         "scheduler": SchedulerConfig.model_fields,
         "cache": CacheConfig.model_fields,
+        "embedding": EmbeddingConfig.model_fields,
         "media": ("mmproj",),
         "log": LogConfig.model_fields,
         "engine": ("sampler_placement", "deterministic", "fit_ctx"),

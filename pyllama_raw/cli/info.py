@@ -96,7 +96,7 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
     yield "file", {"path": str(path), **_file(capabilities)}
     capabilities.check(*Operation)
     config = fitted(path, with_projector(config, spec, path) or config)
-    with Model.load(path, **config.resolved_model.model_dump()) as model:
+    with Model.load(path, **config.resolved_model.loading) as model:
         yield "model", _model(model)
         if config.media.mmproj is not None:
             yield "projector", _projector(config.media.mmproj, model)

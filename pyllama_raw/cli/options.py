@@ -10,7 +10,7 @@ from pyllama_raw.cli.engine_options import add_engine
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
-from pyllama_raw.options.config import MediaConfig
+from pyllama_raw.options.config import EmbeddingConfig, MediaConfig
 
 OF_REQUEST = ("priority", "deadline_s", "client", "policy_data", "adapters")
 CHAT_CTX = 8192  # cells; a model that knows less uses less
@@ -103,6 +103,8 @@ def _add_texts(parser: ArgumentParser, metavar: str, text: str) -> None:
         help='JSON lines, each a string or an object with "text"; - is stdin',
     )
     add(parser, "--model", str, "MODEL", "a GGUF file, or hf:OWNER/REPO/FILE")
+    group = parser.add_argument_group("steps of texts")
+    add_fields(group, EmbeddingConfig, tuple(EmbeddingConfig.model_fields))
 
 
 def add_chat(parser: ArgumentParser) -> None:

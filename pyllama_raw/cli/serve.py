@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pyllama_raw.cli.engine_options import given, given_parts, profile_of
+from pyllama_raw.cli.engine_options import FIT_CTX, given, given_parts, profile_of
 from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.info import show
 from pyllama_raw.cli.terminal import Terminal
@@ -49,6 +49,7 @@ def deployment_of(options: Namespace) -> Deployment:
     fields |= given(options, ListenConfig.model_fields)
     service = given(options, ServeConfig.model_fields)
     fields["service"] = fields.get("service", {}) | service
+    fields["engine"] = {"fit_ctx": FIT_CTX} | fields.get("engine", {})
     profile = profile_of(options)
     if options.models or "models" not in fields:
         fields["models"] = _named(options.models or [profile.path], options.alias)

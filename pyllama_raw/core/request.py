@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -100,6 +100,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
+    max_wait_s: float | None = None  # from its submission until it has a slot
     namespace: Namespace = None  # of the requests that share cached prefixes
     cache_points: tuple[int, ...] = ()  # positions worth a snapshot
     scores_prompt: bool = False  # log-probabilities of its tokens are wanted
@@ -113,6 +114,13 @@ class Request:
     @property
     def n_prompt(self) -> int:
         return len(self.tokens)
+
+    def time_limits(self, submitted: float) -> Iterator[float]:
+        """Moments at which time may be over for it, if it came at *submitted*."""
+        if self.deadline is not None:
+            yield self.deadline
+        if self.max_wait_s is not None:
+            yield submitted + self.max_wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,8 @@ class Moments:
     admitted: float | None
     first_token: float | None
     finished: float
-    itl: tuple[float, ...] = field(repr=False)  # gaps between output tokens
+    itl: tuple[float, ...] = field(repr=False)  # gaps between the latest output tokens
+    last_token: float | None = None
 
 
 class TokenLogprobs(NamedTuple):

@@ -38,6 +38,7 @@ class Sequence:
         "admitted",
         "cache_tier",
         "detail",
+        "first_token",
         "is_shifted",
         "n_cached",
         "n_chunked",
@@ -74,7 +75,10 @@ class Sequence:
         self.detail: FinishDetail | None = None  # once its own end is known
         self.submitted = now
         self.admitted: float | None = None
-        self.token_times: list[float] = []  # of all output
+        self.first_token: float | None = None  # once token_times has lost it
+        self.token_times: list[
+            float
+        ] = []  # of output; of at most `tokens` after a shift
 
     def position(self, index: int) -> int:
         """The position of the row with *index*, in the context."""
@@ -98,17 +102,26 @@ class Sequence:
         )
 
     def drop(self, n_keep: int, n_discard: int) -> None:
-        """Forget *n_discard* tokens after the first *n_keep*."""
+        """
+        Forget *n_discard* tokens after the first *n_keep*, and times of as many tokens as went.
+
+        An output may never end, so nothing that is kept of it may grow with it.
+        """
         assert not self.request.spans
         self.is_shifted = True
         self.n_chunked = NO_LIMIT  # positions have moved: it cannot be as at first
         del self.tokens[n_keep : n_keep + n_discard]
+        times = self.token_times
+        if self.first_token is None and times:
+            self.first_token = times[0]
+        del times[: -len(self.tokens)]
 
     def finish(
         self, reason: FinishReason | None, error: PyllamaError | None, now: float
     ) -> Finished:
         """Make the last event."""
         times = self.token_times
+        first = times[0] if self.first_token is None and times else self.first_token
         return Finished(
             request_id=self.request.request_id,
             reason=reason,
@@ -121,9 +134,10 @@ class Sequence:
             timings=Moments(
                 submitted=self.submitted,
                 admitted=self.admitted,
-                first_token=times[0] if times else None,
+                first_token=first,
                 finished=now,
                 itl=tuple(map(sub, times[1:], times)),
+                last_token=times[-1] if times else None,
             ),
             prompt_logprobs=tuple(self.prompt_logprobs),
             detail=self.detail,

@@ -272,7 +272,7 @@ def open_store(
     name = None
     if files and model_files(Path(model.path)) == files:
         with suppress(OSError):
-            made_with = config.model.model_dump()
+            made_with = config.model.loading
             name = fingerprint(files, model.size_bytes, made_with, fields)
     if name is None:  # no file says what model this is
         warnings.warn(

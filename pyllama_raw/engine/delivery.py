@@ -23,6 +23,7 @@ class Delivery:
     Args:
         ended: called with a request before its reader can know of the end.
         lost: called with an event loop that is closed.
+        unread: called with a stream that holds more than it may.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class Delivery:
         opened: OpenRequests,
         ended: Callable[[OpenRequest], None],
         lost: Callable[[object], None],
+        unread: Callable[[Stream], None],
     ) -> None:
         self._opened = opened
         self._ended = ended
         self._lost = lost
+        self._unread = unread
 
     def deliver(self, events: list[Event]) -> None:
         """One pass over the events, one wake-up for each event loop."""
@@ -42,9 +45,12 @@ class Delivery:
         for event in events:
             opened = all_opened[event.request_id]
             stream = opened.stream
+            n_unread = len(stream.events)
             if type(event) is Finished:
                 self._ended(opened)
-            elif not stream.eager:
+            elif n_unread >= stream.max_events:
+                self._unread(stream)
+            elif not stream.eager and n_unread < stream.max_events // 2:
                 stream.events.append(event)
                 continue
             stream.events.append(event)

@@ -76,7 +76,7 @@ class Outline:
     def __init__(self, path: Path, config: EngineConfig) -> None:
         self.capabilities: Capabilities = probe(path, config.model.kv_overrides)
         self.capabilities.check(*Operation)
-        wanted = config.resolved_model.model_dump()
+        wanted = config.resolved_model.loading
         self.model = Model.load(path, **(wanted | NO_WEIGHTS))
         try:
             self._projector = _projector(config)

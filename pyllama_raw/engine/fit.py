@@ -7,15 +7,18 @@ Rules:
 2. n_ctx becomes the most that fits, but at least the floor `fit_ctx`.
 3. Where the floor does not fit, devices keep as many layers as they have room for.
 4. A margin of each device stays free.
+5. Where memory is plenty, nothing is reckoned, because that takes a tenth of a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 
 from pyllama_raw.engine.build import context_fields
+from pyllama_raw.engine.capabilities import probe
 from pyllama_raw.engine.estimate import MemoryEstimate, Outline, estimate
 from pyllama_raw.errors import ContextFailed, NativeError, Unsupported
 from pyllama_raw.native.breakdown import HOST
@@ -25,6 +28,8 @@ from pyllama_raw.options.config import EngineConfig
 
 MARGIN_BYTES = 2**30  # of a device, or a 16th of a small one
 CELLS = 256  # llama.cpp rounds n_ctx to these, of each slot if kv_unified is off
+
+PLENTY_BYTES = 2**30  # beside weights, cells and rows
 
 Room = dict[str, int]  # bytes by device
 Fits = Callable[[EngineConfig], bool]
@@ -49,7 +54,10 @@ def fitted(
     if not config.fit_ctx:
         return config
     try:
-        chosen = _fitted(path, config, _free() if room is None else room, has_weights)
+        room = _free() if room is None else room
+        if _is_plenty(path, config, room):
+            return config
+        chosen = _fitted(path, config, room, has_weights)
     except (NativeError, Unsupported):
         return config
     if chosen is not config:
@@ -70,10 +78,9 @@ def _fitted(
     with Outline(path, config) as outline:
 
         def fits(tried: EngineConfig) -> bool:
-            try:
+            with suppress(ContextFailed):  # not even the list of cells fits
                 return _fits(outline.memory(tried), room, has_weights=has_weights)
-            except ContextFailed:  # not even the list of cells fits
-                return False
+            return False
 
         if fits(config):
             return config
@@ -116,9 +123,12 @@ def _fewer_layers(
         model = config.model.model_copy(update={"n_gpu_layers": n})
         return config.model_copy(update={"model": model})
 
-    return with_layers(
-        _most(0, most, lambda n: _fits(estimate(path, with_layers(n)), places))
-    )
+    def fits(n: int) -> bool:
+        with suppress(ContextFailed):
+            return _fits(estimate(path, with_layers(n)), places)
+        return False
+
+    return with_layers(_most(0, most, fits))
 
 
 def _most(least: int, wanted: int, fits: Callable[[int], bool]) -> int:
@@ -138,6 +148,24 @@ def _most(least: int, wanted: int, fits: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _is_plenty(path: Path, config: EngineConfig, room: Room) -> bool:
+    """
+    Whether half of the host's memory is more than an engine can take, if it has no device.
+
+    That is each weight twice, since some are put in another order, cells of 32 bits as wide as
+    the model, two rows of the vocabulary for each token of a step, and what is left besides.
+    """
+    model = probe(path, config.model.kv_overrides).model
+    if set(room) != {HOST} or model.n_files > 1 or config.media.mmproj is not None:
+        return False
+    n_slots, wanted = config.scheduler.n_slots, config.resolved_context
+    n_ctx: int = context_fields(wanted, n_slots, model.n_ctx_train)["n_ctx"]
+    cells = 2 * 4 * n_ctx * model.n_layer * model.n_embd
+    rows = 2 * 4 * max(wanted.n_ubatch, wanted.n_outputs_max or 0) * model.n_vocab
+    needed = 2 * path.stat().st_size + cells + rows + PLENTY_BYTES
+    return needed < room[HOST] // 2
 
 
 def _fits(memory: MemoryEstimate, room: Room, *, has_weights: bool = False) -> bool:

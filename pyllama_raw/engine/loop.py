@@ -7,6 +7,7 @@ the thread.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,9 +32,10 @@ from pyllama_raw.engine.pace import Pace
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.room import WaitingRoom
+from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.telling import Teller
 from pyllama_raw.engine.watcher import EngineChange, Watcher
-from pyllama_raw.errors import EngineFault, PyllamaError
+from pyllama_raw.errors import EngineFault, OutputUnread, PyllamaError
 
 STATS_S = 0.25  # statistics of running requests are at most this old, and one call
 
@@ -64,7 +66,7 @@ class EngineLoop:
             watchers=(door, self.pace, *parts.logs.watchers),
         )
         self._opened = door.opened
-        self.delivery = Delivery(door.opened, self.leave, self._lose)
+        self.delivery = Delivery(door.opened, self.leave, self._lose, self._end_unread)
         self.stats = parts.scheduler.stats()  # exact when a request has ended
         self._told = 0.0  # when stats was taken
         self._teller = Teller()
@@ -246,6 +248,15 @@ class EngineLoop:
         for opened in self._opened.all():
             if opened.stream.loop is loop:
                 self._end(opened.request.request_id)
+
+    def _end_unread(self, stream: Stream) -> None:
+        """Requests that nobody reads end before the next step."""
+        error = OutputUnread(stream.max_events)
+        stream.max_events = sys.maxsize  # once
+        for opened in self._opened.all():
+            if opened.stream is stream:
+                fail = partial(self.driver.fail, opened.request.request_id, error)
+                self._mailbox.post(Errand(fail))
 
     def _idle_s(self) -> float | None:
         both = self.driver.scheduler.next_deadline, self._room.next_deadline

@@ -35,8 +35,8 @@ class WaitingRoom:
         for each in opened:
             each.awaits_rows = True
             request = each.request
-            if request.deadline is not None:
-                self._deadlines.add(request.deadline, request.request_id)
+            for moment in request.time_limits(each.submitted):
+                self._deadlines.add(moment, request.request_id)
 
     def take(self, request_id: int) -> OpenRequest | None:
         """Take a request out; None: it is not here."""
@@ -48,11 +48,11 @@ class WaitingRoom:
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest deadline of a request that waits here."""
+        """The earliest moment at which time may be over for a request that waits here."""
         return self._deadlines.next({each.request_id for each in self._waiting})
 
     def expired(self, now: float) -> Iterator[int]:
-        """Ids of requests whose deadline is not after *now*; some may have left."""
+        """Ids of requests whose time may be over at *now*; some may have left."""
         return self._deadlines.expired(now)
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:

@@ -6,6 +6,7 @@ Rules:
 2. A user that comes while a model loads waits for it. One that leaves does not disturb the
    others; the loading stops when all have left.
 3. The weights are freed when the last user leaves. Any thread may come and leave.
+4. The lease of devices is taken before the load, and given back after all else.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from threading import Event, RLock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.errors import ClosedError, ModelLoadFailed
 from pyllama_raw.native.model import LoadProgress, Model
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.lease import Lease
 
 Report = Callable[[float], bool]  # gets the loaded fraction; False: do not go on
 
@@ -87,6 +91,7 @@ class _Shared:
         self.files = files
         self.n_users = 0
         self._path, self._options = path, options
+        self._lease: Lease | None = None
         self._progress = LoadProgress()
         self._model: Model | None = None
         self._error: BaseException | None = None
@@ -114,15 +119,26 @@ class _Shared:
         """Nobody uses it any more."""
         self._progress.cancel()
         self._thread.join()
-        if self._model is not None:
-            self._model.close()
+        try:
+            if self._model is not None:
+                self._model.close()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
 
     def _load(self) -> None:
+        options = {**self._options}
         try:
-            self._model = Model.load(
-                self._path, progress=self._progress, **self._options
-            )
+            if options.pop("lease", None) is not None:
+                from pyllama_raw.engine.lease import take_lease
+
+                self._lease = take_lease(self._options)
+            self._model = Model.load(self._path, progress=self._progress, **options)
         except BaseException as error:  # noqa: BLE001 - raised by wait()
+            self._give_back()
             self._error = error
             with _lock:
                 if self in _models:  # the next one tries again
@@ -146,6 +162,7 @@ def open_model(
 
     Raises:
         ModelLoadFailed, ConfigError: as Model.load().
+        LeaseRefused: there is no slot for it.
     """
     files = model_files(path)
     key = files or str(path), repr(sorted(options.items()))  # repr: True is not 1

@@ -3,11 +3,12 @@ Events of one request, on their way from the engine thread to its reader.
 
 The engine thread appends and never waits; `deque.append` is atomic. The reader's event
 loop is woken once a step for all its streams. A slow reader finds everything that
-happened since in one piece; max_tokens bounds how much that is.
+happened since in one piece, unless an output that outgrows its slot is not read at all.
 """
 
 from __future__ import annotations
 
+import sys
 from asyncio import AbstractEventLoop, Future
 from collections import deque
 from dataclasses import dataclass
@@ -50,12 +51,13 @@ class OneReader:
 class Stream:
     """A buffer with one writer, the engine thread, and one reader, a task of `loop`."""
 
-    __slots__ = ("_arrival", "eager", "events", "loop")
+    __slots__ = ("_arrival", "eager", "events", "loop", "max_events")
 
     def __init__(self, loop: object = None) -> None:
         self.loop = loop or current_token().native_token
         self.eager = True  # False: the reader wants to be woken at the end only
         self.events: deque[Event | Refused] = deque()
+        self.max_events = sys.maxsize  # that may be unread
         self._arrival: anyio.Event | Future[None] | None = None
 
     async def wait(self) -> None:

@@ -46,6 +46,8 @@ from pyllama_raw.errors import ClosedError, EngineStopped, PyllamaError
 
 T = TypeVar("T")
 
+MAX_UNREAD = 2**16  # events of outputs that can outgrow their slots, or what slots hold
+
 _log = getLogger(__name__)
 
 
@@ -134,6 +136,9 @@ class EngineThread:
             ClosedError, EngineStopped.
         """
         self.check()
+        n_slot = self._parts.scheduler.limits.n_ctx_slot
+        if any(request.max_tokens > n_slot for request in requests):
+            stream.max_events = max(n_slot * len(requests), MAX_UNREAD)
         try:
             opened = self._door.enter(requests, stream, self.clock())
         except PyllamaError as error:

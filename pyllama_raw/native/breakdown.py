@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama_raw.errors import ContextFailed
-from pyllama_raw.native import log
+from pyllama_raw.native import gguf_check, log
 from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.demand import CELL_BYTES, check_block_sizes, check_lists
+from pyllama_raw.native.gguf_header import TensorInfo
 from pyllama_raw.native.libllama import device_pointers, ffi, last_error, lib, text
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.params import context_params
@@ -87,9 +88,10 @@ def _read(model: Model, pointer: Any, params: Any, *, mapped: bool) -> Breakdown
             found[device] = found.get(device, 0) + int(n_bytes)
     if mapped and not any(n for name, n in weights.items() if name != HOST):
         plain = sum(int(part.weights) for part in parts[0:count] if part.is_plain)
-        weights[HOST] += max(model.size_bytes - plain, 0) if plain else 0
+        weights[HOST] += max(_mapped_bytes(model, plain) - plain, 0) if plain else 0
     width = model.n_embd_out if params.embeddings else model.n_vocab
     compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES  # what it gives out
+    compute[HOST] += _graph_bytes(pointer, n_graphs=2 if params.embeddings else 3)
     memory, n_ctx = lib.llama_get_memory(pointer), int(lib.llama_n_ctx(pointer))
     if memory != ffi.NULL and not (model.is_recurrent and not model.is_hybrid):
         kv[HOST] += n_ctx * CELL_BYTES  # the list of cells
@@ -100,6 +102,43 @@ def _read(model: Model, pointer: Any, params: Any, *, mapped: bool) -> Breakdown
         n_ctx,
         memory != ffi.NULL and bool(lib.llama_memory_can_shift(memory)),
     )
+
+
+def _mapped_bytes(model: Model, n_plain: int) -> int:
+    """
+    Bytes of the file that stay in memory, of weights that are used there and those between them.
+
+    libllama lets go of what is before the first and behind the last weight that is used in the
+    file. These are the ones that no product of matrices is made with in another order. If they
+    are not *n_plain* bytes, then that is not so, and all of the file stays.
+    """
+    used = [tensor for tensor in model.header.tensors if _is_used_as_it_is(tensor)]
+    if sum(map(gguf_check.n_bytes, used)) != n_plain:
+        return model.size_bytes
+    starts = [tensor.offset for tensor in model.header.tensors]
+    if starts != sorted(starts):  # those of several files
+        return model.size_bytes
+    return used[-1].offset + gguf_check.n_bytes(used[-1]) - used[0].offset
+
+
+def _is_used_as_it_is(tensor: TensorInfo) -> bool:
+    is_matrix = sum(dim > 1 for dim in tensor.dims) == 2
+    is_table = "embd" in tensor.name
+    return not is_matrix or is_table or tensor.type == int(lib.GGML_TYPE_F32)
+
+
+def _graph_bytes(pointer: Any, *, n_graphs: int) -> int:
+    """
+    Bytes of the graphs of a context, which libllama fills with zeros whatever they hold.
+
+    Args:
+        n_graphs: the one that is reserved, that of steps with outputs, and without.
+    """
+    n_nodes = lib.plr_graph_nodes(pointer)
+    if n_nodes == EXCEPTION:
+        raise ContextFailed("llama_graph_reserve", n_nodes, last_error())
+    each = n_nodes * lib.ggml_tensor_overhead()
+    return n_graphs * int(each + lib.ggml_graph_overhead_custom(n_nodes, False))
 
 
 def projector_bytes(

@@ -7,7 +7,7 @@ out of range are refused before anything native runs.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -27,6 +27,17 @@ ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 MIN_CHUNK = 3  # tokens a step must take to divide any prompt and leave none alone
+
+
+class LeaseConfig(Frozen):
+    """Slots of devices, so that no more models are loaded to one than it can bear."""
+
+    max_models: Annotated[int, Field(ge=1, le=256)] = 1
+    """Models that a device holds at most, of all processes that take leases."""
+    margin_bytes: Annotated[int, Field(ge=0)] = 2**29
+    """Bytes that must be free on a device before a model is loaded to it."""
+    directory: AnyPath | None = None
+    """The directory of the slots. None: one of this user, among temporary files."""
 
 
 class ModelConfig(Frozen):
@@ -54,6 +65,13 @@ class ModelConfig(Frozen):
     """Whether libllama may keep weights in an order that suits this CPU."""
     no_host: bool = False
     """Whether host memory of devices is avoided, so that extra buffers are used."""
+    lease: LeaseConfig | None = None
+    """Slots that the model takes on its devices while it is loaded. None: it takes none."""
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Fields that libllama reads."""
+        return self.model_dump(exclude={"lease"})
 
 
 class ContextConfig(Frozen):

@@ -33,6 +33,8 @@ class Settings(Frozen):
     """Fields of SchedulerConfig."""
     cache: Fields = Field(default_factory=dict)
     """Fields of CacheConfig."""
+    embedding: Fields = Field(default_factory=dict)
+    """Fields of EmbeddingConfig."""
     media: Fields = Field(default_factory=dict)
     """Fields of MediaConfig."""
     log: Fields = Field(default_factory=dict)
@@ -131,8 +133,7 @@ class Profile(Frozen):
         The options as an EngineConfig.
 
         Args:
-            parts: of model, context, scheduler, cache, log, and engine for what belongs to
-                none of them; fields that win over the profile's.
+            parts: fields by the parts of Settings, which win over the profile's.
 
         Raises:
             ConfigError: names the part or the field that is wrong.

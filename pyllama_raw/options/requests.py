@@ -124,6 +124,8 @@ class TextOptions(TypedDict, total=False):
     """Requests with a lower number run first; 0 by default."""
     deadline_s: Seconds | None
     """Seconds from now after which the request ends with what it has. None: never."""
+    max_wait_s: Seconds | None
+    """Seconds after which a request that has had no slot raises WaitedTooLong. None: never."""
 
 
 class RequestOptions(TextOptions, ChatOptions, total=False):

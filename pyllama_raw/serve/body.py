@@ -101,6 +101,7 @@ class TextBody(BaseModel):
     response_format: ResponseFormat | None = None
     priority: int | None = None
     deadline_s: float | None = None
+    max_wait_s: float | None = None
     cache_salt: str | None = None
     client: str | None = None
     adapters: dict[str, float] | None = None
@@ -123,9 +124,7 @@ class TextBody(BaseModel):
         options: Any = {
             name: value for name, value in given.items() if value is not None
         }
-        deadline_s = config.deadline_of(self.deadline_s)
-        if deadline_s is not None:
-            options["deadline_s"] = deadline_s
+        options |= config.time_limits(self.deadline_s, self.max_wait_s)
         if found.adapters:
             options["adapters"] = {**found.adapters, **(self.adapters or {})}
         checked: RequestOptions = options

@@ -45,6 +45,8 @@ class ServeConfig(Frozen):
     """Seconds that a client may read nothing of its stream, before the stream is ended."""
     deadline_s: Seconds | None = None
     """`deadline_s` of a request that names none. None: it may take for ever."""
+    max_wait_s: Seconds | None = None
+    """`max_wait_s` of a request that names none. None: it may wait for ever."""
     drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """Seconds that running requests have to end once the service is to stop."""
     stall_s: Seconds = 60.0
@@ -79,6 +81,10 @@ class ServeConfig(Frozen):
         given = self.defaults
         return {name: getattr(given, name) for name in given.model_fields_set}
 
-    def deadline_of(self, given: float | None) -> float | None:
-        """`deadline_s` of a request that gives *given*."""
-        return self.deadline_s if given is None else given
+    def time_limits(
+        self, deadline_s: float | None, max_wait_s: float | None
+    ) -> dict[str, float]:
+        """Options of a request that gives these."""
+        given = {"deadline_s": deadline_s, "max_wait_s": max_wait_s}
+        chosen = {n: getattr(self, n) if v is None else v for n, v in given.items()}
+        return {name: value for name, value in chosen.items() if value is not None}

@@ -35,14 +35,13 @@ class VectorBody(BaseModel):
     """A name of `/v1/models`; left out: the first model that can do it."""
     priority: int | None = None
     deadline_s: float | None = None
+    max_wait_s: float | None = None
 
     def options(self, service: Service) -> dict[str, Any]:
         """Options of serving the request."""
-        given = {
-            "priority": self.priority,
-            "deadline_s": service.config.deadline_of(self.deadline_s),
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        limits = service.config.time_limits(self.deadline_s, self.max_wait_s)
+        given = {} if self.priority is None else {"priority": self.priority}
+        return given | limits
 
 
 class EmbeddingBody(VectorBody):

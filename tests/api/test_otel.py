@@ -31,7 +31,7 @@ END = Finished(
     n_cached=16,
     cache_tier=None,
     n_preempted=1,
-    timings=Moments(2.0, 3.0, 4.5, 9.0, (1.0, 3.5)),
+    timings=Moments(2.0, 3.0, 4.5, 9.0, (1.0, 3.5), 9.0),
 )
 
 

@@ -115,6 +115,7 @@ def test_flags_reach_the_engine(cli: Cli, opened: list[object]):
             "max_waiting_tokens": 2**40,
         },
         "max_adapter_bytes": 2**60,
+        "fit_ctx": 4096,
         "deterministic": True,
     }
 

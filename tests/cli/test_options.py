@@ -3,6 +3,8 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
+import pytest
+
 from pyllama_raw import ContextConfig, Profile
 from pyllama_raw.cli.engine_options import add_engine, engine_config, model_spec
 from pyllama_raw.cli.options import add_generate
@@ -60,3 +62,23 @@ def test_flags_win_over_the_profile(tmp_path: Path):
     assert engine_config(plain).context == ContextConfig(n_ubatch=256, n_threads=3)
     assert engine_config(flags).context == ContextConfig(n_ubatch=256, n_threads=1)
     assert [model_spec(plain), model_spec(flags)] == [Path("tuned.gguf"), "mine.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "flags", "found"),
+    [({}, [], 4096), ({"fit_ctx": 0}, [], 0), ({"fit_ctx": 9}, ["--fit-ctx", "7"], 7)],
+)
+def test_commands_fit_the_memory_unless_somebody_says(
+    profile: dict[str, int], flags: list[str], found: int, tmp_path: Path
+):
+    """
+    The default of commands is weaker than a profile, which is weaker than the flag.
+    """
+    file = tmp_path / "p.json"
+    Profile(settings=Settings(engine=profile)).save(file)
+    parser = ArgumentParser()
+    add_engine(parser)
+
+    given = parser.parse_args(["--profile", str(file), *flags])
+
+    assert engine_config(given).fit_ctx == found

@@ -54,6 +54,23 @@ def test_tokens_have_vectors_of_their_own():
     assert len(line["embedding"]) > 1
 
 
+@pytest.mark.parametrize("command", [("embed",), ("rank", "q")], ids=["embed", "rank"])
+def test_the_limit_of_a_text_can_be_moved(command):
+    """
+    The flag reaches the engine, whose advice for a text that is too long names it.
+    """
+    name = "bert" if command == ("embed",) else "bert-rank"
+    line = *command, "a" * 100, "--max-step-tokens", "64"
+
+    refused = run(*line, "--model", str(tiny_model(name)))
+    done = run(*line[:-1], "2048", "--model", str(tiny_model(name)))
+
+    assert (refused.returncode, done.returncode) == (1, 0)
+    assert "at most 64 are allowed: shorten it, or raise max_step_tokens" in (
+        refused.stderr
+    )
+
+
 def test_documents_are_ranked_as_json_lines():
     """
     The best comes first, with its score, its place and its text.

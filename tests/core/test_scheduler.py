@@ -12,9 +12,7 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.spans import Span
 from pyllama_raw.core.step import Release, Shift
 from pyllama_raw.core.stop_strings import StopStrings
-from pyllama_raw.errors import (
-    PromptTooLong,
-)
+from pyllama_raw.errors import PromptTooLong, WaitedTooLong
 from tests.core.support import (
     STOP_TOKEN,
     answer,
@@ -315,6 +313,28 @@ def test_deadlines_end_waiting_and_running_requests():
     assert scheduler.next_deadline is None
     ends = finished(events)
     assert (ends[0].reason, ends[0].n_output) == (FinishReason.DEADLINE, 2)
+
+
+def test_a_request_waits_for_a_slot_as_long_as_it_says():
+    """
+    It ends with an error that has the knob, the seconds and the limit. One that has had a
+    slot goes on, and a deadline that is over, too, comes first.
+    """
+    scheduler = make_scheduler(n_slots=1)
+    scheduler.add(make_request(0, max_wait_s=1.0, max_tokens=9), 0.0)
+    scheduler.add(make_request(1, max_wait_s=2.0), 0.5)
+    scheduler.add(make_request(2, max_wait_s=2.0, deadline=3.0), 0.5)
+    step(scheduler, now=0.5)
+
+    assert scheduler.next_deadline == 1.0
+    _, events = step(scheduler, now=3.5)
+
+    ends = finished(events)
+    error = ends[1].error
+    assert isinstance(error, WaitedTooLong)
+    assert (error.knob, error.value, error.limit) == ("max_wait_s", 3.0, 2.0)
+    assert ends[2].reason is FinishReason.DEADLINE
+    assert 0 not in ends
 
 
 def test_expired_ids_of_ended_requests_are_ignored():

@@ -1,12 +1,16 @@
 """Options are made smaller where memory is short, and nowhere else."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 
 import pytest
 
 from pyllama_raw import ContextConfig, Engine, EngineConfig, Model
-from pyllama_raw.engine.estimate import estimate
+from pyllama_raw.engine import fit
+from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate, estimate
 from pyllama_raw.engine.fit import _most, fitted
+from pyllama_raw.errors import ContextFailed
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -117,3 +121,104 @@ def test_the_search_finds_the_largest(least: int, wanted: int):
     found = [_most(least, wanted, lambda n, end=end: n <= end) for end in range(70)]
 
     assert found == [max(least, min(end, wanted)) for end in range(70)]
+
+
+class Layered:
+    """Stands for an Outline: each layer takes 10 bytes of a device, or of the host."""
+
+    capabilities = None
+    generates = True
+
+    def __init__(self, path: Path, config: EngineConfig) -> None:
+        self.model = SimpleNamespace(n_ctx_train=8192, n_layer=6)
+        self._config = config
+
+    def memory(self, config: EngineConfig) -> MemoryEstimate:
+        asked = self._config.model.n_gpu_layers
+        n_there = 7 if asked < 0 else min(asked, 7)
+        n_ctx = config.context.n_ctx
+        assert n_ctx is not None
+        return MemoryEstimate(
+            (
+                DeviceMemory("CPU", 10 * (7 - n_there), 0, 0, 0),
+                DeviceMemory("GPU0", 10 * n_there, n_ctx // 256, 0, 0),
+            ),
+            n_ctx,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize(
+    ("room", "told"),
+    [
+        (102, []),
+        (101, ["n_ctx=7936"]),
+        (72, ["n_ctx=512"]),
+        (71, ["n_ctx=512", "n_gpu_layers=6"]),
+        (25, ["n_ctx=512", "n_gpu_layers=2"]),
+        (1, ["n_ctx=512", "n_gpu_layers=0"]),
+    ],
+)
+def test_layers_leave_a_device_once_cells_are_few(
+    room: int,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """
+    Cells come first, down to the floor; then as many layers stay as there is room for.
+    """
+    monkeypatch.setattr(fit, "Outline", Layered)
+    monkeypatch.setattr(fit, "estimate", lambda p, c: Layered(p, c).memory(c))
+
+    chosen = fitted(tiny_model("llama"), CONFIG, room={"CPU": 0, "GPU0": room})
+
+    assert caplog.messages == [f"memory is short: {', '.join(told)}"] * bool(told)
+    names = [
+        f"n_ctx={chosen.context.n_ctx}",
+        f"n_gpu_layers={chosen.model.n_gpu_layers}",
+    ]
+    assert told == [name for name in names if name in told]
+
+
+def test_a_floor_holds_where_layers_cannot_be_reckoned(monkeypatch: pytest.MonkeyPatch):
+    """
+    Not even a failure of each try brings back the cells that do not fit.
+    """
+
+    def fail(*_: object) -> MemoryEstimate:
+        raise ContextFailed("llama_init_from_model", None, "no room")
+
+    monkeypatch.setattr(fit, "Outline", Layered)
+    monkeypatch.setattr(fit, "estimate", fail)
+
+    chosen = fitted(tiny_model("llama"), CONFIG, room={"CPU": 0, "GPU0": 0})
+
+    assert (chosen.context.n_ctx, chosen.model.n_gpu_layers) == (512, 0)
+
+
+def test_nothing_is_reckoned_where_memory_is_plenty(monkeypatch: pytest.MonkeyPatch):
+    """
+    The header alone tells that all fits.
+    """
+    monkeypatch.setattr(fit, "Outline", None)
+
+    assert fitted(tiny_model("llama"), CONFIG, room={"CPU": 2**36}) is CONFIG
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "mamba2", "bert"])
+def test_plenty_is_more_than_an_engine_takes(name: str):
+    """
+    Wherever nothing is reckoned, it would have fitted.
+    """
+    path, room = tiny_model(name), 2**20
+
+    while not fit._is_plenty(path, CONFIG, {"CPU": room}):
+        room *= 2
+
+    assert estimate(path, CONFIG).total_bytes < room // 2

@@ -109,7 +109,7 @@ def test_the_line_for_people_names_whose_kernels_compute(quantised):
         context=ContextConfig(fast_kernels=False, n_ctx=64),
     )
     path = quantised(TINY, "q4_0")
-    with Model.load(path, **config.model.model_dump()) as model:
+    with Model.load(path, **config.model.loading) as model:
         plain = kernels_used(model, config)
     with Model.load(path) as model:
         packed = kernels_used(model, config)

@@ -56,6 +56,7 @@ def test_models_are_named_by_their_files_or_as_they_are_told():
     assert made("a.gguf", "--alias", "x").models == {"x": "a.gguf"}
     assert made().models == {"default": None}
     assert made("--alias", "x").models == {"x": None}
+    assert made().configs["default"].fit_ctx == 4096
 
 
 def test_options_of_engines_are_those_of_the_other_commands(tmp_path):

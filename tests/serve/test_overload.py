@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from pyllama_raw.serve import make_app
+from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.engine.support import HeldSteps
 from tests.loops import anyio_backend  # noqa: F401
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.anyio
 def held(steps, **options):
     """An engine with one slot and no place to wait, whose steps a test allows."""
     executor = FakeExecutor(fake_limits(n_slots=1), on_step=steps)
-    return chatting(executor, max_waiting=0, **options)
+    return chatting(executor, **({"max_waiting": 0} | options))
 
 
 async def ask(url, **fields):
@@ -71,3 +72,38 @@ async def test_a_full_model_does_not_stand_in_the_way_of_another(anyio_backend_n
     assert (refused[0], refused[2]["error"]["code"]) == (503, "server_is_overloaded")
     assert "retry-after" in refused[1]
     assert answered[0] == 200
+
+
+async def test_a_client_says_how_long_it_waits_for_a_slot(anyio_backend_name):
+    """
+    Another server may be tried then: the status is 503, and says when to come again.
+    """
+    steps = HeldSteps()
+    with anyio.fail_after(LIMIT_S):
+        async with held(steps, max_waiting=1) as engine:
+            async with serving(make_app({"a": engine}), anyio_backend_name) as url:
+                async with wire(url) as first, wire(url) as other:
+                    await first.post(chat(max_tokens=3))
+                    await anyio.to_thread.run_sync(steps.wait_for_one)
+                    await other.post(chat(stream=True, max_tokens=3, max_wait_s=1e-6))
+                    while len(engine._thread.opened) < 2:
+                        await anyio.lowlevel.checkpoint()
+                    steps.allow(1000)
+                    status, headers, told = await other.answer()
+                    text = await first.until(b"[DONE]")
+
+    assert (status, told["error"]["code"]) == (503, "waited_too_long")
+    assert 1 <= int(headers["retry-after"]) <= 60
+    assert b'"finish_reason":"length"' in text
+
+
+def test_a_service_has_limits_of_time_for_those_who_name_none():
+    """
+    What a request says wins.
+    """
+    config = ServeConfig(deadline_s=9.0, max_wait_s=2.0)
+
+    given = config.time_limits(None, 5.0)
+
+    assert given == {"deadline_s": 9.0, "max_wait_s": 5.0}
+    assert ServeConfig().time_limits(None, None) == {}

@@ -21,3 +21,9 @@ typedef struct plr_memory_part {
  * with no_alloc, too.
  */
 int32_t plr_memory_parts(const struct llama_context * ctx, int32_t n_max, plr_memory_part * parts);
+
+/*
+ * Nodes that each graph of ctx has room for, or PLR_EXCEPTION. Reserves the graph of one token
+ * a sequence in place of what was reserved, so nothing may be computed afterwards.
+ */
+int64_t plr_graph_nodes(struct llama_context * ctx);

@@ -1,4 +1,4 @@
-"""Deadlines of requests that have not ended, earliest first."""
+"""Moments at which time may be over for requests that have not ended, earliest first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Deadlines:
         heappush(self._heap, (deadline, request_id))
 
     def next(self, alive: Container[int]) -> float | None:
-        """The earliest deadline of a request in *alive*."""
+        """The earliest moment of a request in *alive*."""
         while self._heap and self._heap[0][1] not in alive:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def expired(self, now: float) -> Iterator[int]:
-        """Take out the ids whose deadline is not after *now*."""
+        """Take out the ids whose moment is not after *now*."""
         while self._heap and self._heap[0][0] <= now:
             yield heappop(self._heap)[1]

@@ -23,7 +23,7 @@ from pyllama_raw.core.spans import are_valid
 from pyllama_raw.core.stats import Counters, SchedulerStats
 from pyllama_raw.core.victims import Victim, choose
 from pyllama_raw.core.waiting import WaitingQueue
-from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError
+from pyllama_raw.errors import EngineStalled, NoKVSpace, PyllamaError, WaitedTooLong
 
 
 class Roster:
@@ -81,8 +81,8 @@ class Roster:
     def _enter(self, sequence: Sequence) -> None:
         request = sequence.request
         assert request.request_id not in self.alive
-        if request.deadline is not None:
-            self.deadlines.add(request.deadline, request.request_id)
+        for moment in request.time_limits(sequence.submitted):
+            self.deadlines.add(moment, request.request_id)
         if isinstance(sequence, TextSequence):
             self.texts.push(sequence)
             self.alive[request.request_id] = sequence
@@ -158,6 +158,19 @@ class Roster:
         if sequence is not None:
             self.finish(sequence, end, now)
         return sequence is not None
+
+    def expire(self, now: float) -> None:
+        """End the requests whose deadline is over, or that have waited too long for a slot."""
+        for request_id in self.deadlines.expired(now):
+            sequence = self.alive.get(request_id)
+            if sequence is None:
+                continue
+            deadline, limit = sequence.request.deadline, sequence.request.max_wait_s
+            if deadline is not None and deadline <= now:
+                self.finish(sequence, FinishReason.DEADLINE, now)
+            elif sequence.admitted is None and limit is not None:
+                error = WaitedTooLong("max_wait_s", now - sequence.submitted, limit)
+                self.finish(sequence, error, now)
 
     def finish(
         self, sequence: Sequence, end: FinishReason | PyllamaError, now: float

@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest deadline of a request that has not ended."""
+        """The earliest moment at which time may be over for a request."""
         return self._roster.deadlines.next(self._roster.alive)
 
     def add(self, request: Request, now: float) -> None:
@@ -231,8 +231,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
-        for request_id in self._roster.deadlines.expired(now):
-            self._roster.end(request_id, FinishReason.DEADLINE, now)
+        self._roster.expire(now)
         texts = self._roster.texts.all
         if texts and self._texts_are_next:
             self._texts_are_next = False

@@ -77,7 +77,7 @@ def _kernels(profile: Profile) -> str:
     """Kernels that compute with the profile: the search may have turned some off."""
     assert profile.path is not None
     config = profile.engine_config()
-    with Model.load(profile.path, **config.model.model_dump()) as model:
+    with Model.load(profile.path, **config.model.loading) as model:
         return kernels_used(model, config)
 
 

@@ -1,0 +1,189 @@
+"""
+Leases: a model has a slot on each device that computes it, from before its load until it is gone.
+
+Rules:
+1. A slot is a file. The process that holds the lock of the file has the slot, and the system
+   drops the lock of a process that dies. What such a process leaves is taken over.
+2. A lease is of all its devices, or of none.
+3. A file goes before its lock does. A lock counts only while its file is at its path.
+4. A fork has no lease of its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from pyllama_raw.errors import LeaseRefused
+from pyllama_raw.native.libllama import Device, devices
+from pyllama_raw.options.config import LeaseConfig
+
+
+class Place(NamedTuple):
+    """A device that can be leased."""
+
+    key: str
+    free_bytes: int | None  # None: it does not tell
+
+
+class Lease:
+    """Slots that are held until release()."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}  # descriptors, whose locks are ours
+        _leases.add(self)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Files of the slots."""
+        return tuple(self._files)
+
+    def take(self, place: Place, config: LeaseConfig, directory: Path) -> None:
+        """Hold a slot of *place*, too. Raises LeaseRefused."""
+        free, margin = place.free_bytes, config.margin_bytes
+        if free is not None and free < margin:
+            reason = f"has {free} bytes free, the safety margin is {margin}"
+            raise LeaseRefused(place.key, f"{reason}: free some, or lower margin_bytes")
+        for slot in range(config.max_models):
+            path = directory / f"gpu-{place.key}-slot-{slot}.lock"
+            file = _locked(path)
+            if file is not None:
+                self._files[path] = file
+                _write(file, place.key, slot)
+                return
+        reason = f"already has {config.max_models} models, which max_models allows"
+        raise LeaseRefused(place.key, f"{reason}: close one, or raise max_models")
+
+    def release(self) -> None:
+        """Give the slots back; can be repeated."""
+        while self._files:
+            path, file = self._files.popitem()
+            path.unlink(missing_ok=True)
+            os.close(file)
+
+    def forget(self) -> None:
+        """Leave the slots to the parent process."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+_leases = WeakSet[Lease]()
+
+
+def take_lease(
+    options: Mapping[str, Any], found: Iterable[Device] | None = None
+) -> Lease | None:
+    """
+    A lease for a model that is loaded by *options*, fields of ModelConfig; None: it wants none.
+
+    Args:
+        found: devices of the machine. None: those that libllama finds.
+
+    Raises:
+        LeaseRefused: a device is full or short of memory, or the directory is of no use;
+            nothing is held.
+    """
+    if options.get("lease") is None or options.get("n_gpu_layers") == 0:
+        return None
+    config = LeaseConfig(**options["lease"])
+    places = places_of(options, devices() if found is None else found)
+    if not places:
+        return None
+    lease = Lease()
+    try:
+        directory = _directory(config)
+        for place in places:
+            lease.take(place, config, directory)
+    except OSError as error:
+        lease.release()
+        raise LeaseRefused(places[0].key, f"has no slots: {error}") from error
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def places_of(options: Mapping[str, Any], found: Iterable[Device]) -> list[Place]:
+    """Devices among *found* that compute a model of *options*, by their keys."""
+    names = options.get("devices")
+    used = [
+        Place(_key(index, device), _free(device))
+        for index, device in enumerate(found)
+        if device.kind in ("gpu", "igpu") and (names is None or device.name in names)
+    ]
+    if options.get("split_mode") == "none":
+        main_gpu = options.get("main_gpu", 0)
+        used = used[main_gpu : main_gpu + 1]
+    by_key = {place.key: place for place in reversed(used)}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def _key(index: int, device: Device) -> str:
+    """Letters that a file may be named by."""
+    name = device.stable_id or device.name or f"gpu-{index}"
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def _free(device: Device) -> int | None:
+    return device.memory_free_bytes if device.memory_total_bytes else None
+
+
+def _directory(config: LeaseConfig) -> Path:
+    if config.directory is not None:
+        directory = Path(config.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+    directory = Path(tempfile.gettempdir()) / f"pyllama-raw-leases-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise LeaseRefused(str(directory), "is of another user: name a lease.directory")
+    return directory
+
+
+def _locked(path: Path) -> int | None:
+    """The file at *path*, made if need be, with its lock; None: another one has the lock."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        file = os.open(path, flags, 0o600)
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+            if _is_at(path, file):
+                return file
+        except BlockingIOError:
+            os.close(file)
+            return None
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # its last owner has just deleted it
+
+
+def _is_at(path: Path, file: int) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file))
+    return False
+
+
+def _write(file: int, device: str, slot: int) -> None:
+    """Say for people who has the slot."""
+    said = {"pid": os.getpid(), "device": device, "slot": slot}
+    said["created_at_unix_ms"] = time.time_ns() // 10**6
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps(said).encode(), 0)
+
+
+def _begin_anew() -> None:
+    for lease in tuple(_leases):
+        lease.forget()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
