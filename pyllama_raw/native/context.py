@@ -201,6 +201,28 @@ class Context(SlotMemory):
             )
         )  # fmt: skip
 
+    def read_sources(self, batch: Batch) -> StepOutcome:
+        """
+        Have the encoder of an encoder-decoder model read *batch*, all of it at once.
+
+        Decodes of a slot then see its tokens of the last such batch; a slot without any there
+        must not be decoded: it and its neighbours would get no numbers. A slot begins behind
+        the last position that it holds, which is left as it is. Not while a step is begun
+        ahead.
+
+        Raises:
+            InvalidBatch: more tokens than one graph takes; nothing ran. All else comes back as
+                a code; decodes then see what they saw before.
+        """
+        if not 0 < batch.n_tokens <= self.n_ubatch:
+            text = f"{batch.n_tokens} tokens, 1 to {self.n_ubatch} are allowed (n_ubatch)"
+            raise InvalidBatch("llama_encode", None, text)
+        code = int(
+            lib.plr_read_sources(self._runner, self.ptr, batch.raw, self._times_ptr)
+        )
+        decode_ns, cpu_ns, _, _ = self._times
+        return StepOutcome(code, [], [], decode_ns, 0, 0 if self._has_gpu else cpu_ns)
+
     def set_lanes(self, lanes: Sequence[SamplerChain]) -> None:
         """
         Let lanes[i] run in the graph for slot i, and nothing for the other slots.
