@@ -151,8 +151,7 @@ class SourceTooLong(PromptTooLong):
         RequestError.__init__(
             self,
             f"the prompt has {n_prompt} tokens, at most {max_tokens} are allowed, because an "
-            "encoder reads all of it at once: shorten it, or raise n_ubatch, up to the "
-            "context length of the model",
+            "encoder reads all of it at once: shorten it, or raise n_ubatch",
         )
 
 

@@ -30,6 +30,7 @@ from pyllama_raw.core.step import (
     Lost,
     Move,
     PrefillSpan,
+    ReadSource,
     StepPlan,
     StepResult,
     Work,
@@ -263,6 +264,8 @@ class NativeExecutor:
                 adapters.switch(self.context, wanted)
             if type(works[0]) is PrefillSpan:
                 outcome = self._rows.compute_spans(works, self.context)
+            elif type(works[0]) is ReadSource:
+                outcome = self._rows.read_sources(works, self.context)
             else:
                 outcome = self._compute(works, ahead=plan.steady and self._can_drop)
         except InvalidBatch as error:

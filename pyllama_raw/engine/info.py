@@ -30,6 +30,8 @@ class VocabInfo:
     """The token that begins a text."""
     eos: SpecialToken | None
     """The token that ends a text."""
+    decoder_start: SpecialToken | None
+    """The token that begins an output, of models that read the prompt with an encoder."""
     adds_bos: bool
     """Whether a prompt that is a text gets bos in front."""
     adds_eos: bool

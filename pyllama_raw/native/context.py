@@ -214,6 +214,8 @@ class Context(SlotMemory):
             InvalidBatch: more tokens than one graph takes; nothing ran. All else comes back as
                 a code; decodes then see what they saw before.
         """
+        if not (self.model.has_encoder and self.model.has_decoder):
+            raise InvalidBatch("llama_encode", None, "the model reads no sources")
         if not 0 < batch.n_tokens <= self.n_ubatch:
             text = f"{batch.n_tokens} tokens, 1 to {self.n_ubatch} are allowed (n_ubatch)"
             raise InvalidBatch("llama_encode", None, text)

@@ -22,6 +22,7 @@ from pyllama_raw.errors import (
     ClosedError,
     InvalidRequest,
     PromptTooLong,
+    SourceTooLong,
     TextTooLong,
     Unsupported,
 )
@@ -58,14 +59,18 @@ class PromptEncoder:
         chat_template: str | None,
         n_ctx_slot: int,
         media: MediaDesk | None = None,
+        n_source: int = 0,
     ) -> None:
         """
         Args:
             media: None: prompts are text.
+            n_source: tokens that an encoder can read; 0: prompts go into slots.
         """
+        self._n_source = n_source
         self._vocab = vocab
         self._media = media
-        self._n_ctx_slot = n_ctx_slot
+        # A prompt has fewer tokens.
+        self._n_ctx_slot = n_source + 1 if n_source else n_ctx_slot
         self._bos_text = _text_of(vocab, vocab.bos)
         self._chat_template = chat_template
         self._chat = ChatTemplates(
@@ -81,7 +86,13 @@ class PromptEncoder:
     def of(cls, parts: EngineParts) -> Self:
         """The encoder for the model of *parts*."""
         limits = parts.scheduler.limits
-        return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot, parts.media)
+        return cls(
+            parts.vocab,
+            parts.chat_template,
+            limits.n_ctx_slot,
+            parts.media,
+            limits.n_source,
+        )
 
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
@@ -265,7 +276,7 @@ class PromptEncoder:
             read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
         elif is_sequence(prompt):
             if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
-                raise PromptTooLong(len(prompt), self._n_ctx_slot)
+                raise self._too_long(len(prompt))
             for part in self._parts(prompt):
                 read.add_text(part)
         else:
@@ -298,7 +309,7 @@ class PromptEncoder:
     def _ids(self, given: Sequence[int]) -> array[int]:
         """A checked copy of token ids. Raises InvalidRequest, PromptTooLong."""
         if len(given) > self._n_ctx_slot:  # before a copy: range(10**9) is small
-            raise PromptTooLong(len(given), self._n_ctx_slot)
+            raise self._too_long(len(given))
         tokens = array("i")
         for part in self._parts(given):
             tokens += part
@@ -397,7 +408,12 @@ class PromptEncoder:
         if self._closed:
             raise ClosedError("the engine is closed")
         if n_tokens >= self._n_ctx_slot:
-            raise PromptTooLong(n_tokens, self._n_ctx_slot)
+            raise self._too_long(n_tokens)
+
+    def _too_long(self, n_tokens: int) -> PromptTooLong:
+        if self._n_source:
+            return SourceTooLong(n_tokens, self._n_source)
+        return PromptTooLong(n_tokens, self._n_ctx_slot)
 
 
 def _check_text(text: str) -> None:
