@@ -147,7 +147,11 @@ class SourceTooLong(PromptTooLong):
     """The model reads a prompt at once, and this one has more tokens than are allowed."""
 
     def __init__(self, n_prompt: int, max_tokens: int) -> None:
-        self.n_prompt, self.n_ctx_slot, self.max_tokens = n_prompt, max_tokens, max_tokens
+        self.n_prompt, self.n_ctx_slot, self.max_tokens = (
+            n_prompt,
+            max_tokens,
+            max_tokens,
+        )
         RequestError.__init__(
             self,
             f"the prompt has {n_prompt} tokens, at most {max_tokens} are allowed, because an "

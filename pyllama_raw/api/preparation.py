@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**32 - 2
 MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
-READS_PROMPTS = "the model reads prompts with an encoder, and predicts none of their tokens"
+READS_PROMPTS = (
+    "the model reads prompts with an encoder, and predicts none of their tokens"
+)
 LONG_STOP = 256  # characters of stop strings, likewise
 
 

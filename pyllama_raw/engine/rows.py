@@ -84,7 +84,7 @@ class Rows:
         """Have the encoder read the sources of *works*."""
         self.batch.clear()
         for work in works:
-            self.batch.add(work.tokens, work.pos, work.slot, False)
+            self.batch.add_scored(work.tokens, work.pos, work.slot)
         return context.read_sources(self.batch)
 
     def prepare_masks(self, works: tuple[Work, ...]) -> None:

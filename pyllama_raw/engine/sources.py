@@ -84,7 +84,7 @@ def measure_sources(context: Context, start: int) -> SnapshotCost:
         for pos, token in enumerate((start, third)):
             batch = Batch(2 * n_slots)
             for slot in range(n_slots):
-                batch.add([first, second][slot:], pos, slot, False)
+                batch.add_scored([first, second][slot:], pos, slot)
             check_decode(context.read_sources(batch).code, last_error())
             batch.clear()
             batch.add_rows([token] * n_slots, [pos] * n_slots, list(range(n_slots)))

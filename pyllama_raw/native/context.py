@@ -205,6 +205,7 @@ class Context(SlotMemory):
         """
         Have the encoder of an encoder-decoder model read *batch*, all of it at once.
 
+        Each token of it has an output row, as add_scored() makes them, or libllama warns.
         Decodes of a slot then see its tokens of the last such batch; a slot without any there
         must not be decoded: it and its neighbours would get no numbers. A slot begins behind
         the last position that it holds, which is left as it is. Not while a step is begun
@@ -217,7 +218,9 @@ class Context(SlotMemory):
         if not (self.model.has_encoder and self.model.has_decoder):
             raise InvalidBatch("llama_encode", None, "the model reads no sources")
         if not 0 < batch.n_tokens <= self.n_ubatch:
-            text = f"{batch.n_tokens} tokens, 1 to {self.n_ubatch} are allowed (n_ubatch)"
+            text = (
+                f"{batch.n_tokens} tokens, 1 to {self.n_ubatch} are allowed (n_ubatch)"
+            )
             raise InvalidBatch("llama_encode", None, text)
         code = int(
             lib.plr_read_sources(self._runner, self.ptr, batch.raw, self._times_ptr)

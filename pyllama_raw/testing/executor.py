@@ -97,7 +97,9 @@ class FakeExecutor:
         self.plans: list[StepPlan] = []
         self.memory = FakeMemory(limits)
         self._requests: dict[int, Request] = {}  # those that are open
-        self._sources: dict[int, Sequence[int]] = {}  # by slot, of the last that were read
+        self._sources: dict[
+            int, Sequence[int]
+        ] = {}  # by slot, of the last that were read
         self._next_token = next_token
         self._failures = dict(failures or {})
         self._poison = dict(poison or {})
@@ -259,7 +261,9 @@ class FakeExecutor:
             if type(work) is not ReadSource:
                 assert_one_kind(request, n_held, work)
             if request.source is not None and plan.lot != SOURCES:
-                assert self._sources.get(work.slot) == request.source, "it is read first"
+                assert self._sources.get(work.slot) == request.source, (
+                    "it is read first"
+                )
             assert len(work.tokens) == 1 or type(work) is not Decode
             assert request.lot.adapters == plan.lot.adapters
 

@@ -71,7 +71,10 @@ class Bench:
     def shapes(self) -> list[tuple[str, list[int]]]:
         """The kind of each step with works, and whose works it had."""
         return [
-            ("read" if plan.lot == SOURCES else "decode", [w.request_id for w in plan.works])
+            (
+                "read" if plan.lot == SOURCES else "decode",
+                [w.request_id for w in plan.works],
+            )
             for plan in self.executor.plans
             if plan.works
         ]
@@ -213,7 +216,9 @@ def test_the_source_is_what_a_request_has_used():
     assert (bench.ends[0].n_prompt, bench.ends[0].n_output) == (5, 2)
 
 
-@pytest.mark.parametrize("status", [DecodeStatus.INVALID, DecodeStatus.FAILED])
+@pytest.mark.parametrize(
+    "status", [DecodeStatus.INVALID, DecodeStatus.FAILED, DecodeStatus.NO_SPACE]
+)
 def test_a_source_that_fails_ends_alone(status):
     """
     Others keep their outputs, whether the context had to be made anew or not.
@@ -276,7 +281,7 @@ def test_random_histories_equal_requests_alone(seed):
     """
     Whoever joins, leaves, fails or is preempted: what comes of the others is as alone.
     """
-    random = Random(seed)
+    random = Random(seed)  # noqa: S311
     statuses = [DecodeStatus.INVALID, DecodeStatus.FAILED, DecodeStatus.ABORTED]
     failures = {
         step: random.choice(statuses) for step in range(200) if random.random() < 0.04
@@ -299,7 +304,10 @@ def test_random_histories_equal_requests_alone(seed):
 
     assert bench.ends.keys() == set(range(16))
     for request in requests:
-        end, got = bench.ends[request.request_id], bench.tokens.get(request.request_id, [])
+        end, got = (
+            bench.ends[request.request_id],
+            bench.tokens.get(request.request_id, []),
+        )
         assert got == alone(request)[: len(got)]
         if end.reason is FinishReason.LENGTH:
             assert len(got) == request.max_tokens

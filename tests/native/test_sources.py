@@ -30,7 +30,7 @@ def read(context: Context, sources, pos=0) -> int:
     """Have *sources*, by slot, read from *pos* on."""
     batch = Batch(256)
     for slot, source in sources.items():
-        batch.add(source, pos, slot, False)
+        batch.add_scored(source, pos, slot)
     return context.read_sources(batch).code
 
 
@@ -76,8 +76,8 @@ def test_a_slot_goes_on_when_its_source_is_read_again(t5):
         assert read(context, {0: SOURCES[0]}) == 0
         decode(context, {0: start}, [0])
         batch = Batch(64)
-        batch.add(SOURCES[0], 1, 0, False)
-        batch.add(SOURCES[1], 0, 1, False)
+        batch.add_scored(SOURCES[0], 1, 0)
+        batch.add_scored(SOURCES[1], 0, 1)
         assert context.read_sources(batch).code == 0
 
         rows = decode(context, {0: 50, 1: start}, [1, 0])

@@ -15,6 +15,7 @@ from pyllama_raw.core.request import SOURCES
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.sequence import Running
 from pyllama_raw.core.step import DecodeStatus, ReadSource, StepPlan, StepResult
+from pyllama_raw.errors import NoKVSpace
 
 NOTHING = StepPlan()
 
@@ -32,7 +33,7 @@ class SourceSteps:
     @property
     def waits(self) -> bool:
         """Whether a source is not read yet."""
-        return any([not each.is_read for each in self._running])
+        return not all(each.is_read for each in self._running)
 
     @property
     def _running(self) -> list[Running]:
@@ -73,12 +74,14 @@ class SourceSteps:
                 self._fail([each for each in read if not each.is_read], result, now)
 
     def _fail(self, new: list[Running], result: StepResult, now: float) -> None:
-        assert result.error is not None
         if result.status is DecodeStatus.FAILED:
             self._roster.counters.rebuilds += 1
             self._roster.memory.forget_slots()
         if self._one_by_one and new:
-            self._roster.finish(new[0].sequence, result.error, now)
+            error = result.error or NoKVSpace(
+                "llama_encode", 1, "no room for the source"
+            )
+            self._roster.finish(new[0].sequence, error, now)
         self._one_by_one = True
 
 
