@@ -22,7 +22,6 @@ from pyllama_raw.errors import (
     ClosedError,
     InvalidRequest,
     PromptTooLong,
-    SourceTooLong,
     TextTooLong,
     Unsupported,
 )
@@ -411,9 +410,7 @@ class PromptEncoder:
             raise self._too_long(n_tokens)
 
     def _too_long(self, n_tokens: int) -> PromptTooLong:
-        if self._n_source:
-            return SourceTooLong(n_tokens, self._n_source)
-        return PromptTooLong(n_tokens, self._n_ctx_slot)
+        return PromptTooLong(n_tokens, self._n_ctx_slot, self._n_source)
 
 
 def _check_text(text: str) -> None:

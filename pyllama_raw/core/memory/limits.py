@@ -8,7 +8,7 @@ from pyllama_raw.core import exact
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.sequence import NO_LIMIT, Sequence
-from pyllama_raw.errors import BadMedia, PromptTooLong, SourceTooLong
+from pyllama_raw.errors import BadMedia, PromptTooLong
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ContextLimits:
             raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
         assert (request.source is None) is (self.n_source == 0)
         if request.n_source > self.n_source:
-            raise SourceTooLong(request.n_source, self.n_source)
+            raise PromptTooLong(request.n_source, self.n_ctx_slot, self.n_source)
         for index, span in enumerate(request.spans):
             n_rows, n_most = span.stop - span.start, self.n_whole_rows
             if not span.is_causal and n_rows > n_most:
