@@ -77,14 +77,15 @@ def measure_sources(context: Context, start: int) -> SnapshotCost:
         ModelLoadFailed: libllama cannot compute the model.
         Unsupported: it computes no numbers.
     """
-    model, n_slots = context.model, min(context.n_seq_max, 2)
-    first, second, third = some_tokens(context)
+    model, n_slots = context.model, min(context.n_seq_max, context.n_ubatch, 2)
+    *source, third = some_tokens(context)
+    source = source[: context.n_ubatch // n_slots]
     sizes: list[int] = []
     with context.one_thread(), blaming(model):
         for pos, token in enumerate((start, third)):
             batch = Batch(2 * n_slots)
             for slot in range(n_slots):
-                batch.add_scored([first, second][slot:], pos, slot)
+                batch.add_scored(source, pos, slot)
             check_decode(context.read_sources(batch).code, last_error())
             batch.clear()
             batch.add_rows([token] * n_slots, [pos] * n_slots, list(range(n_slots)))
