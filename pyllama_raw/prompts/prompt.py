@@ -25,7 +25,7 @@ from pyllama_raw.errors import (
     TextTooLong,
     Unsupported,
 )
-from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates
+from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates, Rendered
 from pyllama_raw.prompts.markers import PIECE, Markers
 from pyllama_raw.prompts.media_prompt import MediaPrompt, has_media
 from pyllama_raw.prompts.messages import Message, is_sequence
@@ -184,7 +184,7 @@ class PromptEncoder:
         with self._using_vocab():
             if self._media is not None:
                 messages = self._media.take_chat(messages).messages
-            return self._chat.render(messages, settings).text
+            return self._render(messages, settings).text
 
     def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
         """
@@ -332,12 +332,18 @@ class PromptEncoder:
                 raise InvalidRequest("prompt", wrong, allowed)
             yield part
 
+    def _render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:
+        if self._n_source:
+            reason = "the model reads one text with an encoder and writes another"
+            raise Unsupported("chat messages", f"{reason}: give a text prompt")
+        return self._chat.render(messages, settings)
+
     def _read_chat(
         self, read: MediaPrompt, messages: Sequence[Message], settings: ChatSettings
     ) -> None:
         taken = None if self._media is None else self._media.take_chat(messages)
         given = messages if taken is None else taken.messages
-        text, origins = self._chat.render(given, settings)
+        text, origins = self._render(given, settings)
         bos = self._bos_text
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
@@ -410,7 +416,8 @@ class PromptEncoder:
             raise self._too_long(n_tokens)
 
     def _too_long(self, n_tokens: int) -> PromptTooLong:
-        return PromptTooLong(n_tokens, self._n_ctx_slot, self._n_source)
+        limit = self._n_source or self._n_ctx_slot
+        return PromptTooLong(n_tokens, limit, self._n_source)
 
 
 def _check_text(text: str) -> None:

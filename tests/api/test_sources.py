@@ -61,7 +61,8 @@ async def test_what_such_a_model_cannot_do_is_refused_by_name():
     reads = "the model reads prompts with an encoder, and predicts none of their tokens"
     vectors = "'t5' has an encoder beside its decoder, and makes no vectors: give an "
     assert refusals == [
-        "Unsupported: chat messages: the model has no chat template: give a text prompt",
+        "Unsupported: chat messages: the model reads one text with an encoder and writes "
+        "another: give a text prompt",
         f"Unsupported: prompt_logprobs: {reads}",
         f"Unsupported: prompt_logprobs: {reads}",
         f"Unsupported: embed: {vectors}encoder model",

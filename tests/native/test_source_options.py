@@ -15,7 +15,7 @@ from pyllama_raw import (
     probe,
 )
 from pyllama_raw.engine import opening
-from pyllama_raw.errors import ModelLoadFailed, Unsupported
+from pyllama_raw.errors import ModelLoadFailed
 from tests.native.support import run_python
 from tests.tiny import tiny_model
 
