@@ -87,7 +87,9 @@ class Context(SlotMemory):
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
             parents.append(abort)  # C reads the flag
-        one_cache = not (model.n_swa or model.is_recurrent or model.is_hybrid)
+        # Other attention reads no cells, or those of several caches.
+        has_others = model.n_swa or model.is_recurrent or model.is_hybrid
+        one_cache = not (has_others or model.has_encoder)
         self.kernels = Kernels.attached(
             params,
             fast=fast_kernels,

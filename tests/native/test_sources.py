@@ -7,6 +7,7 @@ import pytest
 
 from pyllama_raw.engine.sources import measure_sources
 from pyllama_raw.errors import InvalidBatch, Unsupported
+from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.model import Model
@@ -99,6 +100,24 @@ def test_a_read_that_is_refused_changes_nothing(t5, bad):
         rows = decode(context, {0: start}, [0])
 
     assert code == -1
+    assert np.abs(rows[0] - alone(t5, 0, [start])[0]).max() == 0
+
+
+def test_a_read_that_is_aborted_changes_nothing(t5):
+    """
+    Decodes see what they saw before, and the next read works.
+    """
+    start = t5.decoder_start
+    with AbortFlag() as flag, make_context(t5, n_seq_max=4, abort=flag, **EXACT) as c:
+        assert read(c, {0: SOURCES[0]}) == 0
+        flag.set()
+        code = read(c, {1: SOURCES[1]})
+        flag.clear()
+
+        rows = decode(c, {0: start}, [0])
+        assert read(c, {1: SOURCES[1]}) == 0
+
+    assert code == 2
     assert np.abs(rows[0] - alone(t5, 0, [start])[0]).max() == 0
 
 
