@@ -147,12 +147,20 @@ class PromptTooLong(RequestError):
     code = "prompt_too_long"
     http_status = 413
 
-    def __init__(self, n_prompt: int, n_ctx_slot: int) -> None:
-        self.n_prompt, self.n_ctx_slot = n_prompt, n_ctx_slot
-        super().__init__(
-            f"the prompt has {n_prompt} tokens, at most {n_ctx_slot - 1} fit a slot of "
-            f"{n_ctx_slot}: shorten it, or raise n_ctx or lower n_slots"
-        )
+    def __init__(self, n_prompt: int, n_ctx_slot: int, n_source: int = 0) -> None:
+        """*n_source*: the most tokens that an encoder reads at once; 0: a slot takes them."""
+        self.n_prompt, self.n_ctx_slot, self.n_source = n_prompt, n_ctx_slot, n_source
+        given = f"the prompt has {n_prompt} tokens, at most"
+        if n_source:
+            super().__init__(
+                f"{given} {n_source} are allowed, because an encoder reads all of it at "
+                "once: shorten it, or raise n_ubatch"
+            )
+        else:
+            super().__init__(
+                f"{given} {n_ctx_slot - 1} fit a slot of {n_ctx_slot}: shorten it, or "
+                "raise n_ctx or lower n_slots"
+            )
 
 
 class TextTooLong(RequestError):

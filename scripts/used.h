@@ -568,6 +568,7 @@ const char * llama_model_chat_template(const struct llama_model * model, const c
 uint64_t llama_model_n_params(const struct llama_model * model);
 bool llama_model_has_encoder(const struct llama_model * model);
 bool llama_model_has_decoder(const struct llama_model * model);
+llama_token llama_model_decoder_start_token(const struct llama_model * model);
 bool llama_model_is_recurrent(const struct llama_model * model);
 bool llama_model_is_hybrid(const struct llama_model * model);
 bool llama_model_is_diffusion(const struct llama_model * model);
@@ -591,6 +592,7 @@ size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq
 size_t llama_state_seq_get_data_ext(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, llama_state_seq_flags flags);
 size_t llama_state_seq_set_data_ext(struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id dest_seq_id, llama_state_seq_flags flags);
 struct llama_batch llama_batch_init(int32_t n_tokens, int32_t embd, int32_t n_seq_max);
+int32_t llama_encode(struct llama_context * ctx, struct llama_batch batch);
 int32_t llama_decode(struct llama_context * ctx, struct llama_batch batch);
 void llama_set_n_threads(struct llama_context * ctx, int32_t n_threads, int32_t n_threads_batch);
 int32_t llama_n_threads(struct llama_context * ctx);
@@ -674,8 +676,6 @@ bool mtmd_support_audio(const mtmd_context * ctx);
 int mtmd_get_audio_sample_rate(const mtmd_context * ctx);
 mtmd_bitmap * mtmd_bitmap_init(uint32_t nx, uint32_t ny, const unsigned char * data);
 mtmd_bitmap * mtmd_bitmap_init_from_audio(size_t n_samples, const float * data);
-uint32_t mtmd_bitmap_get_nx(const mtmd_bitmap * bitmap);
-uint32_t mtmd_bitmap_get_ny(const mtmd_bitmap * bitmap);
 const unsigned char * mtmd_bitmap_get_data(const mtmd_bitmap * bitmap);
 size_t mtmd_bitmap_get_n_bytes(const mtmd_bitmap * bitmap);
 bool mtmd_bitmap_is_audio(const mtmd_bitmap * bitmap);

@@ -35,6 +35,7 @@ OTHERS = {
     "engine/rows.py": {"_Tokens"},
     "engine/operations.py": {"_saved", "_lost", "_restore_s"},
     "testing/memory.py": {"shifted", "_lost", "_saved", "_n_users"},
+    "testing/executor.py": {"_sources"},
 }
 BY_NUMBER = re.compile(r"\b(\w*[dD]ict|\w*set|Counter)\[int\b")
 

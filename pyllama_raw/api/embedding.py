@@ -98,6 +98,7 @@ class Embedder:
 
     def pooling(self, wanted: object) -> Pooling:
         """The pooling *wanted*; None: the model's own. Raises InvalidRequest, Unsupported."""
+        self.parts.capabilities.check(Operation.EMBED)
         of_model = self.parts.capabilities.model.pooling
         if wanted is None:
             wanted = of_model

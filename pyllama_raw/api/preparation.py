@@ -23,7 +23,7 @@ from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
-from pyllama_raw.errors import InvalidRequest, InvalidSampling
+from pyllama_raw.errors import InvalidRequest, InvalidSampling, Unsupported
 from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**32 - 2
 MANY_TOKENS = 256  # named by a request: an event loop may wait for as many
+READS_PROMPTS = (
+    "the model reads prompts with an encoder, and predicts none of their tokens"
+)
 LONG_STOP = 256  # characters of stop strings, likewise
 
 
@@ -114,6 +117,11 @@ class Preparation:
         if request.spans and params.prompt_logprobs is not None:
             allowed = "None with images and sounds"
             raise InvalidSampling("prompt_logprobs", params.prompt_logprobs, allowed)
+        if (start := self._parts.decoder_start) is not None:
+            if params.prompt_logprobs is not None:
+                raise Unsupported("prompt_logprobs", READS_PROMPTS)
+            tokens = array("i", [start])
+            request = replace(request, tokens=tokens, source=read.tokens)
         prepared = _fork(request, params, seed, request_ids)
         return replace(prepared, names=await self._names(params))
 

@@ -85,6 +85,7 @@ class Lot(NamedTuple):
 
 
 TOKENS = Lot()
+SOURCES = Lot("sources")  # which an encoder reads all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Request:
     """One checked request; tokens are inside the vocabulary and fit a slot."""
 
     request_id: int
-    tokens: array[int]  # prompt, array("i"), never empty, never changed; see spans
+    tokens: array[int]  # array("i"), never empty, never changed; see spans and source
     max_tokens: int  # >= 1
     sampling: object = None  # read by the executor only
     rules: object = None  # of the output; read by the executor only
@@ -110,10 +111,18 @@ class Request:
     # Rows that are no text. They are there before the scheduler knows the request.
     spans: Spans = ()
     payloads: tuple[object, ...] = ()  # one a span; read by the executor only
+    # What an encoder reads before anything is decoded; tokens then begin the output.
+    source: array[int] | None = None
 
     @property
     def n_prompt(self) -> int:
-        return len(self.tokens)
+        """Tokens that the caller gave."""
+        return len(self.tokens if self.source is None else self.source)
+
+    @property
+    def n_source(self) -> int:
+        """Tokens that an encoder reads."""
+        return 0 if self.source is None else len(self.source)
 
     def time_limits(self, submitted: float) -> Iterator[float]:
         """Moments at which time may be over for it, if it came at *submitted*."""

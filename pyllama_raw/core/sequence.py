@@ -89,6 +89,11 @@ class Sequence:
         return whole(self.request.spans, n_rows)
 
     @property
+    def n_known(self) -> int:
+        """Tokens that there are of it, and of its source."""
+        return len(self.tokens) + self.request.n_source
+
+    @property
     def n_in_chunks(self) -> int:
         """Tokens to be computed in chunks; others may share these only."""
         return min(len(self.tokens), self.n_chunked)
@@ -155,6 +160,7 @@ class Running:
         "deficit",
         "fetch_id",
         "fork_at",
+        "is_read",
         "lag",
         "leader",
         "max_rows",
@@ -174,6 +180,8 @@ class Running:
         self.n_computed = n_computed
         # How far positions are behind indices, once all of the prompt is computed.
         self.lag = len(self.tokens) - sequence.position(len(self.tokens))
+        # Whether decodes see its source, if it has one.
+        self.is_read = self.request.source is None
         self.deficit = 0  # prefill tokens left of this turn
         self.fetch_id: int | None = None  # a file that is read for it right now
         self.leader: Running | None = None  # computes its prefix right now

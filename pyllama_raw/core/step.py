@@ -191,6 +191,21 @@ class ScoredPrefill(NamedTuple):
     targets: array[int]  # what follows each token, as far as it is known
 
 
+class ReadSource(NamedTuple):
+    """
+    Have the encoder read the source of a sequence; no work of another type is beside it.
+
+    Decodes of a slot see the source that the last step of such works has for it, and none if
+    it has none, so a step has the sources of all sequences that go on.
+    """
+
+    request_id: int
+    slot: int
+    pos: int  # behind what the slot holds, which is left as it is
+    tokens: array[int]
+    samples: bool = False  # never
+
+
 class Encode(NamedTuple):
     """Compute a run of a text; with its last token the text becomes a vector."""
 
@@ -202,7 +217,7 @@ class Encode(NamedTuple):
     samples: bool = False  # never
 
 
-Work = Decode | Prefill | PrefillSpan | ScoredPrefill | Encode
+Work = Decode | Prefill | PrefillSpan | ScoredPrefill | ReadSource | Encode
 
 
 class StepPlan(NamedTuple):

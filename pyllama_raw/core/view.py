@@ -77,7 +77,7 @@ class RequestView:
     @property
     def n_prompt(self) -> int:
         """Tokens."""
-        return len(self._sequence.request.tokens)
+        return self._sequence.request.n_prompt
 
     @property
     def max_tokens(self) -> int:

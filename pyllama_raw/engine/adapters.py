@@ -105,7 +105,8 @@ class Adapters:
         """
         host = self._host
         if host is None:
-            raise Unsupported("adapters", "this engine generates no text")
+            reason = "this engine generates no text, or reads prompts with an encoder"
+            raise Unsupported("adapters", reason)
         n_bytes = _size(path)
         self._reserve(n_bytes)
         try:

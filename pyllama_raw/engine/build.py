@@ -31,6 +31,11 @@ from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind, measure
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.sizes import tell_changes
+from pyllama_raw.engine.sources import (
+    checked_config,
+    decoder_start,
+    measure_sources,
+)
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
@@ -66,8 +71,8 @@ def assemble(
         ContextFailed: nothing is left behind but *use*.
         Unsupported: the model does not generate text token by token.
     """
-    model = use.model
-    layout = layout_of(model, config)
+    model, config = use.model, checked_config(capabilities.model, config)
+    layout, start = layout_of(model, config), decoder_start(model)
     fields = context_fields(
         config.resolved_context, config.scheduler.n_slots, model.n_ctx_train
     )
@@ -103,7 +108,7 @@ def assemble(
     try:
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
-            executor.context, config, layout, store, keys, texts=limits
+            executor.context, config, layout, store, keys, texts=limits, start=start
         )
         media = _open_media(use, config, keys)
     except BaseException:
@@ -122,7 +127,7 @@ def assemble(
         scheduler,
         executor,
         model.vocab,
-        model.chat_template(),
+        model.chat_template() if start is None else None,
         release,
         Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
         describer(executor.context, config, scheduler.limits),
@@ -135,8 +140,9 @@ def assemble(
         texts=texts,
         span_keys=keys,
         media=media,
-        adapter_host=executor,
+        adapter_host=executor if start is None else None,
         max_adapter_bytes=config.max_adapter_bytes,
+        decoder_start=start,
     )
 
 
@@ -159,10 +165,11 @@ def _make_scheduler(
     keys: SpanKeys,
     *,
     texts: ContextLimits | None,
+    start: int | None,
 ) -> Scheduler:
-    if not context.has_memory or context.model.has_encoder:
-        raise Unsupported("generate", "the model has an encoder")
-    cost = measure(context)
+    if not context.has_memory:
+        raise Unsupported("generate", "the model keeps no memory of its texts")
+    cost = measure(context) if start is None else measure_sources(context, start)
     return Scheduler(
         limits_of(context, config, layout),
         context.model.vocab.pieces,
@@ -321,9 +328,12 @@ def limits_of(
         n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
         deterministic=config.deterministic,
-        can_shift=context.can_shift and layout.kind is not SnapshotKind.EXACT,
+        can_shift=context.can_shift
+        and layout.kind is not SnapshotKind.EXACT
+        and not model.has_encoder,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
         n_swa=model.n_swa,
         n_ubatch=context.n_ubatch,
+        n_source=min(context.n_ubatch, n_batch) if model.has_encoder else 0,
     )

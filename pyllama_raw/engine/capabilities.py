@@ -79,6 +79,10 @@ def probe(
 
 def _refusals(info: ModelInfo) -> dict[Operation, str]:
     match info.model_class:
+        case ModelClass.ENCODER_DECODER if info.architecture == "t5":
+            reason = f"{info.architecture!r} has an encoder beside its decoder"
+            refused = f"{reason}, and makes no vectors: give an encoder model"
+            return {Operation.EMBED: refused, Operation.RANK: refused}
         case ModelClass.ENCODER_DECODER:
             reason = f"{info.architecture!r} has an encoder beside its decoder"
         case ModelClass.DIFFUSION:

@@ -8,7 +8,7 @@ from pyllama_raw.core.memory.limits import ContextLimits
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
-from pyllama_raw.native.vocab import Vocab
+from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import EngineConfig
 
 
@@ -18,7 +18,7 @@ def describer(
     """Keep what can be said at once: the context may be closed when somebody asks."""
     wanted = config.resolved_context
     model = context.model
-    model_path, metadata, vocab = str(model.path), dict(model.meta), _vocab(model.vocab)
+    model_path, metadata, vocab = str(model.path), dict(model.meta), _vocab(model)
     description, n_params, model_bytes = model.desc, model.n_params, model.size_bytes
     taken = context.kernels.taken if context.kernels is not None else ()
     n_ubatch, kernels = context.n_ubatch, {row.computes: row.needs for row in taken}
@@ -57,7 +57,9 @@ def describer(
     return describe
 
 
-def _vocab(vocab: Vocab) -> VocabInfo:
+def _vocab(model: Model) -> VocabInfo:
+    vocab = model.vocab
+
     def special(token: int | None) -> SpecialToken | None:
         if token is None:
             return None
@@ -69,6 +71,7 @@ def _vocab(vocab: Vocab) -> VocabInfo:
         n_tokens=vocab.n_tokens,
         bos=special(vocab.bos),
         eos=special(vocab.eos),
+        decoder_start=special(model.decoder_start if model.has_encoder else None),
         adds_bos=vocab.add_bos,
         adds_eos=vocab.add_eos,
         fill={name: token for name, token in fill.items() if token is not None},

@@ -10,6 +10,7 @@ from pyllama_raw.engine.build import context_fields, layout_of
 from pyllama_raw.engine.build_embedder import text_fields
 from pyllama_raw.engine.capabilities import Capabilities, Operation, probe
 from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.sources import checked_config
 from pyllama_raw.native.breakdown import (
     HOST,
     NO_WEIGHTS,
@@ -97,6 +98,7 @@ class Outline:
             pooling = (self.capabilities.model.pooling or Pooling.NONE).value
             fields = text_fields(model, config)
             return breakdown_of(model, pooling=pooling, mapped=mapped, **fields)
+        config = checked_config(self.capabilities.model, config)
         n_slots, wanted = config.scheduler.n_slots, config.resolved_context
         fields = context_fields(wanted, n_slots, model.n_ctx_train)
         n_seq_max = layout_of(model, config).n_seq_max

@@ -30,6 +30,7 @@ from pyllama_raw.core.step import (
     Lost,
     Move,
     PrefillSpan,
+    ReadSource,
     StepPlan,
     StepResult,
     Work,
@@ -261,10 +262,7 @@ class NativeExecutor:
         try:
             if wanted != adapters.on:
                 adapters.switch(self.context, wanted)
-            if type(works[0]) is PrefillSpan:
-                outcome = self._rows.compute_spans(works, self.context)
-            else:
-                outcome = self._compute(works, ahead=plan.steady and self._can_drop)
+            outcome = self._outcome(works, plan)
         except InvalidBatch as error:
             return self._refused(error)
         except NativeError as error:  # lanes or adapters could not be switched
@@ -283,6 +281,13 @@ class NativeExecutor:
         return StepResult(
             outputs=outputs, decode_s=decode_s, sample_s=sample_s, switch_s=switch_s
         )
+
+    def _outcome(self, works: tuple[Work, ...], plan: StepPlan) -> StepOutcome:
+        if type(works[0]) is PrefillSpan:
+            return self._rows.compute_spans(works, self.context)
+        if type(works[0]) is ReadSource:
+            return self._rows.read_sources(works, self.context)
+        return self._compute(works, ahead=plan.steady and self._can_drop)
 
     def _compute(self, works: tuple[Work, ...], *, ahead: bool) -> StepOutcome:
         if self._open.n_masked:
@@ -321,6 +326,8 @@ class NativeExecutor:
         self._refuses_cuts, self._can_drop = True, False
 
     def _failed(self, works: tuple[Work, ...], code: int) -> StepResult:
+        reads = type(works[0]) is ReadSource
+        function = "llama_encode" if reads else "llama_decode"
         match code:
             case 1:
                 return StepResult(DecodeStatus.NO_SPACE)
@@ -331,9 +338,9 @@ class NativeExecutor:
                     refuses_cuts=self._refuses_cuts,
                 )
             case -1:
-                return self._refused(decode_error(code, last_error()))
+                return self._refused(decode_error(code, last_error(), function))
             case _:
-                return self._rebuilt(decode_error(code, last_error()))
+                return self._rebuilt(decode_error(code, last_error(), function))
 
     def _refused(self, error: NativeError) -> StepResult:
         self._n_failed += 1

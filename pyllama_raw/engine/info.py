@@ -39,6 +39,8 @@ class VocabInfo:
     Tokens for a gap in a text: of "prefix", "suffix", "middle", "pad", "repo" and
     "separator" those that the model has; it can fill a gap if it has the first three.
     """
+    decoder_start: SpecialToken | None = None
+    """The token that begins an output, if the model reads the prompt with an encoder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ class ModelInfo:
     """Whether it can give scores to pairs of texts."""
     has_chat_template: bool
     """Whether the file has one."""
+    decoder_start_token_id: int | None = None
+    """The token that begins what it writes; None: it goes on with the prompt, or names none."""
 
 
 def model_info(path: str, header: Header) -> ModelInfo:
@@ -104,6 +106,8 @@ def model_info(path: str, header: Header) -> ModelInfo:
         value = values.get(key, default)
         return value if isinstance(value, int) else default
 
+    is_pair = kind is ModelClass.ENCODER_DECODER
+    start = number(f"{arch}.decoder_start_token_id", -1)
     n_vocab = header.lengths.get("tokenizer.ggml.tokens", 0)
     return ModelInfo(
         architecture=arch,
@@ -122,6 +126,7 @@ def model_info(path: str, header: Header) -> ModelInfo:
             tensor.name == "cls.output.weight" for tensor in header.tensors
         ),
         has_chat_template="tokenizer.chat_template" in values,
+        decoder_start_token_id=start if start >= 0 and is_pair else None,
     )
 
 

@@ -57,7 +57,12 @@ def build(
     """
     libllama.load()  # first: this, too, needs the interpreter, and C is to begin soon
     overrides = NO_OVERRIDES if config is None else config.model.kv_overrides
-    probe(path, overrides).check(*_wanted(needs))
+    capabilities = probe(path, overrides)
+    capabilities.check(*_wanted(needs))
+    if config is not None:
+        from pyllama_raw.engine.sources import checked_config
+
+        checked_config(capabilities.model, config)
     config = fitted(path, config)
     importing = Thread(target=_import_all, name="pyllama-import")
     importing.start()

@@ -130,3 +130,5 @@ class EngineParts:
     media: MediaDesk | None = None  # None: prompts are text
     adapter_host: AdapterHost | None = None  # None: the engine takes no adapters
     max_adapter_bytes: int = 0
+    # What begins an output, if an encoder reads the prompt; None: outputs go on with it.
+    decoder_start: int | None = None

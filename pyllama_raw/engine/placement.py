@@ -12,11 +12,14 @@ from pyllama_raw.native.libllama import devices
 from pyllama_raw.native.model import Model
 from pyllama_raw.options.config import EngineConfig
 
+NO_LANES = "the model reads prompts with an encoder: its rows have no lanes"
 CPU = "auto: the CPU computes the logits, and chooses faster on the host"
 
 
 def refusal(model: Model, config: EngineConfig) -> str:
     """Why there can be no lanes, before a context is made; empty if there can."""
+    if model.has_encoder:
+        return NO_LANES
     if config.sampler_placement == "host":
         return "sampler_placement is host"
     if config.model.split_mode == "tensor":

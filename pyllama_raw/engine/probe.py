@@ -49,7 +49,7 @@ def measure(context: Context) -> SnapshotCost:
         Unsupported: it computes the model wrongly, as its architecture is used here.
     """
     model = context.model
-    with context.one_thread(), _blaming(model):
+    with context.one_thread(), blaming(model):
         cost = _compute(context)
         context.clear()
         if model.is_recurrent or model.is_hybrid:
@@ -58,7 +58,8 @@ def measure(context: Context) -> SnapshotCost:
 
 
 @contextmanager
-def _blaming(model: Model) -> Iterator[None]:
+def blaming(model: Model) -> Iterator[None]:
+    """A decode that fails by an assertion is the fault of *model*."""
     try:
         yield
     except DecodeFailed as error:
@@ -73,7 +74,7 @@ def _compute(context: Context) -> SnapshotCost:
     fits = context.n_seq_max > 1 and context.max_tokens >= 5
     many_rows = context.n_outputs_max > 2 and not context.has_lanes  # one a sequence
     compute = _at_once if fits and many_rows else _one_by_one
-    cost, rows = compute(context, _tokens(context))
+    cost, rows = compute(context, some_tokens(context))
     first, second, middle = rows
     if MUCH_CLOSER * _distance(middle, first) < _distance(middle, second):
         raise _unsupported(context, "gives out wrong rows of a prompt")
@@ -87,7 +88,7 @@ def _at_once(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Ro
     batch.add(tokens[2:], 2, 1, False)
     context.decode(batch)
     rows = [context.logits(place) for place in (0, 1, 3)]
-    return _cost(2, context.state_bytes(0), context.state_bytes(1)), rows
+    return cost_of(2, context.state_bytes(0), context.state_bytes(1)), rows
 
 
 def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list[Row]]:
@@ -100,15 +101,15 @@ def _one_by_one(context: Context, tokens: list[int]) -> tuple[SnapshotCost, list
         n_bytes.append(context.state_bytes(0))
         rows.append(context.logits(0))
     if context.max_tokens < 2:  # no prompt is ever computed in chunks
-        return _cost(1, *n_bytes), [rows[0], rows[1], rows[1]]
+        return cost_of(1, *n_bytes), [rows[0], rows[1], rows[1]]
     context.clear()
     batch.clear()
     batch.add(tokens[:2], 0, 0, True)
     context.decode(batch)
-    return _cost(1, *n_bytes), [*rows, context.logits(1)]
+    return cost_of(1, *n_bytes), [*rows, context.logits(1)]
 
 
-def _cost(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
+def cost_of(n_tokens: int, n_bytes: int, one_more: int) -> SnapshotCost:
     """Cost by slots that hold *n_tokens*, and one more."""
     token_bytes = one_more - n_bytes
     head_bytes = max(n_bytes - n_tokens * token_bytes, 0)
@@ -124,7 +125,7 @@ def _check_sequences(context: Context) -> None:
     n_slots = context.n_seq_max
     if n_slots < 2 or context.max_tokens < 4:
         return
-    x, y, z = _tokens(context)
+    x, y, z = some_tokens(context)
     try:
         _decode(context, {0: [x, y]}, 0)
         before = context.logits(1)
@@ -160,7 +161,7 @@ def _unsupported(context: Context, what: str) -> Unsupported:
     )
 
 
-def _tokens(context: Context) -> list[int]:
+def some_tokens(context: Context) -> list[int]:
     """Three tokens from the middle of the vocabulary: those at its ends may mean nothing."""
     n_vocab = context.model.n_vocab
     return [n_vocab // 3, n_vocab // 2, n_vocab * 2 // 3]

@@ -97,6 +97,7 @@ class RequestLog(RecordLog[RequestRecord]):
     def _record(self, request: Request, end: Finished) -> RequestRecord:
         times, deadline = end.timings, request.deadline
         data = request.policy_data
+        shares = not request.lot.makes_vectors and request.source is None
         return RequestRecord(
             request_id=end.request_id,
             submitted_s=times.submitted,
@@ -115,7 +116,7 @@ class RequestLog(RecordLog[RequestRecord]):
             client=request.client,
             policy_data=None if data is None else dict(data),
             block=BLOCK,
-            hash_ids=() if request.lot.makes_vectors else self._block_ids.of(request),
+            hash_ids=self._block_ids.of(request) if shares else (),
         )
 
 

@@ -80,6 +80,13 @@ class Rows:
         assert batch is not None
         return context.step(batch, self.samplers)
 
+    def read_sources(self, works: tuple[Work, ...], context: Context) -> StepOutcome:
+        """Have the encoder read the sources of *works*."""
+        self.batch.clear()
+        for work in works:
+            self.batch.add_scored(work.tokens, work.pos, work.slot)
+        return context.read_sources(self.batch)
+
     def prepare_masks(self, works: tuple[Work, ...]) -> None:
         """Have the masks of *works* made while they are decoded."""
         for work in works:

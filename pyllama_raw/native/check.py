@@ -35,10 +35,12 @@ DECODE_ERRORS: dict[int, tuple[type[NativeError], str]] = {
 }
 
 
-def decode_error(code: int, message: str = "") -> NativeError:
+def decode_error(
+    code: int, message: str = "", function: str = "llama_decode"
+) -> NativeError:
     """The exception for *code*, which is not 0; *message* says more than its default."""
     kind, text = DECODE_ERRORS.get(code, (DecodeFailed, "unknown code"))
-    return kind("llama_decode", code, f"{text}: {message}" if message else text)
+    return kind(function, code, f"{text}: {message}" if message else text)
 
 
 def check_decode(code: int, message: str = "") -> None:

@@ -87,7 +87,9 @@ class Context(SlotMemory):
         if abort is not None:
             lib.plr_flag_attach(params, abort.ptr)
             parents.append(abort)  # C reads the flag
-        one_cache = not (model.n_swa or model.is_recurrent or model.is_hybrid)
+        # Other attention reads no cells, or those of several caches.
+        has_others = model.n_swa or model.is_recurrent or model.is_hybrid
+        one_cache = not (has_others or model.has_encoder)
         self.kernels = Kernels.attached(
             params,
             fast=fast_kernels,
@@ -200,6 +202,33 @@ class Context(SlotMemory):
                 self._tokens_ptr, self._codes_ptr, self._times_ptr, ahead,
             )
         )  # fmt: skip
+
+    def read_sources(self, batch: Batch) -> StepOutcome:
+        """
+        Have the encoder of an encoder-decoder model read *batch*, all of it at once.
+
+        Each token of it has an output row, as add_scored() makes them, or libllama warns.
+        Decodes of a slot then see its tokens of the last such batch; a slot without any there
+        must not be decoded: it and its neighbours would get no numbers. A slot begins behind
+        the last position that it holds, which is left as it is. Not while a step is begun
+        ahead.
+
+        Raises:
+            InvalidBatch: more tokens than one graph takes; nothing ran. All else comes back as
+                a code; decodes then see what they saw before.
+        """
+        if not (self.model.has_encoder and self.model.has_decoder):
+            raise InvalidBatch("llama_encode", None, "the model reads no sources")
+        if not 0 < batch.n_tokens <= self.n_ubatch:
+            text = (
+                f"{batch.n_tokens} tokens, 1 to {self.n_ubatch} are allowed (n_ubatch)"
+            )
+            raise InvalidBatch("llama_encode", None, text)
+        code = int(
+            lib.plr_read_sources(self._runner, self.ptr, batch.raw, self._times_ptr)
+        )
+        decode_ns, cpu_ns, _, _ = self._times
+        return StepOutcome(code, [], [], decode_ns, 0, 0 if self._has_gpu else cpu_ns)
 
     def set_lanes(self, lanes: Sequence[SamplerChain]) -> None:
         """

@@ -25,7 +25,7 @@ from pyllama_raw.errors import (
     TextTooLong,
     Unsupported,
 )
-from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates
+from pyllama_raw.prompts.chat import NOTHING, ChatSettings, ChatTemplates, Rendered
 from pyllama_raw.prompts.markers import PIECE, Markers
 from pyllama_raw.prompts.media_prompt import MediaPrompt, has_media
 from pyllama_raw.prompts.messages import Message, is_sequence
@@ -58,14 +58,18 @@ class PromptEncoder:
         chat_template: str | None,
         n_ctx_slot: int,
         media: MediaDesk | None = None,
+        n_source: int = 0,
     ) -> None:
         """
         Args:
             media: None: prompts are text.
+            n_source: tokens that an encoder can read; 0: prompts go into slots.
         """
+        self._n_source = n_source
         self._vocab = vocab
         self._media = media
-        self._n_ctx_slot = n_ctx_slot
+        # A prompt has fewer tokens.
+        self._n_ctx_slot = n_source + 1 if n_source else n_ctx_slot
         self._bos_text = _text_of(vocab, vocab.bos)
         self._chat_template = chat_template
         self._chat = ChatTemplates(
@@ -81,7 +85,13 @@ class PromptEncoder:
     def of(cls, parts: EngineParts) -> Self:
         """The encoder for the model of *parts*."""
         limits = parts.scheduler.limits
-        return cls(parts.vocab, parts.chat_template, limits.n_ctx_slot, parts.media)
+        return cls(
+            parts.vocab,
+            parts.chat_template,
+            limits.n_ctx_slot,
+            parts.media,
+            limits.n_source,
+        )
 
     def takes_long(
         self, prompt: Prompt, settings: ChatSettings = NOTHING
@@ -174,7 +184,7 @@ class PromptEncoder:
         with self._using_vocab():
             if self._media is not None:
                 messages = self._media.take_chat(messages).messages
-            return self._chat.render(messages, settings).text
+            return self._render(messages, settings).text
 
     def encode_text(self, text: str, *, adds: bool, parses: bool) -> array[int]:
         """
@@ -265,7 +275,7 @@ class PromptEncoder:
             read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
         elif is_sequence(prompt):
             if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
-                raise PromptTooLong(len(prompt), self._n_ctx_slot)
+                raise self._too_long(len(prompt))
             for part in self._parts(prompt):
                 read.add_text(part)
         else:
@@ -298,7 +308,7 @@ class PromptEncoder:
     def _ids(self, given: Sequence[int]) -> array[int]:
         """A checked copy of token ids. Raises InvalidRequest, PromptTooLong."""
         if len(given) > self._n_ctx_slot:  # before a copy: range(10**9) is small
-            raise PromptTooLong(len(given), self._n_ctx_slot)
+            raise self._too_long(len(given))
         tokens = array("i")
         for part in self._parts(given):
             tokens += part
@@ -322,12 +332,18 @@ class PromptEncoder:
                 raise InvalidRequest("prompt", wrong, allowed)
             yield part
 
+    def _render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:
+        if self._n_source:
+            reason = "the model reads one text with an encoder and writes another"
+            raise Unsupported("chat messages", f"{reason}: give a text prompt")
+        return self._chat.render(messages, settings)
+
     def _read_chat(
         self, read: MediaPrompt, messages: Sequence[Message], settings: ChatSettings
     ) -> None:
         taken = None if self._media is None else self._media.take_chat(messages)
         given = messages if taken is None else taken.messages
-        text, origins = self._chat.render(given, settings)
+        text, origins = self._render(given, settings)
         bos = self._bos_text
         if self._vocab.add_bos and bos and text.startswith(bos):  # add_special adds it
             n_own = len(bos) if set(origins[: len(bos)]) == {"t"} else 0
@@ -397,7 +413,11 @@ class PromptEncoder:
         if self._closed:
             raise ClosedError("the engine is closed")
         if n_tokens >= self._n_ctx_slot:
-            raise PromptTooLong(n_tokens, self._n_ctx_slot)
+            raise self._too_long(n_tokens)
+
+    def _too_long(self, n_tokens: int) -> PromptTooLong:
+        limit = self._n_source or self._n_ctx_slot
+        return PromptTooLong(n_tokens, limit, self._n_source)
 
 
 def _check_text(text: str) -> None:

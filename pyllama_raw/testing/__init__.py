@@ -92,6 +92,7 @@ def fake_parts(
         _capabilities(executor.limits, vocab, chat_template),
         metadata=metadata or {},
         logs=logs,
+        decoder_start=BOS if executor.limits.n_source else None,
     )
 
 
@@ -99,8 +100,10 @@ def _capabilities(
     limits: ContextLimits, vocab: FakeVocab, chat_template: str | None
 ) -> Capabilities:
     info = ModelInfo(
-        architecture="fake",
-        model_class=ModelClass.DECODER_ONLY,
+        architecture="t5" if limits.n_source else "fake",
+        model_class=ModelClass.ENCODER_DECODER
+        if limits.n_source
+        else ModelClass.DECODER_ONLY,
         pooling=None,
         is_causal=True,
         n_ctx_train=limits.n_ctx_slot,
@@ -111,6 +114,7 @@ def _capabilities(
         n_files=1,
         has_rank_head=False,
         has_chat_template=chat_template is not None,
+        decoder_start_token_id=BOS if limits.n_source else None,
     )
     return capabilities_of(info)
 

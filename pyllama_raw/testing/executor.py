@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 
 from pyllama_raw.core.memory.limits import ContextLimits
-from pyllama_raw.core.request import Request, SamplerUse, TokenLogprobs
+from pyllama_raw.core.request import SOURCES, Request, SamplerUse, TokenLogprobs
 from pyllama_raw.core.stats import StepTimes
 from pyllama_raw.core.step import (
     Computed,
@@ -15,6 +15,7 @@ from pyllama_raw.core.step import (
     Held,
     Output,
     PrefillSpan,
+    ReadSource,
     RowFailed,
     Sampled,
     Scored,
@@ -96,6 +97,9 @@ class FakeExecutor:
         self.plans: list[StepPlan] = []
         self.memory = FakeMemory(limits)
         self._requests: dict[int, Request] = {}  # those that are open
+        self._sources: dict[
+            int, Sequence[int]
+        ] = {}  # by slot, of the last that were read
         self._next_token = next_token
         self._failures = dict(failures or {})
         self._poison = dict(poison or {})
@@ -163,6 +167,7 @@ class FakeExecutor:
                 return StepResult(status, error=DecodeFailed("fake", -1, "as told"))
             case DecodeStatus.FAILED:
                 self.memory.clear()
+                self._sources = {}
                 return StepResult(status, error=DecodeFailed("fake", -3, "as told"))
 
     def _abort(self, plan: StepPlan) -> StepResult:
@@ -170,16 +175,21 @@ class FakeExecutor:
         n_done = len(plan.works) // 2
         held = [len(work.tokens) - work.samples for work in plan.works[:n_done]]
         for work, n_held in zip(plan.works, held, strict=False):
-            self._write(work, n_held)
+            if plan.lot != SOURCES:
+                self._write(work, n_held)
         held += [0] * (len(plan.works) - n_done)
         return StepResult(DecodeStatus.ABORTED, tuple(map(Held, held)))
 
     def _compute(self, step: int, plan: StepPlan) -> StepResult:
+        if plan.lot == SOURCES:
+            self._sources = {work.slot: work.tokens for work in plan.works}
         return StepResult(
             outputs=tuple(self._output(step, work) for work in plan.works)
         )
 
     def _output(self, step: int, work: Work) -> Output:
+        if type(work) is ReadSource:
+            return Computed()
         before = len(self.memory.tokens(work.slot))
         self._write(work, len(work.tokens))
         params = self._requests[work.request_id].sampling
@@ -208,7 +218,7 @@ class FakeExecutor:
         seen = self.memory.tokens(work.slot)
         n_before, tokens = len(seen), tuple[int, ...]()
         for left in range(self._n_more(work), -1, -1):
-            tokens += (self._next_token(seen),)
+            tokens += (self._next_token([*self._source_of(work), *seen]),)
             if not left or not self._has_room(work.slot):
                 break
             self.memory.write(work.slot, tokens[-1:])
@@ -216,6 +226,11 @@ class FakeExecutor:
             return Sampled(tokens)
         logprobs = (fake_logprobs(n, t, n_top) for n, t in enumerate(tokens, n_before))
         return Sampled(tokens, tuple(logprobs))
+
+    def _source_of(self, work: Work) -> Sequence[int]:
+        if self._requests[work.request_id].source is None:
+            return ()
+        return self._sources[work.slot]
 
     def _has_room(self, slot: int) -> bool:
         """Whether another token of *slot* leaves room for a step of all."""
@@ -225,7 +240,7 @@ class FakeExecutor:
         return n_free > limits.n_batch and not is_full
 
     def _is_full(self, plan: StepPlan) -> bool:
-        if not self.limits.unified:
+        if not self.limits.unified or plan.lot == SOURCES:
             return False
         return self.memory.n_used + plan.n_tokens > self.limits.n_cells
 
@@ -243,7 +258,12 @@ class FakeExecutor:
             request = self._requests[work.request_id]
             n_held = len(self.memory.tokens(work.slot))
             assert work.pos == row_position(request, n_held), "without a gap"
-            assert_one_kind(request, n_held, work)
+            if type(work) is not ReadSource:
+                assert_one_kind(request, n_held, work)
+            if request.source is not None and plan.lot != SOURCES:
+                assert self._sources.get(work.slot) == request.source, (
+                    "it is read first"
+                )
             assert len(work.tokens) == 1 or type(work) is not Decode
             assert request.lot.adapters == plan.lot.adapters
 
@@ -283,6 +303,9 @@ def assert_one_lot(
     plan: StepPlan, requests: Mapping[int, Request], limits: ContextLimits
 ) -> None:
     """A batch has tokens or embeddings; rows that see each other are in it alone."""
+    reads = {type(work) is ReadSource for work in plan.works}
+    assert reads <= {plan.lot == SOURCES}
+    assert plan.lot != SOURCES or plan.n_tokens <= limits.n_source
     of_spans = [work for work in plan.works if type(work) is PrefillSpan]
     assert len(of_spans) in (0, len(plan.works))
     for work in of_spans:

@@ -71,6 +71,7 @@ RULES: tuple[tuple[str, Callable[[Rng, Shape], Array]], ...] = (
     ("output.weight", product(OUTPUT_GAIN)),
     ("*attn_[qk].weight", product(2.2)),
     ("*attn_output.weight", product(HISTORY_GAIN)),
+    ("*cross_attn_o.weight", product(HISTORY_GAIN)),
     ("*ssm_out.weight", product(HISTORY_GAIN)),
     ("*shortconv.out_proj.weight", product(HISTORY_GAIN)),
     ("*time_mix_output.weight", product(HISTORY_GAIN)),

@@ -21,8 +21,8 @@ static constexpr int     N_BORDERS = 5;  // with steps
 static std::atomic<int64_t> clock_ns{0};
 static std::string          computed;  // of the compute thread
 
-static int decode(llama_context *, const llama_batch * batch) {
-    clock_ns += PART_NS / 100 * batch->n_tokens;
+static int decode(const Job & job) {
+    clock_ns += PART_NS / 100 * job.batch->n_tokens;
     return 0;
 }
 

@@ -117,7 +117,7 @@ def test_what_cannot_be_reckoned_is_told(tmp_path: Path):
     with pytest.raises(ModelLoadFailed):
         estimate_memory(bad)
     with pytest.raises(Unsupported):
-        estimate_memory(tiny_model("t5"))
+        estimate_memory(tiny_model("llada"))
     with pytest.raises(ContextFailed, match="n_ctx=2147483647"):
         estimate_memory(llama, many)
     with pytest.raises(ConfigError, match="none such"):

@@ -53,6 +53,7 @@ struct Job {
     int32_t *            codes;
     plr_times *          times;
     bool                 ahead;  // queue the decode of the next one, if its batch is known
+    bool                 encodes = false;  // the batch has sources: see plr_read_sources()
 };
 
 class Runner;
@@ -141,9 +142,10 @@ class ComputeThread {
 // What one context has to compute. One thread at a time calls it.
 class Runner {
   public:
-    // decode() gives a libllama code. sample() fills tokens, codes and times; it gives 1 if
-    // the batch was advanced, 0 if not, or PLR_EXCEPTION.
-    using Decode = int (*)(llama_context *, const llama_batch *);
+    // decode() gives a libllama code, and looks at no rows: those may be of the next job, whose
+    // decode comes ahead. sample() fills tokens, codes and times; it gives 1 if the batch was
+    // advanced, 0 if not, or PLR_EXCEPTION.
+    using Decode = int (*)(const Job &);
     using Sample = int (*)(const Job &);
 
     Runner(ComputeThread & thread, Decode decode, Sample sample)
@@ -222,11 +224,10 @@ class Runner {
     }
 
     void decode(std::unique_lock<std::mutex> & lock) {
-        llama_context *     ctx   = job_.ctx;  // ahead of a job, these are the next one's, too
-        const llama_batch * batch = job_.batch;
+        const Job job = job_;  // a copy: the next job may come meanwhile
         lock.unlock();
         const int64_t start_ns = now_ns(), start_cpu_ns = cpu_ns();
-        const int     code     = decode_(ctx, batch);
+        const int     code     = decode_(job);
         const int64_t used_ns  = cpu_ns() - start_cpu_ns;
         const int64_t took_ns  = now_ns() - start_ns;
         lock.lock();

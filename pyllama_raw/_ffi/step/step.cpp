@@ -43,13 +43,21 @@ void plr_fail_decode(int32_t code, int32_t n_until, int32_t seq_id) {
     fault = {code, n_until, seq_id};
 }
 
-static int decode(llama_context * ctx, const llama_batch * batch) {
-    if (const int32_t code = fault.take(*batch)) {
+static int encode(llama_context * ctx, const llama_batch & batch) {
+    return guarded<int>(PLR_EXCEPTION, [&] {
+        const int done = llama_encode(ctx, batch);
+        llama_synchronize(ctx);
+        return done;
+    });
+}
+
+static int decode(const Job & job) {
+    if (const int32_t code = fault.take(*job.batch)) {
         remember("a test wants this decode to fail");
         return code;
     }
     const auto lock = adapters_gate.reading();
-    return plr_kernels_decode(ctx, *batch);
+    return job.encodes ? encode(job.ctx, *job.batch) : plr_kernels_decode(job.ctx, *job.batch);
 }
 
 // 1 if the batch was advanced to the next one, 0 if not.
@@ -97,6 +105,22 @@ int plr_step(plr_runner * runner, llama_context * ctx, llama_batch * batch,
     const int code =
         runner->step({ctx, batch, n_rows, rows, samplers, tokens, codes, times, ahead});
     if (code != 0 || times->n_failed > 0) {
+        remember(runner->error());
+    }
+    return code;
+}
+
+int plr_read_sources(plr_runner * runner, llama_context * ctx, llama_batch * batch,
+                     plr_times * times) {
+    *times = {};
+    if (!runner->is_here()) {
+        remember("the context belongs to the parent process");
+        return PLR_EXCEPTION;
+    }
+    Job job{ctx, batch, 0, nullptr, nullptr, nullptr, nullptr, times, false};
+    job.encodes    = true;
+    const int code = runner->step(job);
+    if (code != 0) {
         remember(runner->error());
     }
     return code;

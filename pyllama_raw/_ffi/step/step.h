@@ -56,6 +56,16 @@ int plr_step(plr_runner * runner, struct llama_context * ctx, struct llama_batch
              llama_token * tokens, int32_t * codes, plr_times * times, bool ahead);
 
 /*
+ * Have the encoder of an encoder-decoder model read *batch*, all of it at once: at most n_ubatch
+ * tokens. Decodes of a sequence then see its tokens of the last such batch; one that had none
+ * there gives no numbers, and its neighbours none either. A sequence begins behind its last
+ * position in memory, which is left as it is. Returns the code of llama_encode; if it is not 0,
+ * decodes see what they saw before. Nothing is queued ahead.
+ */
+int plr_read_sources(plr_runner * runner, struct llama_context * ctx, struct llama_batch * batch,
+                     plr_times * times);
+
+/*
  * Stop what was queued ahead, wait for it, and say whether it had begun: then some or all of its
  * tokens are in memory. flag: the context's, may be NULL.
  */

@@ -27,6 +27,7 @@ class ContextLimits:
     n_outputs: int | None = None  # output rows of one step; None: one a slot
     n_swa: int = 0  # positions a window of the model holds; 0: it has none
     n_ubatch: int = 0  # tokens of one graph; 0: as many as a step has
+    n_source: int = 0  # tokens that an encoder reads at once; 0: there is no encoder
 
     def __post_init__(self) -> None:
         assert self.n_ctx_slot >= 2, "one token of a prompt and one of output"
@@ -34,6 +35,7 @@ class ContextLimits:
         assert self.n_cells >= 1
         assert min(self.n_parked, self.n_swa) >= 0
         assert self.n_outputs is None or self.n_outputs >= self.n_slots
+        assert 0 <= self.n_source <= self.n_batch
 
     @property
     def can_cut(self) -> bool:
@@ -50,13 +52,17 @@ class ContextLimits:
         Check that the context can compute *request*; other contexts compute texts.
 
         Raises:
-            PromptTooLong: it leaves no room for an output token.
+            PromptTooLong: it leaves no room for an output token, or an encoder reads it and
+                cannot do so at once.
             BadMedia: rows that see each other are more than one micro-batch.
         """
         if request.lot.makes_vectors:
             return
-        if request.n_prompt >= self.n_ctx_slot:
+        if len(request.tokens) >= self.n_ctx_slot:
             raise PromptTooLong(request.n_prompt, self.n_ctx_slot)
+        assert (request.source is None) is (self.n_source == 0)
+        if request.n_source > self.n_source:
+            raise PromptTooLong(request.n_source, self.n_ctx_slot, self.n_source)
         for index, span in enumerate(request.spans):
             n_rows, n_most = span.stop - span.start, self.n_whole_rows
             if not span.is_causal and n_rows > n_most:

@@ -168,6 +168,7 @@ class Memory:
             each.leader = None
             each.points.clear()
             each.deficit = 0
+            each.is_read = each.request.source is None
         self.restores.emptied = sorted(running, key=lambda each: each.sequence.rank)
 
     def clear(self, salt: str | None = None) -> int:

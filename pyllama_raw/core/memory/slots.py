@@ -104,6 +104,12 @@ class Slots:
         return self.n_not_running - wanted
 
     @property
+    def n_source_room(self) -> int:
+        """Tokens that an encoder could read beside the sources of all that run."""
+        running = self.running.values()
+        return self.limits.n_source - sum([each.request.n_source for each in running])
+
+    @property
     def has_moves(self) -> bool:
         """Whether the context does not hold yet what slots say."""
         return bool(self._moves)

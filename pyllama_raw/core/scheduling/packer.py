@@ -133,7 +133,7 @@ class Packer:
         prompts: list[Running] = []
         replays = False
         for running in self._slots.running.values():
-            if running.leader is None and running.fetch_id is None:
+            if running.leader is None and running.fetch_id is None and running.is_read:
                 if running.points:
                     self._memory.reach(running)
                 if len(running.tokens) - running.n_computed == 1:

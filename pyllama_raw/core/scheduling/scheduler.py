@@ -2,8 +2,8 @@
 Continuous batching: the requests that run, and the results of their steps. `Packer` says what it computes.
 
 Rules, in this order:
-1. A waiting request starts when a slot is free and the cells it will need are not
-   promised to others. A blocked head of the queue is overtaken a bounded number of times.
+1. A waiting request starts when a slot is free, the cells it will need are not promised to
+   others, and its source, if it has one, can be read beside those of others. A blocked head of the queue is overtaken a bounded number of times.
 2. When memory is short, the sequence of the worst rank gives its cells up and goes on
    later: see `Swaps`. Only a sequence that is alone and does not fit is ended.
 3. Every request ends exactly once, with a `Finished` event. If there is work and
@@ -33,7 +33,7 @@ from pyllama_raw.core.policies.runner import (
     pass_on_interrupts,
 )
 from pyllama_raw.core.policies.shipped import Fcfs
-from pyllama_raw.core.request import Event, FinishReason, Request
+from pyllama_raw.core.request import SOURCES, Event, FinishReason, Request
 from pyllama_raw.core.scheduling.budget import StepBudget
 from pyllama_raw.core.scheduling.budget_modes import BudgetMode
 from pyllama_raw.core.scheduling.failures import Failures
@@ -41,6 +41,7 @@ from pyllama_raw.core.scheduling.outputs import Outputs
 from pyllama_raw.core.scheduling.packer import Packer
 from pyllama_raw.core.scheduling.roster import Roster
 from pyllama_raw.core.scheduling.slot_change import Note
+from pyllama_raw.core.scheduling.source_steps import SourceSteps
 from pyllama_raw.core.scheduling.suspects import Suspects
 from pyllama_raw.core.scheduling.text_steps import TextSteps
 from pyllama_raw.core.sequence import Sequence
@@ -116,6 +117,7 @@ class Scheduler:
             self._roster, self._suspects, budget, prefill_quantum, budget_mode
         )
         self._failures = Failures(self._roster, self._packer, self._suspects)
+        self._sources = SourceSteps(self._roster) if limits.n_source else None
         self._started = 0.0  # when the last plan was made
         texts = limits if texts is None else texts
         self._texts = TextSteps(self._roster, texts, token_budget, target_step_s)
@@ -242,9 +244,12 @@ class Scheduler:
             self._make_way(now)
         self._admit(now)
         self._memory.catch_up()
-        plan = self._packer.pack(now)
+        plan, waits = StepPlan(), False
+        if self._sources is not None:
+            plan, waits = self._sources.plan(now), self._sources.waits
+        plan = plan or self._packer.pack(now)
         self._started = now
-        steady = plan.steady and not self._memory.restores.is_loading
+        steady = plan.steady and not (self._memory.restores.is_loading or waits)
         plan = plan._replace(moves=self._memory.take_moves(), steady=steady)
         self._roster.in_flight = bool(plan)
         if texts:
@@ -262,6 +267,7 @@ class Scheduler:
             return
         head = roster.waiting.head
         wanted, urgency = growth(head), head.request.priority
+        n_source = head.request.n_source
         lower = [
             each
             for each in slots.running.values()
@@ -269,9 +275,17 @@ class Scheduler:
             and slots.limits.is_repeatable(each.sequence)
         ]
         gain = sum(growth(each.sequence) for each in lower)
+        source_gain = sum(each.request.n_source for each in lower)
         if slots.n_unpromised + gain < wanted:
             return  # it would not fit all the same
-        while lower and not (slots.has_free and wanted <= slots.n_unpromised):
+        if slots.n_source_room + source_gain < n_source:
+            return
+
+        def fits() -> bool:
+            has_cells = slots.has_free and wanted <= slots.n_unpromised
+            return has_cells and n_source <= slots.n_source_room
+
+        while lower and not fits():
             roster.preempt_one(lower, now)
             lower = [each for each in lower if slots.is_here(each)]
 
@@ -281,16 +295,17 @@ class Scheduler:
         alone = not self._slots.running
         if self._packer.prefill_cap is not None and not alone:
             return  # libllama lacks space: start none until a step has worked
-        room = self._slots.n_unpromised
+        room, source_room = self._slots.n_unpromised, self._slots.n_source_room
         blocked: Sequence | None = None
         for sequence in islice(self._roster.waiting.candidates(), ADMISSION_WINDOW):
-            wanted = growth(sequence)
-            if wanted > room and not alone:
+            wanted, n_source = growth(sequence), sequence.request.n_source
+            if (wanted > room or n_source > source_room) and not alone:
                 if sequence.n_overtaken >= self._max_overtakes:
                     return
                 blocked = blocked or sequence
             else:
                 room -= wanted
+                source_room -= n_source
                 alone = False
                 self._roster.start(sequence, now)
                 self._roster.waiting.note_overtaken(sequence, blocked)
@@ -308,6 +323,10 @@ class Scheduler:
             return self.take_events()
         self._roster.in_flight = False
         self._memory.settle(result)
+        if plan.lot == SOURCES:
+            assert self._sources is not None
+            self._sources.take(plan, result, now)
+            return self.take_events()
         if result.switch_s is not None:
             self._packer.lots.switch_s = result.switch_s
         if result.status is not DecodeStatus.OK:

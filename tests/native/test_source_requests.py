@@ -1,0 +1,229 @@
+"""Requests of a model whose encoder reads prompts: each has the tokens it has alone."""
+
+import os
+from array import array
+from itertools import count
+from random import Random
+
+import pytest
+
+from pyllama_raw import (
+    AsyncEngine,
+    ContextConfig,
+    Engine,
+    EngineConfig,
+    FinishReason,
+    SamplingParams,
+    SchedulerConfig,
+)
+from pyllama_raw.core.request import Finished, NewTokens, Request
+from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.opening import build
+from pyllama_raw.errors import DecodeFailed, InvalidBatch
+from pyllama_raw.native.libllama import lib
+from tests.loops import anyio_backend  # noqa: F401
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.native
+
+N_CASES = int(os.environ.get("PYLLAMA_RAW_TEST_CASES", "8"))
+# Sums in 32 bits: what is computed beside changes last digits only.
+CONTEXT = ContextConfig(
+    n_ctx=2048, n_threads=1, type_k="f32", type_v="f32", flash_attn="off", n_ubatch=256
+)
+CONFIG = EngineConfig(context=CONTEXT, scheduler=SchedulerConfig(n_slots=8))
+GREEDY = SamplingParams(temperature=0, ignore_eos=True, seed=1)
+
+
+@pytest.fixture
+def bench():
+    made = Bench()
+    yield made
+    lib.plr_fail_decode(0, 0, -1)
+    made.parts.release()
+
+
+class Bench:
+    """An engine on the tiny T5, driven step by step."""
+
+    def __init__(self) -> None:
+        self.parts = build(tiny_model("t5"), CONFIG)
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, Finished] = {}
+        clock = count()
+        self.driver = Driver(
+            self.parts.scheduler, self.parts.executor, lambda: next(clock), self.tell
+        )
+        self.ids = count()
+
+    def tell(self, events, _) -> None:
+        for event in events:
+            if isinstance(event, NewTokens):
+                self.tokens[event.request_id] += event.tokens
+            elif isinstance(event, Finished):
+                self.ends[event.request_id] = event
+                self.parts.executor.close(event.request_id)
+
+    def add(self, source, max_tokens, sampling=GREEDY) -> int:
+        request_id = next(self.ids)
+        self.tokens[request_id] = []
+        tokens = array("i", [self.parts.decoder_start])
+        request = Request(
+            request_id,
+            tokens,
+            max_tokens,
+            sampling=sampling,
+            source=array("i", source),
+        )
+        self.driver.add([request], 0)
+        return request_id
+
+    def run(self) -> None:
+        while self.driver.step():
+            self.parts.scheduler.check_integrity()
+
+    def alone(self, *request) -> list[int]:
+        request_id = self.add(*request)
+        self.run()
+        return self.tokens[request_id]
+
+    @property
+    def n_steps(self) -> int:
+        return self.parts.scheduler.stats().steps
+
+
+def draw(random: Random) -> tuple[list[int], int]:
+    """A source and how many tokens are wanted."""
+    n_source = random.randint(1, 80)
+    return [random.randrange(40, 300) for _ in range(n_source)], random.randint(1, 40)
+
+
+@pytest.mark.parametrize("seed", range(N_CASES))
+def test_requests_that_join_and_leave_are_as_alone(bench, seed):
+    """
+    Of 16 requests that come at random, some of which leave, all have their own tokens.
+    """
+    random = Random(seed)  # noqa: S311
+    requests = [draw(random) for _ in range(16)]
+    alone = [bench.alone(*request) for request in requests]
+    ids: list[int] = []
+    for request in requests:
+        ids.append(bench.add(*request))
+        for _ in range(random.randrange(6)):
+            bench.driver.step()
+        if random.random() < 0.2:
+            bench.driver.cancel(random.choice(ids))
+    bench.run()
+
+    got = [bench.tokens[request_id] for request_id in ids]
+    whole = [bench.ends[i].reason is FinishReason.LENGTH for i in ids]
+    assert [one[: len(two)] for one, two in zip(alone, got, strict=True)] == got
+    assert [len(one) == len(two) for one, two in zip(alone, got, strict=True)] == whole
+    assert sum(whole) >= 10
+
+
+def test_equal_requests_share_their_steps(bench):
+    """
+    Eight at once take at most 1.2 times the steps of one.
+    """
+    source, n_tokens = list(range(50, 80)), 40
+    before = bench.n_steps
+    alone = bench.alone(source, n_tokens)
+    n_alone = bench.n_steps - before
+
+    ids = [bench.add(source, n_tokens) for _ in range(8)]
+    bench.run()
+
+    assert [bench.tokens[i] for i in ids] == [alone] * 8
+    assert bench.n_steps - before - n_alone <= 1.2 * n_alone
+
+
+@pytest.mark.parametrize("code", [-1, -2, -3, 1, 2])
+@pytest.mark.parametrize("n_until", range(10))
+def test_a_failure_of_the_moment_changes_nothing(bench, code, n_until):
+    """
+    Whichever decode or read fails once, all outputs are those of undisturbed requests.
+    """
+    random = Random(2)  # noqa: S311
+    requests = [(draw(random)[0], 12) for _ in range(4)]
+    alone = [bench.alone(*request) for request in requests]
+    lib.plr_fail_decode(code, n_until, -1)
+
+    ids = [bench.add(*request) for request in requests[:2]]
+    for _ in range(4):
+        bench.driver.step()
+    ids += [bench.add(*request) for request in requests[2:]]
+    bench.run()
+
+    assert [bench.tokens[i] for i in ids] == alone
+
+
+@pytest.mark.parametrize(("code", "error"), [(-1, InvalidBatch), (-3, DecodeFailed)])
+def test_a_source_that_cannot_be_read_ends_alone(bench, code, error):
+    """
+    A newcomer whose reads fail gets the error; those that run keep their tokens.
+    """
+    random = Random(3)  # noqa: S311
+    requests = [(draw(random)[0], 12) for _ in range(3)]
+    alone = [bench.alone(*request) for request in requests]
+    ids = [bench.add(*request) for request in requests[:2]]
+    for _ in range(4):
+        bench.driver.step()
+    newcomer = bench.add(*requests[2])
+    lib.plr_fail_decode(code, -1, 2)  # all of its slot
+    while newcomer not in bench.ends:
+        bench.driver.step()
+    lib.plr_fail_decode(0, 0, -1)
+    bench.run()
+
+    assert isinstance(bench.ends[newcomer].error, error)
+    assert [bench.tokens[i] for i in ids] == alone[:2]
+
+
+@pytest.mark.anyio
+async def test_requests_are_those_of_every_model():
+    """
+    Streams, several outputs, seeds, stops, log-probabilities and full slots work alike.
+    """
+    few = EngineConfig(
+        context=CONTEXT.model_copy(update={"n_ctx": 512}),
+        scheduler=SchedulerConfig(n_slots=2, context_full="shift"),
+    )
+    async with AsyncEngine.open(tiny_model("t5"), few) as engine:
+        long = SamplingParams(temperature=0, max_tokens=10**6, ignore_eos=True)
+        full = await engine.complete("a text", long)
+        async with engine.generate("a text", GREEDY) as generation:
+            deltas = [delta.text async for delta in generation]
+        stop = full.text[3:5]
+        stopped = await engine.complete(
+            "a text", SamplingParams(temperature=0, stop=(stop,), max_tokens=50)
+        )
+        seeded = SamplingParams(n=3, seed=5, max_tokens=8, temperature=1.5)
+        some = await engine.complete_n("a text", seeded)
+        same = await engine.complete_n("a text", seeded)
+        scored = await engine.complete(
+            "a text", SamplingParams(temperature=0, logprobs=2, max_tokens=4)
+        )
+        late = await engine.complete("a text", long, deadline_s=1e-9)
+        n_source = await engine.count("a text")
+
+    assert (full.finish_reason, full.usage.completion_tokens) == ("length", 511)
+    assert full.usage.prompt_tokens == n_source
+    assert full.text.startswith("".join(deltas))
+    assert stopped.text == full.text[: full.text.index(stop)]
+    assert [one.token_ids for one in some] == [one.token_ids for one in same]
+    assert len({one.token_ids for one in some}) == 3
+    assert [one.token_id for one in scored.logprobs] == list(full.token_ids[:4])
+    assert late.finish_reason is FinishReason.DEADLINE
+
+
+def test_a_blocking_engine_reads_prompts_too():
+    """
+    Token ids are a source as they are, and the vocabulary says what begins an output.
+    """
+    with Engine.open(tiny_model("t5"), CONFIG) as engine:
+        start = engine.info.vocab.decoder_start
+        result = engine.complete([50, 60, 70], SamplingParams(max_tokens=3))
+
+    assert (start.token_id, start.text) == (316, "<|pad|>")
+    assert result.usage.prompt_tokens == 3
