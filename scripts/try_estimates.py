@@ -49,7 +49,7 @@ NAMES = (
 LARGE_NAMES = (*LARGE, "projector:qwen2vl")
 N_STEP, N_LARGE_STEP = 2048, 512  # tokens of a step, and of a slot
 N_SLOTS, N_LARGE_SLOTS = 16, 2
-IMAGE = 1288  # pixels: as large as libllama makes room for
+IMAGE, LARGE_IMAGE = 700, 1288  # pixels; libllama makes room for the latter
 
 
 def main() -> None:
@@ -82,7 +82,8 @@ def measured(name: str, large: Path | None) -> tuple[list[int], int]:
     use(*opened_as("projector:llava" if config.media.mmproj else other))
     use(*opened_as("llama-moe", n_slots=1))
     before = resident_bytes()
-    return parts, use(path, config) - before
+    image = IMAGE if large is None else LARGE_IMAGE
+    return parts, use(path, config, image) - before
 
 
 def parts_of(memory: MemoryEstimate) -> list[int]:
@@ -125,7 +126,7 @@ def opened_as(
     )
 
 
-def use(path: Path, config: EngineConfig) -> int:
+def use(path: Path, config: EngineConfig, image: int = IMAGE) -> int:
     """Use all that an engine of *config* would have; the memory of the process then."""
     capabilities = probe(path)
     with Model.load(path) as model:
@@ -147,7 +148,7 @@ def use(path: Path, config: EngineConfig) -> int:
             if config.media.mmproj is None:
                 return resident_bytes()
             with Projector.load(config.media.mmproj, model) as projector:
-                encode(projector)
+                encode(projector, image)
                 return resident_bytes()
 
 
@@ -167,8 +168,8 @@ def fill(context: Context, slot: int, n_tokens: int) -> None:
     context.decode(batch)
 
 
-def encode(projector: Projector) -> None:
-    with Bitmap.image(IMAGE, IMAGE, bytes(3 * IMAGE**2)) as bitmap:
+def encode(projector: Projector, n_pixels: int) -> None:
+    with Bitmap.image(n_pixels, n_pixels, bytes(3 * n_pixels**2)) as bitmap:
         cut = projector.cut(bitmap)
     with cut:
         for index, run in enumerate(cut.runs):

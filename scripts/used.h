@@ -496,6 +496,7 @@ const char * ggml_get_name(const struct ggml_tensor * tensor);
 struct ggml_tensor * ggml_custom_4d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct ggml_tensor * * args, int n_args, ggml_custom_op_t fun, int n_tasks, void * userdata);
 void ggml_build_forward_expand(struct ggml_cgraph * cgraph, struct ggml_tensor * tensor);
 struct ggml_cgraph * ggml_new_graph_custom(struct ggml_context * ctx, size_t size, bool grads);
+int ggml_graph_size(struct ggml_cgraph * cgraph);
 size_t ggml_graph_overhead_custom(size_t size, bool grads);
 size_t ggml_quantize_chunk(enum ggml_type type, const float * src, void * dst, int64_t start, int64_t nrows, int64_t n_per_row, const float * imatrix);
 const char * ggml_backend_buft_name(ggml_backend_buffer_type_t buft);

@@ -35,9 +35,9 @@ class DeviceMemory:
     kv_bytes: int
     """Cells of all slots, when all are used, and recurrent states."""
     compute_bytes: int
-    """What a step computes in, and the rows that it gives out."""
+    """What a step computes in, its graphs, and the rows that it gives out."""
     projector_bytes: int
-    """Weights and buffers of the projector."""
+    """Weights and buffers of the projector; an image beyond its usual size takes more."""
 
     @property
     def total_bytes(self) -> int:
@@ -49,7 +49,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """
-    Memory that an engine takes, without snapshots, some megabytes of graphs, and Python.
+    Memory that an engine takes, without snapshots and Python, within a twentieth of it.
 
     Of a model that generates texts and embeds, the context that generates is in here.
     """

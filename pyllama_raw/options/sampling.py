@@ -247,6 +247,25 @@ class SamplingParams(Frozen):
             )
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing is set here, so that apply_to() changes nothing."""
+        return not self._given
+
+    def apply_to(self, base: Self) -> Self:
+        """
+        The parameters *base*, with those that are set here in their place.
+
+        None keeps what *base* has; 0 is a value like any other. Raises InvalidSampling if they
+        do not fit together.
+        """
+        return base.model_copy(update=self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
     def constraint(self) -> Constraint | None:
         """The constraint that is given."""
         given = (name for name in CONSTRAINTS if getattr(self, name) is not None)

@@ -124,7 +124,7 @@ def test_right_options_become_plain():
     [
         ("cache_slat", r"did you mean cache_salt\?"),
         ("deadline", r"did you mean deadline_s\?"),
-        ("timeout", "there are priority, deadline_s, tools"),
+        ("timeout", "there are priority, deadline_s, max_wait_s, tools"),
         ("max_tokens", r"did you mean SamplingParams.max_tokens\?"),
         ("n_ctx", r"did you mean EngineConfig.context.n_ctx\?"),
         ("temprature", r"did you mean SamplingParams.temperature\?"),

@@ -17,6 +17,7 @@ from pyllama_raw.engine.shared_models import open_model
 from pyllama_raw.errors import LeaseRefused, ModelLoadFailed
 from pyllama_raw.native.libllama import Device
 from tests.engine.test_shared_models import Halfway
+from tests.native.support import run_python
 
 GPU = Device("CUDA0", "a GPU", "gpu", 2**31, 2**32, "0000:01:00.0")
 FILE = "gpu-0000_01_00_0-slot-0.lock"
@@ -233,28 +234,35 @@ def test_of_many_processes_one_has_each_slot_and_the_killed_have_none(tmp_path: 
     lease.release()
 
 
+FORK = """
+import os
+import sys
+from pathlib import Path
+from pyllama_raw.errors import LeaseRefused
+from tests.engine.test_lease import take
+directory = Path(sys.argv[1])
+lease = take(directory)
+read, write = os.pipe()
+if os.fork() == 0:
+    lease.release()
+    os.close(write)
+    os.read(read, 1)
+    os._exit(0)
+try:
+    take(directory)
+except LeaseRefused:
+    print("refused")
+lease.release()
+print(*[path.name for path in take(directory).paths])
+os.close(write)
+os.wait()
+"""
+
+
 def test_a_fork_has_no_lease_of_its_parent(tmp_path: Path):
     """
     It gives nothing back, and keeps nothing when its parent does.
     """
-    lease = take(tmp_path)
-    read, write = os.pipe()
+    done = run_python(FORK, tmp_path)
 
-    child = os.fork()
-    if child == 0:
-        lease.release()
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    try:
-        with pytest.raises(LeaseRefused):
-            take(tmp_path)
-        lease.release()
-        again = take(tmp_path)
-    finally:
-        os.close(write)
-        os.waitpid(child, 0)
-        os.close(read)
-
-    assert [path.name for path in again.paths] == [FILE]
-    again.release()
+    assert (done.stdout, done.stderr) == (f"refused\n{FILE}\n", "")

@@ -1,5 +1,6 @@
 """Memory that is reckoned without weights is what libllama takes with them."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.projector import Projector
+from pyllama_raw.native.quantize import quantize
 from tests.native.support import run_python
 from tests.tiny import GENERATING, tiny_model, tiny_projector
 
@@ -39,10 +41,18 @@ def buffers(context: Context) -> tuple[int, int, int]:
     )
 
 
+def graph_bytes(context: Context) -> int:
+    """Bytes of a graph, which has room for so many nodes. The context is of no use then."""
+    n_nodes = lib.plr_graph_nodes(context.ptr)
+    n_bytes = lib.ggml_tensor_overhead() * n_nodes
+    return n_bytes + lib.ggml_graph_overhead_custom(n_nodes, False)
+
+
 @pytest.mark.parametrize("recipe", GENERATING, ids=lambda recipe: recipe.name)
 def test_the_breakdown_is_that_of_a_loaded_model(recipe):
     """
-    Weights, cells and compute buffers of every class of models come to the same bytes.
+    Weights, cells and compute buffers of every class of models come to the same bytes, and
+    beside them are three graphs.
     """
     path = tiny_model(recipe.name)
     with Model.load(path, **NO_WEIGHTS) as model:
@@ -50,11 +60,55 @@ def test_the_breakdown_is_that_of_a_loaded_model(recipe):
         cells = 0 if model.is_recurrent and not model.is_hybrid else found.n_ctx
     with Model.load(path) as model, Context(model, n_seq_max=3, **FIELDS) as context:
         wanted, can_shift = buffers(context), context.can_shift
+        graphs = 3 * graph_bytes(context)
 
     rows = ROW_BYTES * model.n_vocab
     without = found.weights["CPU"], found.kv["CPU"] - cells * CELL_BYTES
-    assert (*without, found.compute["CPU"] - rows) == wanted
+    assert (*without, found.compute["CPU"] - rows - graphs) == wanted
     assert found.can_shift == can_shift
+
+
+def test_graphs_of_long_steps_are_much():
+    """
+    Models whose graphs grow with the tokens of a step take a hundred megabytes for them.
+    """
+    config = EngineConfig(context=ContextConfig(n_ubatch=2048, n_threads=1))
+
+    long, short = (estimate_memory(tiny_model(n), config) for n in ("qwen35", "llama"))
+
+    more = long.devices[0].compute_bytes - short.devices[0].compute_bytes
+    assert 90e6 < more < 110e6
+
+
+MAPPED = """
+import sys
+from pathlib import Path
+from pyllama_raw.engine.estimate import estimate
+from pyllama_raw.native import breakdown
+from pyllama_raw.native.model import Model
+from pyllama_raw import EngineConfig
+spans, reckon = [], breakdown._mapped_bytes
+breakdown._mapped_bytes = lambda *given: spans.append(reckon(*given)) or spans[-1]
+path = Path(sys.argv[1])
+estimate(path, EngineConfig())
+with Model.load(path) as model:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ends = [line.split()[0].split("-") for line in lines if line.endswith(str(path))]
+    print(spans[0], sum(int(end, 16) - int(start, 16) for start, end in ends))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what is mapped in /proc")
+def test_the_part_of_a_file_that_stays_is_known(tmp_path: Path):
+    """
+    libllama lets go of both ends of a file if their weights are put in another order.
+    """
+    path = tmp_path / "model.gguf"
+    quantize(tiny_model("llama"), path, "q8_0")
+
+    spanned, mapped = map(int, run_python(MAPPED, path).stdout.split())
+
+    assert 0 <= mapped - spanned <= 2 * 4096
 
 
 def test_a_projector_has_its_part():
