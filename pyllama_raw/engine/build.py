@@ -330,10 +330,10 @@ def limits_of(
         deterministic=config.deterministic,
         can_shift=context.can_shift
         and layout.kind is not SnapshotKind.EXACT
-        and not model.has_encoder,
+        and not model.reads_sources,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
         n_swa=model.n_swa,
         n_ubatch=context.n_ubatch,
-        n_source=min(context.n_ubatch, n_batch) if model.has_encoder else 0,
+        n_source=min(context.n_ubatch, n_batch) if model.reads_sources else 0,
     )

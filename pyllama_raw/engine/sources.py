@@ -54,7 +54,7 @@ def decoder_start(model: Model) -> int | None:
         Unsupported: the file names none.
         ModelLoadFailed: it names one that there is not.
     """
-    if not model.has_encoder:
+    if not model.reads_sources:
         return None
     token = model.vocab.bos if model.decoder_start is None else model.decoder_start
     if token is None:
