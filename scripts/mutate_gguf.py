@@ -23,7 +23,7 @@ from tests.tiny import RECIPES, tiny_model
 
 def files(seed: int, first: int, count: int) -> Files:
     """Number, content and faults of *count* files."""
-    names = [name for name, recipe in RECIPES.items() if recipe.generates]
+    names = [name for name, recipe in RECIPES.items() if recipe.generates] + ["t5"]
     originals: dict[str, File] = {}
     for index in range(first, first + count):
         rng = random.Random(f"{seed}/{index}")  # noqa: S311 -- repeats

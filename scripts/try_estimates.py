@@ -44,7 +44,7 @@ from tests.tiny import tiny_model, tiny_projector
 
 NAMES = (
     *("llama", "qwen3moe", "gemma3", "mamba2", "rwkv7", "falcon-h1", "qwen35"),
-    *("bert", "jina-bert-v2", "qwen3-embedding", "projector:qwen2vl", "default"),
+    *("bert", "jina-bert-v2", "qwen3-embedding", "t5", "projector:qwen2vl", "default"),
 )
 LARGE_NAMES = (*LARGE, "projector:qwen2vl")
 N_STEP, N_LARGE_STEP = 2048, 512  # tokens of a step, and of a slot
@@ -110,11 +110,11 @@ def opened_as(
     elif name == "default":
         path, n_slots = default_model(), 1
     else:
-        path = tiny_model(name)
+        path, n_slots = tiny_model(name), 4 if name == "t5" else n_slots
     context = ContextConfig(
         n_ctx=n_slots * n_step,
         n_ubatch=512 if name == "default" else n_step,
-        kv_unified=False,
+        kv_unified=name == "t5",
         n_threads=1,
     )
     return path, EngineConfig(
@@ -139,6 +139,8 @@ def use(path: Path, config: EngineConfig, image: int = IMAGE) -> int:
             fields = context_fields(config.context, n_slots, model.n_ctx_train)
             fields["n_seq_max"] = layout_of(model, config).n_seq_max
         with Context(model, **fields) as context:
+            if model.reads_sources:
+                read(context)
             if not context.has_memory:
                 n_slots = 1
                 fill(context, 0, min(context.max_tokens, model.n_ctx_train))
@@ -150,6 +152,14 @@ def use(path: Path, config: EngineConfig, image: int = IMAGE) -> int:
             with Projector.load(config.media.mmproj, model) as projector:
                 encode(projector, image)
                 return resident_bytes()
+
+
+def read(context: Context) -> None:
+    """Read as much as can be read at once, a part for each slot."""
+    batch, n_slots = Batch(context.n_ubatch), context.n_seq_max
+    for slot in range(n_slots):
+        batch.add_scored([100] * (context.n_ubatch // n_slots), 0, slot)
+    assert context.read_sources(batch).code == 0
 
 
 def fill(context: Context, slot: int, n_tokens: int) -> None:

@@ -24,7 +24,7 @@ from pyllama_raw.engine.estimate import estimate
 from pyllama_raw.engine.fit import fitted
 from pyllama_raw.engine.kernels_used import kernels_used
 from pyllama_raw.engine.model_probe import probe_model
-from pyllama_raw.engine.probe import measure
+from pyllama_raw.engine.sources import checked_config, slot_cost
 from pyllama_raw.errors import PyllamaError, Unsupported
 from pyllama_raw.native import libllama
 from pyllama_raw.native.context import Context
@@ -96,6 +96,7 @@ def _facts(spec: str | Path | None, config: EngineConfig) -> Iterator[tuple[str,
     yield "file", {"path": str(path), **_file(capabilities)}
     capabilities.check(*Operation)
     config = fitted(path, with_projector(config, spec, path) or config)
+    config = checked_config(capabilities.model, config)
     with Model.load(path, **config.resolved_model.loading) as model:
         yield "model", _model(model)
         if config.media.mmproj is not None:
@@ -163,7 +164,7 @@ def _limits(
     context: Context, config: EngineConfig, layout: SequenceLayout
 ) -> dict[str, Any]:
     limits = asdict(limits_of(context, config, layout))
-    cost = measure(context)
+    cost = slot_cost(context)
     return {
         **limits,
         "kind": layout.kind.value,

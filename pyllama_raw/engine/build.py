@@ -28,13 +28,13 @@ from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.policy_log import PolicyLog
-from pyllama_raw.engine.probe import expected_kind, measure
+from pyllama_raw.engine.probe import expected_kind
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.sizes import tell_changes
 from pyllama_raw.engine.sources import (
     checked_config,
     decoder_start,
-    measure_sources,
+    slot_cost,
 )
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
@@ -108,7 +108,7 @@ def assemble(
     try:
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
-            executor.context, config, layout, store, keys, texts=limits, start=start
+            executor.context, config, layout, store, keys, texts=limits
         )
         media = _open_media(use, config, keys)
     except BaseException:
@@ -165,11 +165,10 @@ def _make_scheduler(
     keys: SpanKeys,
     *,
     texts: ContextLimits | None,
-    start: int | None,
 ) -> Scheduler:
     if not context.has_memory:
         raise Unsupported("generate", "the model keeps no memory of its texts")
-    cost = measure(context) if start is None else measure_sources(context, start)
+    cost = slot_cost(context)
     return Scheduler(
         limits_of(context, config, layout),
         context.model.vocab.pieces,
@@ -330,10 +329,10 @@ def limits_of(
         deterministic=config.deterministic,
         can_shift=context.can_shift
         and layout.kind is not SnapshotKind.EXACT
-        and not model.has_encoder,
+        and not model.reads_sources,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
         n_swa=model.n_swa,
         n_ubatch=context.n_ubatch,
-        n_source=min(context.n_ubatch, n_batch) if model.has_encoder else 0,
+        n_source=min(context.n_ubatch, n_batch) if model.reads_sources else 0,
     )

@@ -12,6 +12,8 @@ from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling, model_
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.native.gguf_header import NO_OVERRIDES, Scalar, read_header
 
+LOOKS_AHEAD = "its tokens see those after them: give a model with causal attention"
+
 
 class Operation(StrEnum):
     """A kind of work that an engine can be asked for."""
@@ -82,7 +84,12 @@ def _refusals(info: ModelInfo) -> dict[Operation, str]:
         case ModelClass.ENCODER_DECODER if info.architecture == "t5":
             reason = f"{info.architecture!r} has an encoder beside its decoder"
             refused = f"{reason}, and makes no vectors: give an encoder model"
-            return {Operation.EMBED: refused, Operation.RANK: refused}
+            vectors = {Operation.EMBED: refused, Operation.RANK: refused}
+            return (
+                vectors
+                if info.is_causal
+                else {Operation.GENERATE: LOOKS_AHEAD} | vectors
+            )
         case ModelClass.ENCODER_DECODER:
             reason = f"{info.architecture!r} has an encoder beside its decoder"
         case ModelClass.DIFFUSION:
@@ -98,8 +105,7 @@ def _refused_of_one_part(info: ModelInfo) -> list[tuple[Operation, str]]:
         reason = f"{info.architecture!r} is an encoder: give a decoder-only model"
         refused.append((Operation.GENERATE, reason))
     elif not info.is_causal:
-        reason = "its tokens see those after them: give a model with causal attention"
-        refused.append((Operation.GENERATE, reason))
+        refused.append((Operation.GENERATE, LOOKS_AHEAD))
     if info.pooling is not Pooling.RANK:
         reason = "the model is no reranker: its file states no pooling 'rank'"
         refused.append((Operation.RANK, reason))

@@ -71,7 +71,7 @@ def _vocab(model: Model) -> VocabInfo:
         n_tokens=vocab.n_tokens,
         bos=special(vocab.bos),
         eos=special(vocab.eos),
-        decoder_start=special(model.decoder_start if model.has_encoder else None),
+        decoder_start=special(model.decoder_start if model.reads_sources else None),
         adds_bos=vocab.add_bos,
         adds_eos=vocab.add_eos,
         fill={name: token for name, token in fill.items() if token is not None},

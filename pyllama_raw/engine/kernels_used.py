@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pyllama_raw.engine.build import context_fields
 from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.model import Model
 from pyllama_raw.native.watch import Watch
 from pyllama_raw.options.config import EngineConfig
@@ -22,6 +24,10 @@ def kernels_used(model: Model, config: EngineConfig) -> str:
     watch = Watch()
     with Context(model, n_seq_max=1, watch=watch, **fields) as context:
         batch = Batch(context.max_tokens)
+        if model.reads_sources:  # decodes need one
+            batch.add_scored([0], 0, 0)
+            check_decode(context.read_sources(batch).code, last_error())
+            batch.clear()
         tokens = range(min(2, context.max_tokens))
         batch.add_rows([0 for _ in tokens], list(tokens), [0 for _ in tokens])
         context.decode(batch)

@@ -64,7 +64,7 @@ def probe_model(path: Path, config: EngineConfig) -> ModelProbe:
             is_recurrent=model.is_recurrent,
             is_hybrid=model.is_hybrid,
             can_cut=not is_whole,
-            can_shift=not (is_whole or model.has_encoder)
+            can_shift=not (is_whole or model.reads_sources)
             and outline.context(config).can_shift,
             images=images,
             sounds=sounds,

@@ -18,7 +18,7 @@ CPU = "auto: the CPU computes the logits, and chooses faster on the host"
 
 def refusal(model: Model, config: EngineConfig) -> str:
     """Why there can be no lanes, before a context is made; empty if there can."""
-    if model.has_encoder:
+    if model.reads_sources:
         return NO_LANES
     if config.sampler_placement == "host":
         return "sampler_placement is host"

@@ -12,7 +12,7 @@ from math import isfinite
 
 from pyllama_raw.core.memory.tier import SnapshotCost
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo
-from pyllama_raw.engine.probe import blaming, cost_of, some_tokens
+from pyllama_raw.engine.probe import blaming, cost_of, measure, some_tokens
 from pyllama_raw.errors import ConfigError, ModelLoadFailed, Unsupported
 from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.check import check_decode
@@ -54,7 +54,7 @@ def decoder_start(model: Model) -> int | None:
         Unsupported: the file names none.
         ModelLoadFailed: it names one that there is not.
     """
-    if not model.has_encoder:
+    if not model.reads_sources:
         return None
     token = model.vocab.bos if model.decoder_start is None else model.decoder_start
     if token is None:
@@ -64,6 +64,12 @@ def decoder_start(model: Model) -> int | None:
         allowed = f"the vocabulary has {model.n_vocab} tokens"
         raise ModelLoadFailed(model.path, f"decoder_start_token_id={token}: {allowed}")
     return token
+
+
+def slot_cost(context: Context) -> SnapshotCost:
+    """What a slot of *context* costs; raises as measure() and measure_sources() do."""
+    start = decoder_start(context.model)
+    return measure(context) if start is None else measure_sources(context, start)
 
 
 def measure_sources(context: Context, start: int) -> SnapshotCost:

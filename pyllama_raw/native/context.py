@@ -80,6 +80,8 @@ class Context(SlotMemory):
     ) -> None:
         model_ptr = model.ptr
         params = context_params(fields, n_seq_max=n_seq_max)
+        if model.reads_sources:  # one of the file would leave decodes numbers of nobody
+            params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE
         check_memory(model, params)
         configs = seq_configs(lanes, n_seq_max)
         params.samplers, params.n_samplers = configs, len(lanes)
@@ -89,7 +91,7 @@ class Context(SlotMemory):
             parents.append(abort)  # C reads the flag
         # Other attention reads no cells, or those of several caches.
         has_others = model.n_swa or model.is_recurrent or model.is_hybrid
-        one_cache = not (has_others or model.has_encoder)
+        one_cache = not (has_others or model.reads_sources)
         self.kernels = Kernels.attached(
             params,
             fast=fast_kernels,
@@ -217,7 +219,7 @@ class Context(SlotMemory):
             InvalidBatch: more tokens than one graph takes; nothing ran. All else comes back as
                 a code; decodes then see what they saw before.
         """
-        if not (self.model.has_encoder and self.model.has_decoder):
+        if not self.model.reads_sources:
             raise InvalidBatch("llama_encode", None, "the model reads no sources")
         if not 0 < batch.n_tokens <= self.n_ubatch:
             text = (

@@ -114,7 +114,7 @@ NEEDS = (
         instead="attn_qkv.weight",
     ),
     Needs(("rwkv6qwen2",), "time_mix_first.weight", ("time_mix_ln.weight",)),
-    Needs(("t5encoder",), "blk.0.attn_q.weight", ("blk.0.attn_rel_b.weight",)),
+    Needs(("t5", "t5encoder"), "blk.0.attn_q.weight", ("blk.0.attn_rel_b.weight",)),
 )
 # Caches of the keys of indexers, whose width libllama divides by: some layer must have one.
 INDEXED = ("deepseek4", "dots3note")

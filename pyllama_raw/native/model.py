@@ -61,7 +61,10 @@ class Model(Handle):
         # the type of most tensors
         self.ftype = text(lib.llama_ftype_name(lib.llama_model_ftype(pointer)))
         self.has_encoder = bool(lib.llama_model_has_encoder(pointer))
-        self.has_decoder = bool(lib.llama_model_has_decoder(pointer))
+        # an encoder reads prompts for its decoder
+        self.reads_sources = self.has_encoder and bool(
+            lib.llama_model_has_decoder(pointer)
+        )
         start = int(lib.llama_model_decoder_start_token(pointer))
         # begins what a decoder beside an encoder writes
         self.decoder_start = None if start < 0 else start

@@ -140,3 +140,18 @@ def test_info_shows_an_encoder():
     assert facts["file"]["operations"] == "embed"
     assert facts["file"]["no_generate"].startswith("'bert' is an encoder")
     assert facts["limits"]["n_ubatch"] == 2048
+
+
+def test_info_shows_what_reads_prompts():
+    """
+    The token that begins an output, how much is read at once, and the kernels.
+    """
+    done = run("info", str(tiny_model("t5")), "--json")
+
+    facts = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert facts["file"]["model_class"] == "encoder_decoder"
+    assert facts["file"]["decoder_start_token_id"] == 316
+    assert facts["file"]["operations"] == "generate"
+    assert (facts["limits"]["n_source"], facts["limits"]["cache"]) == (512, "off")
+    assert facts["limits"]["kernels"].startswith("attention")

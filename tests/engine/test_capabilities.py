@@ -136,6 +136,7 @@ def test_what_begins_an_output_is_told_where_there_is_an_encoder():
         (info_of("bert", [HEAD], pooling_type=4), (EMBED, RANK)),
         (info_of("qwen3", [HEAD], pooling_type=4), (GENERATE, EMBED, RANK)),
         (info_of("t5"), (GENERATE,)),
+        (info_of("t5", attention__causal=False), ()),
         (info_of("bart"), ()),
         (info_of("llada"), ()),
     ],

@@ -10,12 +10,14 @@ from pyllama_raw import (
     EngineConfig,
     MediaConfig,
     ModelConfig,
+    SamplingParams,
     SchedulerConfig,
     estimate_memory,
     probe,
 )
 from pyllama_raw.engine import opening
 from pyllama_raw.errors import ModelLoadFailed
+from scripts.mutations.gguf_file import read
 from tests.native.support import run_python
 from tests.tiny import tiny_model
 
@@ -98,6 +100,39 @@ def test_a_file_without_a_token_to_begin_with_takes_that_of_texts():
 
     with pytest.raises(ModelLoadFailed, match="decoder_start_token_id=1000000"):
         Engine.open(tiny_model("t5"), EngineConfig(model=wrong, context=ONE))
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_pooling_that_the_file_states_changes_nothing(number):
+    """
+    The decoder sees what the encoder made of each token.
+    """
+    model = ModelConfig(kv_overrides={"t5.pooling_type": number})
+    outputs = []
+    for config in (EngineConfig(context=ONE), EngineConfig(context=ONE, model=model)):
+        with Engine.open(tiny_model("t5"), config) as engine:
+            params = SamplingParams(temperature=0, max_tokens=12)
+            outputs += [engine.complete(text, params).text for text in ("a", "bcd")]
+
+    assert outputs[:2] == outputs[2:]
+    assert outputs[0] != outputs[1]
+
+
+@pytest.mark.parametrize("part", [b"enc", b"dec"])
+def test_a_file_without_a_tensor_that_graphs_take_for_granted_is_refused(
+    part, tmp_path
+):
+    """
+    libllama would read it all the same, and end the process.
+    """
+    file = read(tiny_model("t5"))
+    name = part + b".blk.0.attn_rel_b.weight"
+    file.tensors = [tensor for tensor in file.tensors if tensor.name != name]
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(file.encode())
+
+    with pytest.raises(ModelLoadFailed, match=f"{name.decode()}' is missing"):
+        Engine.open(path, EngineConfig(context=ONE))
 
 
 CODE = """
