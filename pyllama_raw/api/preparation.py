@@ -107,6 +107,7 @@ class Preparation:
             policy_data=options.get("policy_data"),
             spans=read.spans,
             payloads=read.payloads,
+            names=await self._names() if params.special else {},
         )
         if adapters := options.get("adapters"):
             request = self._adapters.adapt(request, adapters)
@@ -114,7 +115,9 @@ class Preparation:
             allowed = "None with images and sounds"
             raise InvalidSampling("prompt_logprobs", params.prompt_logprobs, allowed)
         prepared = _fork(request, params, seed, request_ids)
-        return replace(prepared, names=await self._names(params))
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return prepared
+        return replace(prepared, names=await self._names())
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None
@@ -162,10 +165,8 @@ class Preparation:
         with reading_prompt(token_ids):
             return await self._workers.run("text", pieces)
 
-    async def _names(self, params: SamplingParams) -> Mapping[int, bytes]:
-        """The names of control tokens, if *params* ask for log-probabilities."""
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return {}
+    async def _names(self) -> Mapping[int, bytes]:
+        """The names of control tokens."""
         if self._control_names is None:
             names = await self._workers.run("text", self._encoder.control_names)
             self._control_names = names
