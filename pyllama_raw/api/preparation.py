@@ -19,6 +19,13 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
 from pyllama_raw.api.generation import Prepared
+from pyllama_raw.api.replying import (
+    Replies,
+    ReplyPlan,
+    is_planned,
+    settings_of,
+    tail_of,
+)
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
@@ -28,7 +35,6 @@ from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.prompts.chat import ChatSettings
 from pyllama_raw.prompts.media_prompt import MediaPrompt
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
@@ -61,6 +67,7 @@ class Preparation:
         self._adapters = thread.adapters
         self._parts = parts
         self._encoder = encoder
+        self._replies = Replies(parts, encoder)
         self._clock = thread.clock
         self._control_names: Mapping[int, bytes] | None = None  # once they are wanted
         self.request_ids = count(1)
@@ -84,6 +91,9 @@ class Preparation:
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
+        plan = await self._plan(prompt, options)
+        if plan is not None:
+            params = plan.constrained(params)
         stop, rules = await self._made(params)
         namespace = self._namespace(options.get("cache_salt"))
         read = await self._read(prompt, options, namespace)
@@ -109,6 +119,8 @@ class Preparation:
             payloads=read.payloads,
             names=await self._names() if params.special else {},
         )
+        if plan is not None:
+            request = await self._with_reply(request, plan)
         if adapters := options.get("adapters"):
             request = self._adapters.adapt(request, adapters)
         if request.spans and params.prompt_logprobs is not None:
@@ -118,6 +130,22 @@ class Preparation:
         if params.logprobs is None and params.prompt_logprobs is None:
             return prepared
         return replace(prepared, names=await self._names())
+
+    async def _plan(self, prompt: Prompt, options: ChatOptions) -> ReplyPlan | None:
+        """What is asked of the reply to *prompt*; None: it is plain text."""
+        with reading_prompt(prompt):
+            if not is_planned(prompt, options):
+                return None
+        plan = partial(self._replies.plan, options)
+        return await self._workers.run(settings_of(options).workers, plan)
+
+    async def _with_reply(self, request: Request, plan: ReplyPlan) -> Request:
+        """*request*, whose reply is taken apart as *plan* wants."""
+        tail = tail_of(request.tokens, await self._names())
+        form = plan.form(self._encoder.detokenize(tail, special=True))
+        if form is None:
+            return request
+        return replace(request, reply=form, names={**form.marks, **request.names})
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None
@@ -137,7 +165,7 @@ class Preparation:
         options: ChatOptions | None,
         namespace: Namespace = None,
     ) -> MediaPrompt:
-        settings = ChatSettings.of(options)
+        settings = settings_of(options)
         read = partial(self._encoder.read, prompt, settings, namespace)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
@@ -148,7 +176,7 @@ class Preparation:
 
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""
-        settings = ChatSettings.of(options)
+        settings = settings_of(options)
         render = partial(self._encoder.render, messages, settings)
         with reading_prompt(messages):
             return await self._workers.run(settings.workers, render)

@@ -29,20 +29,20 @@ class ReplyText:
     def __init__(self, strings: StopStrings) -> None:
         self._strings = strings
         self._state = 0
-        self._stopped = False
+        self._stop = b""  # the stop string that was met: the text is complete
         self._held: deque[tuple[bytes, bool]] = deque()  # tokens that are not told yet
         self._n_held = 0  # bytes of them
         self._decoder = _UTF_8("replace")
 
     def push(self, piece: bytes, special: bool) -> list[Run]:
         """Take the next token; return the runs that are certain now."""
-        if self._stopped:
+        if self._stop:
             return []
         self._held.append((piece, special))
         self._n_held += len(piece)
         n_open = self._follow(piece)
         runs = self._release(self._n_held - n_open)
-        if self._stopped:
+        if self._stop:
             self._held.clear()
             self._n_held = 0
             self._close(runs)
@@ -62,7 +62,7 @@ class ReplyText:
         for n_read, byte in enumerate(piece, 1):
             state = strings.next(state, byte)
             if match := strings.matches[state]:
-                self._stopped = True
+                self._stop = match
                 return len(piece) - n_read + len(match)
         self._state = state
         return strings.depths[state]
@@ -79,7 +79,7 @@ class ReplyText:
                 runs.append(Run(piece.decode("utf-8", "replace"), True))
             else:
                 self._add(runs, piece)
-        if n_certain and (self._stopped or not self._held[0][1]):
+        if n_certain and (self._stop or not self._held[0][1]):
             piece, special = self._held.popleft()
             self._held.appendleft((piece[n_certain:], special))
             self._n_held -= n_certain

@@ -49,7 +49,6 @@ async def test_totals_and_rates(stats):
         "completion_tokens": 10,
         "cached_tokens": 2,
         "media_tokens": 0,
-        "reasoning_tokens": 0,
         "total_tokens_per_s": 9.0,
         "completion_tokens_per_s": 2.0,
         "ttft_s": {"p50": 1.0, "p99": 3.0, "max": 3.0},

@@ -1,0 +1,196 @@
+"""
+The way in which replies to chats are taken apart: by a specification and a request's options.
+
+The specification of a chat template is found once, because its delimiters are compared with
+the special tokens of the model.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyllama_raw.api.constraining import constrained
+from pyllama_raw.api.reply import ReplyForm
+from pyllama_raw.errors import InvalidRequest, reading
+from pyllama_raw.options.requests import ChatOptions
+from pyllama_raw.prompts.chat import ChatSettings
+from pyllama_raw.prompts.messages import is_sequence, plain_value
+from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
+from pyllama_raw.replies.find import spec_for
+from pyllama_raw.replies.parser import ReplyParser
+from pyllama_raw.replies.spec import ReplySpec
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.parts import EngineParts, TextVocab
+    from pyllama_raw.options.sampling import SamplingParams
+
+MAX_SPECS = 16  # that are kept
+MAX_TAIL = 256  # tokens at the end of a prompt that may begin a reply
+WORDS = ("auto", "none", "required")  # of tool_choice
+OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
+
+
+class BoundSpec(NamedTuple):
+    """A specification for one vocabulary."""
+
+    spec: ReplySpec
+    marks: Mapping[int, bytes]  # its special tokens, and their names
+
+
+class ReplyPlan(NamedTuple):
+    """What a request asks of its reply."""
+
+    bound: BoundSpec
+    tools: list[Any]
+    choice: str
+    is_parallel: bool
+    is_parsed: bool
+
+    def constrained(self, params: SamplingParams) -> SamplingParams:
+        """*params* with which the model calls tools as it is asked to."""
+        spec = self.bound.spec
+        return constrained(params, spec, self.tools, self.choice, self.is_parallel)
+
+    def form(self, prefix: str) -> ReplyForm | None:
+        """The form of each output, for a prompt that ends with *prefix*; None: plain text."""
+        if not self.is_parsed:
+            return None
+        make = partial(
+            ReplyParser,
+            self.bound.spec,
+            tools=self.tools,
+            prefix=prefix,
+            calls=self.choice != "none",
+        )
+        return ReplyForm(make, self.bound.marks)
+
+
+class Replies:
+    """Plans the replies of one engine; any thread may call."""
+
+    def __init__(self, parts: EngineParts, encoder: PromptEncoder) -> None:
+        bind = partial(_bound, parts.vocab, parts.chat_template, encoder)
+        self._bound = lru_cache(MAX_SPECS)(bind)
+
+    def plan(self, options: ChatOptions) -> ReplyPlan:
+        """
+        What *options* of a chat ask for; may take seconds.
+
+        Raises:
+            InvalidRequest: they do not fit each other.
+            ClosedError: the engine is closed.
+        """
+        tools = plain_value("tools", options.get("tools")) or []
+        choice = _checked_choice(options.get("tool_choice") or "auto", tools)
+        reply = options.get("reply")
+        source = options.get("chat_template")
+        return ReplyPlan(
+            bound=self._bound(reply if isinstance(reply, ReplySpec) else source),
+            tools=tools,
+            choice=choice,
+            is_parallel=options.get("parallel_tool_calls", True),
+            is_parsed=bool(tools) if reply is None else reply is not False,
+        )
+
+
+def is_planned(prompt: Prompt, options: ChatOptions) -> bool:
+    """
+    Whether *options* ask something of the reply to *prompt*.
+
+    Raises:
+        InvalidRequest: they do, and it is no chat.
+    """
+    given = [name for name in OPTIONS if options.get(name) is not None]
+    if options.get("reply") is False:  # as of any other prompt
+        given.remove("reply")
+    if not (is_sequence(prompt) and len(prompt) and isinstance(prompt[0], Mapping)):
+        for name in given:
+            value = options.get(name)
+            raise InvalidRequest(name, value, "it with chat messages only")
+    tools = options.get("tools")
+    with reading("tools", tools, "a list of mappings, or None"):
+        return bool(given) or bool(tools)
+
+
+def settings_of(options: ChatOptions | None) -> ChatSettings:
+    """Settings of the template; a model that must call no tool is told of none."""
+    settings = ChatSettings.of(options)
+    if options and options.get("tool_choice") == "none":
+        return settings._replace(tools=None)
+    return settings
+
+
+def tail_of(tokens: array[int], controls: Mapping[int, bytes]) -> array[int]:
+    """
+    The end of a prompt from its last control token on.
+
+    No message can write one, so a message is a part of it only if the reply goes on with it.
+    """
+    first = max(len(tokens) - MAX_TAIL, 0)
+    for at in range(len(tokens) - 1, first - 1, -1):
+        if tokens[at] < 0:  # a row of an image or a sound
+            return tokens[at + 1 :]
+        if tokens[at] in controls:
+            return tokens[at:]
+    return tokens[first:]
+
+
+def _checked_choice(choice: str, tools: Sequence[Any]) -> str:
+    names = [_name_of(tool) for tool in tools]
+    if choice in ("auto", "none") or (tools and choice == "required"):
+        return choice
+    if choice not in names:
+        allowed = f"{', '.join(WORDS)} or the name of one of tools"
+        raise InvalidRequest("tool_choice", choice, allowed)
+    return choice
+
+
+def _name_of(tool: Any) -> object:
+    """The name of a tool, which is a function or holds one."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _bound(
+    vocab: TextVocab,
+    template: str | None,
+    encoder: PromptEncoder,
+    source: ReplySpec | str | None,
+) -> BoundSpec:
+    """
+    What is known of replies, for this vocabulary.
+
+    Args:
+        template: the model's own.
+        source: a specification, or the template that is used instead.
+    """
+    if isinstance(source, ReplySpec):
+        spec: ReplySpec | None = source
+    else:
+        used = template if source is None else source
+        spec = spec_for(used, partial(_rendered, encoder, source)) if used else None
+    ids: dict[str, int] = {}
+
+    def is_special(text: str) -> bool:
+        if text in vocab.special_texts and text not in ids:
+            tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+            if len(tokens) == 1:
+                ids[text] = tokens[0]
+        return text in ids
+
+    bound = encoder.run(lambda: (spec or ReplySpec()).bound(is_special))
+    return BoundSpec(bound, {ids[name]: name.encode() for name in bound.special})
+
+
+def _rendered(
+    encoder: PromptEncoder,
+    template: str | None,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **kwargs: Any,
+) -> str:
+    settings = ChatSettings(tools or None, kwargs or None, template)
+    return encoder.render(messages, settings)
