@@ -35,6 +35,7 @@ from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.prompts.history import with_history
 from pyllama_raw.prompts.media_prompt import MediaPrompt
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
@@ -166,7 +167,8 @@ class Preparation:
         namespace: Namespace = None,
     ) -> MediaPrompt:
         settings = settings_of(options)
-        read = partial(self._encoder.read, prompt, settings, namespace)
+        encode = partial(self._encoder.read, settings=settings, namespace=namespace)
+        read = partial(with_history, encode, prompt)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
             if kind is not None:
@@ -177,9 +179,10 @@ class Preparation:
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""
         settings = settings_of(options)
-        render = partial(self._encoder.render, messages, settings)
+        render = partial(self._encoder.render, settings=settings)
         with reading_prompt(messages):
-            return await self._workers.run(settings.workers, render)
+            read = partial(with_history, render, messages)
+            return await self._workers.run(settings.workers, read)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""

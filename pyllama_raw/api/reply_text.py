@@ -29,43 +29,43 @@ class ReplyText:
     def __init__(self, strings: StopStrings) -> None:
         self._strings = strings
         self._state = 0
-        self._stop = b""  # the stop string that was met: the text is complete
+        self._is_complete = False  # a stop string was met
         self._held: deque[tuple[bytes, bool]] = deque()  # tokens that are not told yet
         self._n_held = 0  # bytes of them
         self._decoder = _UTF_8("replace")
 
     def push(self, piece: bytes, special: bool) -> list[Run]:
         """Take the next token; return the runs that are certain now."""
-        if self._stop:
+        if self._is_complete:
             return []
         self._held.append((piece, special))
         self._n_held += len(piece)
-        n_open = self._follow(piece)
+        n_open, self._is_complete = self._follow(piece)
         runs = self._release(self._n_held - n_open)
-        if self._stop:
-            self._held.clear()
-            self._n_held = 0
-            self._close(runs)
-        return runs
+        return self._complete(runs) if self._is_complete else runs
 
     def flush(self) -> list[Run]:
         """Return what was held back; nothing follows it."""
-        runs = self._release(self._n_held)
+        return self._complete(self._release(self._n_held))
+
+    def _complete(self, runs: list[Run]) -> list[Run]:
+        """*runs* and the end of their last character; what is held is in a stop string."""
+        self._held.clear()
+        self._n_held = 0
         self._close(runs)
         return runs
 
-    def _follow(self, piece: bytes) -> int:
-        """Bytes at the end that are, or may begin, a stop string."""
+    def _follow(self, piece: bytes) -> tuple[int, bool]:
+        """Bytes at the end that are, or may begin, a stop string; and whether they are."""
         strings, state = self._strings, self._state
         if not strings:
-            return 0
+            return 0, False
         for n_read, byte in enumerate(piece, 1):
             state = strings.next(state, byte)
             if match := strings.matches[state]:
-                self._stop = match
-                return len(piece) - n_read + len(match)
+                return len(piece) - n_read + len(match), True
         self._state = state
-        return strings.depths[state]
+        return strings.depths[state], False
 
     def _release(self, n_certain: int) -> list[Run]:
         """The first *n_certain* bytes of what is held; a name only as a whole."""
@@ -79,7 +79,7 @@ class ReplyText:
                 runs.append(Run(piece.decode("utf-8", "replace"), True))
             else:
                 self._add(runs, piece)
-        if n_certain and (self._stop or not self._held[0][1]):
+        if n_certain and (self._is_complete or not self._held[0][1]):
             piece, special = self._held.popleft()
             self._held.appendleft((piece[n_certain:], special))
             self._n_held -= n_certain
