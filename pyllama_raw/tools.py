@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from inspect import Parameter, getdoc, isroutine, signature
-from typing import Any
+from typing import Any, cast
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -90,7 +90,8 @@ def _parameters(function: Callable[..., Any], name: str) -> dict[str, Any]:
                 given = f"{name}({NAMELESS[parameter.kind].format(parameter.name)})"
                 allowed = "a function whose parameters all have names, as `city: str`"
                 raise InvalidRequest("function", given, allowed)
-        return TypeAdapter(function).json_schema(schema_generator=_Schema)
+        adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
+        return adapter.json_schema(schema_generator=_Schema)
     except PydanticUserError as error:  # of types
         problem = error.message.partition("\n")[0]
         allowed = f"a function whose parameters JSON can say ({problem})"
