@@ -98,8 +98,10 @@ class LiteralCall(Headed):
     close: Literal[")", "}"] = ")"
     """Ends the arguments; header_end begins them."""
     assign: Literal["=", ":"] = "="
-    quotes: Spellings = ('"', "'")
-    """What begins and ends a string. Those of one character have escapes."""
+    quotes: Spellings = ('"', "'", '"""', "'''")
+    """What begins and ends a string. Between quotes of Python, its escapes are read."""
+    array: bool = False
+    """Calls are written as an array. (Both are read.)"""
 
 
 CallLayout = Annotated[
