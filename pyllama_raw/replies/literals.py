@@ -30,7 +30,7 @@ def read_literals(source: Source, tables: Tables, write: Write) -> Flow[None]:
     """
     layout = tables.spec.calls and tables.spec.calls.layout
     assert isinstance(layout, LiteralCall)
-    closing = [(layout.close, OBJECT)]
+    closing: list[tuple[str, str]] = [(layout.close, OBJECT)]
     empty = True  # nothing is in the innermost brackets
     write("{")
     while closing:

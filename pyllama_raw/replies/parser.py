@@ -195,12 +195,12 @@ class ReplyParser:
             self._source.keep()
             self._write((yield from self._reader.section(started=False, bare=True)))
 
-    def _begin_call(self, name: str, id: str | None) -> None:
+    def _begin_call(self, name: str, id_: str | None) -> None:
         in_header = self._kind is Kind.PLAIN
         self._end(
             self._kind if in_header else Kind.CONTENT, self._text(Lead.HELD), call=True
         )
-        self._writer.call(name, id or self._new_id())
+        self._writer.call(name, id_ or self._new_id())
 
     def _end(self, kind: Kind, stretch: Stretch, *, call: bool = False) -> None:
         """End a stretch of text, and begin the next."""

@@ -21,8 +21,12 @@ Flow = Generator[None, None, T]
 SPACE = re.compile(r"\s*")
 
 
-class Broken(Exception):  # noqa: N818 - a turn of the reading, no error of anyone
+class Broken(Exception):
     """What was read is not what it seemed, or the reply ended within it."""
+
+
+def nowhere(text: str) -> None:
+    """Write *text* nowhere."""
 
 
 class Markers:
@@ -97,9 +101,14 @@ class Source:
             self.take(self.pos + 1)
         return found
 
+    def expect(self, wanted: str) -> Flow[None]:
+        """Take the next character. Broken: it is not *wanted*."""
+        if not (yield from self.next(wanted)):
+            raise Broken
+
     def space(self) -> Flow[None]:
         """Take white space."""
-        yield from self.run(SPACE, lambda text: None)
+        yield from self.run(SPACE, nowhere)
 
     def run(self, pattern: re.Pattern[str], write: Callable[[str], None]) -> Flow[None]:
         """Take all that *pattern* of single characters matches."""

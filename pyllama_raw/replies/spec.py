@@ -147,8 +147,6 @@ class MessagesSpec(Part):
     """The first that matches holds. A header without a rule is text."""
     call: str
     """The form of the header of a call, from the end of the prompt to before its middle."""
-    tokens: Spellings = ()
-    """Special tokens that headers have between their words."""
 
 
 class ReplySpec(Part):

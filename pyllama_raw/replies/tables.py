@@ -77,7 +77,10 @@ class Tables:
         }
         common = {role: self.marked(texts) for role, texts in delimiters.items()}
         thinking = {Role.ANSWER: common[Role.ANSWER], **common}
-        opening = {Role.START: self.marked(calls.start), Role.OPEN: self.marked(calls.open)}
+        opening = {
+            Role.START: self.marked(calls.start),
+            Role.OPEN: self.marked(calls.open),
+        }
         self.without_calls = {
             Kind.CONTENT: Table(common),
             Kind.PLAIN: Table(common),
@@ -90,10 +93,12 @@ class Tables:
         self.rules = [
             (re.compile(rule.header, re.DOTALL), rule.kind) for rule in messages.rules
         ]
+        self.calls = spec.calls
         self._calls(calls)
 
     def _calls(self, calls: CallsSpec) -> None:
         layout = calls.layout
+        self.tagged = layout if isinstance(layout, TaggedCall) else None
         self.starts = Markers(self.marked(calls.start))
         self.ends = Markers(self.marked(calls.end))
         self.closes = Markers(self.marked(calls.close))

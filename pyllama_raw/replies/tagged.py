@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyllama_raw.replies.json_text import quoted
-from pyllama_raw.replies.source import MARK, Broken, Flow, Markers, Source
-from pyllama_raw.replies.spec import TaggedCall
-from pyllama_raw.replies.tables import Tables, matched
 from pyllama_raw.replies.nested import nested_value
+from pyllama_raw.replies.source import MARK, Broken, Flow, Markers, Source
+from pyllama_raw.replies.tables import Tables, matched
 from pyllama_raw.replies.typed import Schema, property_of, types_of
 
 Write = Callable[[str], None]
@@ -26,8 +25,6 @@ def read_tagged(
 
     A parameter that is a string is passed on as it comes, others when they end.
     """
-    layout = tables.spec.calls and tables.spec.calls.layout
-    assert isinstance(layout, TaggedCall)
     comma = ""
     write("{")
     while True:
@@ -40,30 +37,27 @@ def read_tagged(
             return
         try:
             text = yield from source.find(tables.middle_of_parameter, KEY_LIMIT)
-            fields = matched(tables.keys, text)
-            if not fields:
-                raise Broken
         except Broken:
-            write("}" if not source.ended else "")
-            raise
+            text = ""
+        fields = matched(tables.keys, text)
+        if not fields:
+            write("" if source.ended else "}")
+            raise Broken
         source.take(source.pos + len(text))
         yield from source.match(tables.middle_of_parameter)
         source.drop()
         write(f'{comma}"{quoted(fields["key"])}": ')
         comma = ", "
-        if not (yield from _value(source, tables, layout, fields, schema, write)):
+        if not (yield from _value(source, tables, fields, schema, write)):
             return
 
 
 def _value(
-    source: Source,
-    tables: Tables,
-    layout: TaggedCall,
-    fields: dict[str, str],
-    schema: Schema,
-    write: Write,
+    source: Source, tables: Tables, fields: dict[str, str], schema: Schema, write: Write
 ) -> Flow[bool]:
     """Read the value of one parameter; False where the reply ends within it."""
+    layout = tables.tagged
+    assert layout
     of_key = property_of(schema, fields["key"], schema)
     types = types_of(of_key, schema)
     if "type" in fields:

@@ -34,7 +34,7 @@ class Stretch:
         if self.blank and self._lead is Lead.DROPPED:
             text = text.lstrip()
         body = text.rstrip()
-        if body and not self._trim_end:
+        if not self._trim_end and (body or not self.blank):
             body = text
         if body:
             self._write("".join([*self._space, body]))
@@ -71,11 +71,11 @@ class Writer:
     def reasoning(self, text: str) -> None:
         self._add(Reasoning, text)
 
-    def call(self, name: str, id: str) -> None:
+    def call(self, name: str, id_: str) -> None:
         index = self._n_calls
         self._n_calls += 1
         self._flush(partial(CallDelta, index, None, None))
-        self._parts.append(CallDelta(index, id, name))
+        self._parts.append(CallDelta(index, id_, name))
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the last call."""
