@@ -98,8 +98,10 @@ class LiteralCall(Headed):
     close: Literal[")", "}"] = ")"
     """Ends the arguments; header_end begins them."""
     assign: Literal["=", ":"] = "="
-    quotes: Spellings = ('"', "'")
-    """What begins and ends a string. Those of one character have escapes."""
+    quotes: Spellings = ('"', "'", '"""', "'''")
+    """What begins and ends a string. Between quotes of Python, its escapes are read."""
+    array: bool = False
+    """Calls are written as an array. (Both are read.)"""
 
 
 CallLayout = Annotated[
@@ -145,8 +147,6 @@ class MessagesSpec(Part):
     """The first that matches holds. A header without a rule is text."""
     call: str
     """The form of the header of a call, from the end of the prompt to before its middle."""
-    tokens: Spellings = ()
-    """Special tokens that headers have between their words."""
 
 
 class ReplySpec(Part):
