@@ -174,7 +174,7 @@ async def test_stop_strings_end_a_reply_anywhere():
 
     assert seen(inside) == ("Hm, ", "", [])
     assert inside.finish_detail == StopString("rain")
-    assert seen(named) == ("Hm, rain.", "Let me", [])
+    assert seen(named) == ("Hm, rain.", "Let me ", [])
 
 
 async def test_a_reply_that_is_cut_keeps_what_it_has():
