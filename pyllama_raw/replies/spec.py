@@ -98,8 +98,10 @@ class LiteralCall(Headed):
     close: Literal[")", "}"] = ")"
     """Ends the arguments; header_end begins them."""
     assign: Literal["=", ":"] = "="
-    quotes: Spellings = ('"', "'")
-    """What begins and ends a string. Those of one character have escapes."""
+    quotes: Spellings = ('"', "'", '"""', "'''")
+    """What begins and ends a string. Between quotes of Python, its escapes are read."""
+    array: bool = False
+    """Calls are written as an array. (Both are read.)"""
 
 
 CallLayout = Annotated[
@@ -133,6 +135,8 @@ class MessageRule(Part):
     header: str
     """A regular expression of the whole header. Its group `name`, if any, is that of a tool."""
     kind: Literal["content", "reasoning", "call"]
+    written: str
+    """The header to write, with the {name} of the tool."""
 
 
 class MessagesSpec(Part):
@@ -143,10 +147,6 @@ class MessagesSpec(Part):
     end: Spellings = ()
     rules: tuple[MessageRule, ...]
     """The first that matches holds. A header without a rule is text."""
-    call: str
-    """The form of the header of a call, from the end of the prompt to before its middle."""
-    tokens: Spellings = ()
-    """Special tokens that headers have between their words."""
 
 
 class ReplySpec(Part):
