@@ -101,7 +101,7 @@ class CallReader:
         if self._in_array and (yield from self._bracket("]")):
             self._in_array = False
             source.keep()
-        if (yield from source.match(tables.closes)):
+        if (yield from source.match(tables.closes)) or source.cut(tables.closing):
             return False
         separated = (yield from source.next(",")) or (yield from source.next(";"))
         yield from source.space()

@@ -1,15 +1,51 @@
-"""The specification of a chat template."""
+"""The specification of a model, by its chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pyllama_raw.replies.derive import derive
+from pyllama_raw.replies.samples import Render
+from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec, bundled
 
-from pyllama_raw.replies.spec import ReplySpec, bundled
+MAX_KNOWN = 64  # templates
+_known: dict[str, ReplySpec | None] = {}
 
 
-def spec_for(template: str, render: Callable[..., str]) -> ReplySpec | None:  # noqa: ARG001
-    """The bundled specification whose markers *template* has."""
-    for spec in bundled().values():
-        if spec.markers and all(marker in template for marker in spec.markers):
-            return spec
+def spec_for(template: str, render: Render) -> ReplySpec | None:
+    """
+    How the replies of the model of *template* are taken apart; any thread may call.
+
+    It is bundled, or derived by rendering, which is done once for a template. A template of
+    which neither tells has reasoning if it names its usual tag.
+
+    Args:
+        render: see `pyllama_raw.replies.derive.derive`.
+
+    Returns:
+        None if a reply is only content.
+    """
+    if template not in _known:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[template] = by_markers(template) or derive(render) or _usual(template)
+    return _known[template]
+
+
+def by_markers(template: str) -> ReplySpec | None:
+    """
+    The bundled specification whose markers *template* has.
+
+    Of several the one with the longest markers, because these say most.
+    """
+    fitting = [
+        spec
+        for spec in bundled().values()
+        if spec.markers and all(marker in template for marker in spec.markers)
+    ]
+    return max(fitting, key=lambda spec: sum(map(len, spec.markers)), default=None)
+
+
+def _usual(template: str) -> ReplySpec | None:
+    usual = ReasoningSpec()
+    if any(tag in template for tag in usual.start):
+        return ReplySpec(reasoning=usual)
     return None

@@ -35,7 +35,7 @@ class Markers:
     def __init__(self, texts: Iterable[str]) -> None:
         ordered = sorted(set(texts), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        self._beginnings = {text[:n] for text in ordered for n in range(1, len(text))}
+        self.beginnings = {text[:n] for text in ordered for n in range(1, len(text))}
         self._longest = max(map(len, ordered), default=1) - 1
         self._any = bool(ordered)
 
@@ -45,7 +45,7 @@ class Markers:
     def held(self, text: str, pos: int) -> int:
         """Where in *text* the beginning of a delimiter stands at its end, or its length."""
         for at in range(max(pos, len(text) - self._longest), len(text)):
-            if text[at:] in self._beginnings:
+            if text[at:] in self.beginnings:
                 return at
         return len(text)
 
@@ -119,6 +119,14 @@ class Source:
             if self.pos < len(self.text) or self.ended:
                 return
             yield
+
+    def cut(self, markers: Markers) -> bool:
+        """Whether the reply ends within one of *markers*, which is taken then."""
+        rest = self.text[self.pos :]
+        cut = self.ended and (not rest or rest in markers.beginnings)
+        if cut:
+            self.take(len(self.text))
+        return cut
 
     def search(self, markers: Markers) -> tuple[re.Match[str] | None, int]:
         """The first of *markers*, if it is certain, and up to where there is none."""

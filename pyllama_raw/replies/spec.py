@@ -135,6 +135,8 @@ class MessageRule(Part):
     header: str
     """A regular expression of the whole header. Its group `name`, if any, is that of a tool."""
     kind: Literal["content", "reasoning", "call"]
+    written: str
+    """The header to write, with the {name} of the tool."""
 
 
 class MessagesSpec(Part):
@@ -145,8 +147,6 @@ class MessagesSpec(Part):
     end: Spellings = ()
     rules: tuple[MessageRule, ...]
     """The first that matches holds. A header without a rule is text."""
-    call: str
-    """The form of the header of a call, from the end of the prompt to before its middle."""
 
 
 class ReplySpec(Part):

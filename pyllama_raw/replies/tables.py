@@ -67,7 +67,7 @@ class Tables:
         self.special = Markers(spec.special)
         calls = spec.calls or CallsSpec()
         reasoning = spec.reasoning or ReasoningSpec(start=(), end=())
-        messages = spec.messages or MessagesSpec(start=(), middle=(), rules=(), call="")
+        messages = spec.messages or MessagesSpec(start=(), middle=(), rules=())
         delimiters = {
             Role.IGNORED: spec.ignored,
             Role.ANSWER: reasoning.end,
@@ -102,6 +102,7 @@ class Tables:
         self.starts = Markers(self.marked(calls.start))
         self.ends = Markers(self.marked(calls.end))
         self.closes = Markers(self.marked(calls.close))
+        self.closing = Markers(self.marked([*calls.end, *calls.close]))
         if not isinstance(layout, Headed):
             return
         self.headers = [form(text) for text in layout.header]

@@ -30,10 +30,9 @@ def read_tagged(
     while True:
         source.keep()
         yield from source.space()
-        if not (yield from source.peek()):
-            return  # the reply is cut here
-        if (yield from source.match(tables.parameter)) not in tables.parameter_starts:
-            write("}")
+        tag = yield from source.match(tables.parameter)
+        if tag not in tables.parameter_starts:
+            write("}" if tag or not source.cut(tables.parameter) else "")
             return
         try:
             text = yield from source.find(tables.middle_of_parameter, KEY_LIMIT)

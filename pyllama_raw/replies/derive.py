@@ -1,0 +1,130 @@
+"""
+A specification found by rendering a chat template and looking at what it prints.
+
+Messages of unusual words are rendered; what stands around these words is how the model writes,
+because a template prints what its model was trained on. The result is tried on those renderings,
+and one that does not read them is none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyllama_raw.replies.layouts import spelled
+from pyllama_raw.replies.parser import ReplyParser
+from pyllama_raw.replies.parts import CallDelta, Content, Reasoning
+from pyllama_raw.replies.samples import (
+    CONTENT,
+    FIRST,
+    REASONING,
+    TAG,
+    TOOLS,
+    Render,
+    Sample,
+    Samples,
+    common_end,
+    common_start,
+)
+from pyllama_raw.replies.sections import Answer, Section, section_of, without
+from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
+
+_THINKS = re.compile(r"<([^<>/]*think[^<>]*)>\s*$")
+
+
+class _Reply(NamedTuple):
+    content: str
+    reasoning: str
+    calls: tuple[Sample, ...]
+
+
+def derive(render: Render) -> ReplySpec | None:
+    """
+    The specification of the template that *render* renders with.
+
+    Args:
+        render: `render(messages, tools, add_generation_prompt=...)` gives the prompt, or None
+            where the template refuses.
+
+    Returns:
+        None if nothing is found, or if it does not hold.
+    """
+    samples = Samples(render)
+    before, found, after = samples.reply(CONTENT).partition(CONTENT)
+    reasoning = _reasoning(samples)
+    opening = without(reasoning, before[len(common_start(before, samples.prompt)) :])
+    if not found or TAG.sub("", opening).strip():  # words that say what a message is
+        return None
+    section = section_of(samples, Answer(before, after), reasoning)
+    if reasoning is None and section is None:
+        return None
+    closing = _closing(after, section) if opening.strip() else ""
+    spec = ReplySpec(
+        reasoning=reasoning,
+        calls=section and section.spec,
+        ignored=spelled(opening, closing),
+    )
+    tried = _tried(samples, section)
+    return spec if all(_reads(spec, samples, *each) for each in tried) else None
+
+
+def _reasoning(samples: Samples) -> ReasoningSpec | None:
+    """By a message that has some, or by a prompt that begins it."""
+    chats = (samples.chat(CONTENT, REASONING), samples.chat("", REASONING, (FIRST,)))
+    for text in chats:
+        before, found, after = text.partition(REASONING)
+        starts = list(TAG.finditer(before))
+        end = TAG.search(after)
+        if found and starts and end and not after[: end.start()].strip():
+            start = before[starts[-1].start() :].strip()
+            return ReasoningSpec(start=(start,), end=(end[0],))
+    if begun := _THINKS.search(samples.prompt):
+        return ReasoningSpec(start=(f"<{begun[1]}>",), end=(f"</{begun[1]}>",))
+    return None
+
+
+def _closing(after: str, section: Section | None) -> str:
+    """What ends a text and not a turn."""
+    turn_end = common_end(after, section.after) if section else after
+    return after[: len(after) - len(turn_end)]
+
+
+def _tried(samples: Samples, section: Section | None) -> Iterator[tuple[str, _Reply]]:
+    """Texts of replies, and what is in them."""
+    yield _until(samples.reply(CONTENT), CONTENT), _Reply(CONTENT, "", ())
+    thought = samples.chat(CONTENT, REASONING)
+    if REASONING in thought:
+        thought = thought[len(common_start(thought, samples.chat(""))) :]
+        yield _until(thought, CONTENT), _Reply(CONTENT, REASONING, ())
+    if section:
+        yield section.text, _Reply("", "", section.calls)
+
+
+def _until(text: str, word: str) -> str:
+    return text[: text.index(word) + len(word)]
+
+
+def _reads(spec: ReplySpec, samples: Samples, text: str, expected: _Reply) -> bool:
+    """Whether *text* is taken apart as it was put together."""
+    prefix = common_start(text, samples.prompt)
+    parser = ReplyParser(spec, tools=TOOLS, prefix=prefix)
+    parts = [*parser.feed(text[len(prefix) :]), *parser.finish()]
+    names = [part.name for part in parts if isinstance(part, CallDelta) and part.name]
+    arguments = ["" for _ in names]
+    for part in parts:
+        if isinstance(part, CallDelta):
+            arguments[part.index] += part.arguments
+    calls = [(call.name, call.arguments) for call in expected.calls]
+    try:
+        found = list(zip(names, map(json.loads, arguments), strict=True))
+    except ValueError:
+        return False
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    return (content.strip(), thought.strip(), found) == (
+        expected.content,
+        expected.reasoning,
+        calls,
+    )
