@@ -92,12 +92,12 @@ class Preparation:
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
+        namespace = self._namespace(options.get("cache_salt"))
+        read = await self._read(prompt, options, namespace)
         plan = await self._plan(prompt, options)
         if plan is not None:
             params = plan.constrained(params)
         stop, rules = await self._made(params)
-        namespace = self._namespace(options.get("cache_salt"))
-        read = await self._read(prompt, options, namespace)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens

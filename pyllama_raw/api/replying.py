@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama_raw.api.constraining import constrained
 from pyllama_raw.api.reply import ReplyForm
-from pyllama_raw.errors import InvalidRequest, reading
+from pyllama_raw.errors import InvalidRequest, Unsupported, reading
 from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.prompts.chat import ChatSettings
 from pyllama_raw.prompts.messages import is_sequence, plain_value
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
-from pyllama_raw.replies.find import spec_for
+from pyllama_raw.prompts.rendering.processes import Unreadable
+from pyllama_raw.prompts.rendering.replying import reply_spec
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.spec import ReplySpec
 
@@ -72,23 +73,25 @@ class Replies:
     """Plans the replies of one engine; any thread may call."""
 
     def __init__(self, parts: EngineParts, encoder: PromptEncoder) -> None:
-        bind = partial(_bound, parts.vocab, parts.chat_template, encoder)
-        self._bound = lru_cache(MAX_SPECS)(bind)
+        self._bound = lru_cache(MAX_SPECS)(partial(_bound, parts.vocab, encoder))
+        self._template = parts.chat_template
 
     def plan(self, options: ChatOptions) -> ReplyPlan:
         """
-        What *options* of a chat ask for; may take seconds.
+        What *options* of a chat that was rendered ask for; may take seconds.
 
         Raises:
             InvalidRequest: they do not fit each other.
+            Unsupported: nothing can be found out about the template.
             ClosedError: the engine is closed.
         """
         tools = plain_value("tools", options.get("tools")) or []
         choice = _checked_choice(options.get("tool_choice") or "auto", tools)
         reply = options.get("reply")
-        source = options.get("chat_template")
+        template = options.get("chat_template") or self._template
+        known = reply if isinstance(reply, ReplySpec) else template
         return ReplyPlan(
-            bound=self._bound(reply if isinstance(reply, ReplySpec) else source),
+            bound=self._bound(known or ReplySpec()),
             tools=tools,
             choice=choice,
             is_parallel=options.get("parallel_tool_calls", True),
@@ -155,23 +158,15 @@ def _name_of(tool: Any) -> object:
 
 
 def _bound(
-    vocab: TextVocab,
-    template: str | None,
-    encoder: PromptEncoder,
-    source: ReplySpec | str | None,
+    vocab: TextVocab, encoder: PromptEncoder, source: ReplySpec | str
 ) -> BoundSpec:
     """
     What is known of replies, for this vocabulary.
 
     Args:
-        template: the model's own.
-        source: a specification, or the template that is used instead.
+        source: a specification, or the template that it is found by.
     """
-    if isinstance(source, ReplySpec):
-        spec: ReplySpec | None = source
-    else:
-        used = template if source is None else source
-        spec = spec_for(used, partial(_rendered, encoder, source)) if used else None
+    spec = _spec_of(source) if isinstance(source, str) else source
     ids: dict[str, int] = {}
 
     def is_special(text: str) -> bool:
@@ -181,16 +176,14 @@ def _bound(
                 ids[text] = tokens[0]
         return text in ids
 
-    bound = encoder.run(lambda: (spec or ReplySpec()).bound(is_special))
+    bound = encoder.run(partial(spec.bound, is_special))
     return BoundSpec(bound, {ids[name]: name.encode() for name in bound.special})
 
 
-def _rendered(
-    encoder: PromptEncoder,
-    template: str | None,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **kwargs: Any,
-) -> str:
-    settings = ChatSettings(tools or None, kwargs or None, template)
-    return encoder.render(messages, settings)
+def _spec_of(template: str) -> ReplySpec:
+    """The specification of *template*; an empty one if a reply is only content."""
+    try:
+        return reply_spec(template) or ReplySpec()
+    except (Unreadable, OSError) as error:
+        reason = f"the chat template cannot be looked at: {error}"
+        raise Unsupported("a reply that is taken apart", reason) from error

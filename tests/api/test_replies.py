@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyllama_raw import FinishReason, Result, SamplingParams
+from pyllama_raw.api.reply import merged
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
@@ -68,19 +69,24 @@ async def test_deltas_have_the_parts():
     assert [t for delta in deltas for t in delta.token_ids] == list(result.token_ids)
 
 
-async def test_a_late_reader_finds_parts_merged():
+def test_a_late_reader_finds_parts_merged():
     """
-    Neighbours of a kind are one part, as the text of deltas is.
+    Neighbours of a kind are one part, as the text of deltas is; each call is a part.
     """
-    async with reply_engine(REPLY) as engine:
-        async with engine.generate(CHAT, LONG, tools=[TOOL]) as generation:
-            await anext(generation)
-            while engine.stats().running:
-                await engine.slots()
-            late = [delta async for delta in generation]
+    parts = [
+        *(Reasoning("a"), Reasoning("b"), Content("c"), CallDelta(0, "1", "f")),
+        *(
+            CallDelta(0, arguments="{"),
+            CallDelta(0, arguments="}"),
+            CallDelta(1, "2", "g"),
+        ),
+        *(Content("d"), Content("e")),
+    ]
 
-    kinds = [type(part) for delta in late for part in delta.parts]
-    assert kinds == [Reasoning, Content, CallDelta]
+    assert list(merged(parts)) == [
+        *(Reasoning("ab"), Content("c"), CallDelta(0, "1", "f", "{}")),
+        *(CallDelta(1, "2", "g"), Content("de")),
+    ]
 
 
 @pytest.mark.parametrize(
