@@ -30,11 +30,15 @@ class OutputText:
         if self._names:
             pairs = zip(pieces, shown, strict=True)
             pieces = [piece or self._names.get(token, b"") for piece, token in pairs]
-        self._add(self._detokenizer.push(b"".join(pieces)))
+        if text := self._detokenizer.push(b"".join(pieces)):
+            self._texts.append(text)
 
     def finish(self) -> bool:
         """Take in what was held back; whether there is more text now."""
-        return self._add(self._detokenizer.flush())
+        text = self._detokenizer.flush()
+        if text:
+            self._texts.append(text)
+        return bool(text)
 
     def take_shown(self) -> tuple[str, tuple[Part, ...]]:
         """The text that was not shown before; it has no parts."""
@@ -45,8 +49,3 @@ class OutputText:
     @property
     def content(self) -> str:
         return "".join(self._texts)
-
-    def _add(self, text: str) -> bool:
-        if text:
-            self._texts.append(text)
-        return bool(text)

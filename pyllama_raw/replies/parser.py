@@ -63,7 +63,9 @@ class ReplyParser:
         self._in_message = False
         self._between = True  # no call and no header is being read
         self._flow = self._run()
+        self._in_prefix = True
         self._begin_after(prefix)
+        self._in_prefix = False
 
     def feed(self, text: str, special: bool = False) -> list[Part]:
         """
@@ -150,8 +152,10 @@ class ReplyParser:
     def _may_think(self, marker: str) -> bool:
         """Whether reasoning may begin here; at its own beginning it is said twice."""
         anywhere = (
-            self._spec.reasoning and self._spec.reasoning.anywhere
-        ) or MARK in marker
+            (self._spec.reasoning and self._spec.reasoning.anywhere)
+            or MARK in marker
+            or self._in_prefix  # its first words say that the model speaks
+        )
         return self._stretch.blank or (
             bool(anywhere) and self._kind is not Kind.REASONING
         )

@@ -136,6 +136,20 @@ async def test_a_reply_goes_on_where_the_prompt_ends():
     assert (said.reasoning, said.text) == ("", "a</think>b")
 
 
+async def test_reasoning_begins_by_text_of_the_template_too():
+    """
+    It need not begin with a special token: words of the template may come before.
+    """
+    spec = ReplySpec.model_validate({"reasoning": {"start": ["("], "end": [")"]}})
+    template = TEMPLATE.replace("<think>", "(")
+    async with reply_engine("(\na)b", template=template) as engine:
+        result = await engine.complete(
+            CHAT, LONG, reply=spec, template_kwargs={"thinks": True}
+        )
+
+    assert (result.reasoning, result.text) == ("a", "b")
+
+
 async def test_spelled_delimiters_are_text():
     """
     Control tokens begin a call; the same letters as text do not.
