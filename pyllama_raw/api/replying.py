@@ -128,17 +128,17 @@ def settings_of(options: ChatOptions | None) -> ChatSettings:
 
 def tail_of(tokens: array[int], controls: Mapping[int, bytes]) -> array[int]:
     """
-    The end of a prompt from its last control token on.
+    The end of a prompt from its last control token on; nothing if it has none near its end.
 
     No message can write one, so a message is a part of it only if the reply goes on with it.
+    The first token only begins the prompt.
     """
-    first = max(len(tokens) - MAX_TAIL, 0)
-    for at in range(len(tokens) - 1, first - 1, -1):
-        if tokens[at] < 0:  # a row of an image or a sound
-            return tokens[at + 1 :]
+    for at in range(len(tokens) - 1, max(len(tokens) - MAX_TAIL, 0), -1):
         if tokens[at] in controls:
             return tokens[at:]
-    return tokens[first:]
+        if tokens[at] < 0:  # a row of an image or a sound
+            break
+    return array("i")
 
 
 def _checked_choice(choice: str, tools: Sequence[Any]) -> str:

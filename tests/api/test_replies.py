@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from pyllama_raw import FinishReason, Result, SamplingParams
 from pyllama_raw.api.reply import merged
+from pyllama_raw.api.replying import tail_of
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
@@ -134,6 +137,21 @@ async def test_a_reply_goes_on_where_the_prompt_ends():
 
     assert (begun.reasoning, begun.text) == ("a", "b")
     assert (said.reasoning, said.text) == ("", "a</think>b")
+
+
+def test_the_end_of_a_prompt_has_no_message():
+    """
+    It begins with a control token that only the template writes; the first one says nothing.
+    """
+    controls = {256: b"<s>", 258: b"<|im_start|>"}
+    written = [256, 1, 258, 2, 258, 3, 4]
+
+    tails = [
+        list(tail_of(array("i", tokens), controls))
+        for tokens in (written, [256, 1, 2], [258, -1, 3], [258] * 2 + [1] * 300, [])
+    ]
+
+    assert tails == [[258, 3, 4], [], [], [], []]
 
 
 async def test_reasoning_begins_by_text_of_the_template_too():
