@@ -76,28 +76,39 @@ def told_of_derived(
     cases: list[Case], mistakes: dict[str, str], templates: dict[str, Template]
 ) -> int:
     """Say which templates are read right without a bundled specification."""
-    tried = {case.template for case in cases}
-    wrong = {name.rpartition(":")[0] for name in mistakes}
-    for name in sorted(templates):
-        spec = specification(templates[name], derived=True)
-        kind = "nothing" if spec == ReplySpec() else "a specification"
-        holds = (
-            "not tried" if name not in tried else "wrong" if name in wrong else "right"
-        )
-        print(f"{name}: {kind}, {holds}")
-    print(f"{len(tried - wrong)} of {len(tried)} templates with cases are read right")
+    listed = listed_of(cases)
+    n_right = 0
+    for name in sorted({case.template for case in cases}):
+        tried = [case.name for case in cases if case.template == name]
+        wrong = [n for n in tried if n in mistakes and n not in listed]
+        found = specification(templates[name], derived=True) != ReplySpec()
+        n_right += not wrong
+        kind = "" if found else ", without a specification"
+        print(f"{name}: {len(tried) - len(wrong)} of {len(tried)} runs{kind}")
+        for case_name in wrong if len(wrong) < len(tried) else ():
+            print(f"    {case_name}: {mistakes[case_name]}")
+    print(f"{n_right} of {len({case.template for case in cases})} templates are right")
     return 0
+
+
+def patterns_of() -> list[str]:
+    """Patterns of the cases that have to differ."""
+    table: dict[str, list[str]] = tomllib.loads(TABLE.read_text())["differs"]
+    return [pattern for listed in table.values() for pattern in listed]
+
+
+def listed_of(cases: list[Case]) -> set[str]:
+    names = [case.name for case in cases]
+    return {name for p in patterns_of() for name in fnmatch.filter(names, p)}
 
 
 def report(cases: list[Case], mistakes: dict[str, str], *, is_all: bool) -> int:
     """Tell what is otherwise than it has to be."""
-    table: dict[str, list[str]] = tomllib.loads(TABLE.read_text())["differs"]
-    names = [case.name for case in cases]
-    patterns = [pattern for listed in table.values() for pattern in listed]
-    listed = {name for p in patterns for name in fnmatch.filter(names, p)}
+    listed = listed_of(cases)
     wrong = {name: told for name, told in mistakes.items() if name not in listed}
     passed = sorted(listed - mistakes.keys())
-    idle = [p for p in patterns if is_all and not fnmatch.filter(names, p)]
+    names = [case.name for case in cases]
+    idle = [p for p in patterns_of() if is_all and not fnmatch.filter(names, p)]
     for name, told in wrong.items():
         print(f"DIFFERS: {name}: {told}")
     for name in passed:

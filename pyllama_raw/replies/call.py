@@ -78,20 +78,23 @@ def read_object(call: Call, layout: ObjectCall) -> Flow[None]:
             yield from _entry(call, layout, entries)
             yield from source.space()
     except Broken:
-        if call.begun:
-            return
-        if not _cut(source, layout):
+        if call.begun or not _cut(source, layout):
             raise
         text = "".join(entries.arguments)
     else:
         text = "".join(entries.arguments) or "{}"
-    if not call.begun:
+    if call.begun:
+        source.drop()
+    else:
         call.begin(entries.name, entries.id)
         call.write(unquoted(text))
 
 
 def _entry(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
+    """Read a key and its value. Broken: no call has it, or has it once more."""
     source = call.source
+    if call.begun:
+        source.keep()
     yield from source.next(",")
     yield from source.space()
     key = yield from read_short(source)
@@ -101,9 +104,9 @@ def _entry(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
     if layout.name is None:
         call.begin(key, None)
         yield from call.pass_on()
-    elif key == layout.name:
+    elif key == layout.name and entries.name is None:
         entries.name = yield from read_short(source)
-    elif key == layout.id:
+    elif key == layout.id and entries.id is None:
         entries.id = yield from _id(source)
     elif key == layout.arguments and not call.begun:
         complete = entries.name and (layout.id is None or entries.id is not None)

@@ -111,16 +111,12 @@ class CallReader:
         return True
 
     def _one(self) -> Flow[None]:
-        """Read one call. Broken: it is none."""
+        """Read one call. Broken: it is none, or none from here."""
         self._call.begun = False
-        try:
-            if isinstance(self._layout, ObjectCall):
-                yield from read_object(self._call, self._layout)
-            else:
-                yield from self._headed(self._layout)
-        except Broken:
-            if not self._call.begun:
-                raise
+        if isinstance(self._layout, ObjectCall):
+            yield from read_object(self._call, self._layout)
+        else:
+            yield from self._headed(self._layout)
 
     def _headed(self, layout: Headed) -> Flow[None]:
         """Read a call that begins with a header."""

@@ -66,7 +66,7 @@ def derive(render: Render) -> ReplySpec | None:
         calls=section and section.spec,
         ignored=spelled(opening, closing),
     )
-    tried = _tried(samples, section)
+    tried = _tried(samples, reasoning, section)
     return spec if all(_reads(spec, samples, *each) for each in tried) else None
 
 
@@ -91,12 +91,15 @@ def _closing(after: str, section: Section | None) -> str:
     return after[: len(after) - len(turn_end)]
 
 
-def _tried(samples: Samples, section: Section | None) -> Iterator[tuple[str, _Reply]]:
+def _tried(
+    samples: Samples, reasoning: ReasoningSpec | None, section: Section | None
+) -> Iterator[tuple[str, _Reply]]:
     """Texts of replies, and what is in them."""
-    yield _until(samples.reply(CONTENT), CONTENT), _Reply(CONTENT, "", ())
-    thought = samples.chat(CONTENT, REASONING)
+    said = _until(samples.reply(CONTENT), CONTENT)
+    if not (reasoning and _is_open(said, reasoning)):
+        yield said, _Reply(CONTENT, "", ())
+    thought = samples.reply(CONTENT, REASONING)
     if REASONING in thought:
-        thought = thought[len(common_start(thought, samples.chat(""))) :]
         yield _until(thought, CONTENT), _Reply(CONTENT, REASONING, ())
     if section:
         yield section.text, _Reply("", "", section.calls)
@@ -104,6 +107,12 @@ def _tried(samples: Samples, section: Section | None) -> Iterator[tuple[str, _Re
 
 def _until(text: str, word: str) -> str:
     return text[: text.index(word) + len(word)]
+
+
+def _is_open(text: str, reasoning: ReasoningSpec) -> bool:
+    """Whether reasoning begins and does not end, as some templates write all replies."""
+    _, begun, rest = text.rpartition(reasoning.start[0])
+    return bool(begun) and reasoning.end[0] not in rest
 
 
 def _reads(spec: ReplySpec, samples: Samples, text: str, expected: _Reply) -> bool:

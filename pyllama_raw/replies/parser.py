@@ -62,6 +62,7 @@ class ReplyParser:
         self._stretch = self._text(Lead.KEPT)
         self._in_message = False
         self._between = True  # no call and no header is being read
+        self._in_prompt = True
         self._flow = self._run()
         self._in_prefix = True
         self._begin_after(prefix)
@@ -97,9 +98,14 @@ class ReplyParser:
         next(self._flow, None)
         self._writer.taken()
         self._source.drop()
+        self._in_prompt = False
         if not self._between:
             return
-        self._source.take(len(self._source.text))
+        held = self._source.take(len(self._source.text))
+        table = self._kinds[self._kind]
+        found = table.markers.pattern.match(held)  # a longer one does not come any more
+        if found and (role := table.roles[found[0]]) in (Role.THINK, Role.ANSWER):
+            next(self._act(role, found[0]), None)
         if self._kind is Kind.REASONING:
             return
         if self._spec.messages and not self._in_message:
@@ -151,6 +157,8 @@ class ReplyParser:
 
     def _may_think(self, marker: str) -> bool:
         """Whether reasoning may begin here; at its own beginning it is said twice."""
+        if self._in_prompt:  # behind the header of the message
+            return True
         anywhere = (
             (self._spec.reasoning and self._spec.reasoning.anywhere)
             or MARK in marker

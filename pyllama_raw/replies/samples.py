@@ -106,9 +106,11 @@ class Samples:
             message |= {"tool_calls": [call.given for call in calls]}
         return self._rendered([USER, message]) or ""
 
-    def reply(self, content: str = "", calls: tuple[Sample, ...] = ()) -> str:
+    def reply(
+        self, content: str = "", reasoning: str = "", calls: tuple[Sample, ...] = ()
+    ) -> str:
         """The last message of such a chat, with all around it."""
-        text = self.chat(content, calls=calls)
+        text = self.chat(content, reasoning, calls)
         return text[len(common_start(text, self._base)) :]
 
     def _rendered(self, chat: list[Any], asks: bool = False) -> str | None:

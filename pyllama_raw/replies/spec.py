@@ -15,6 +15,7 @@ A form says how a name, an id, a key or a type stand in a piece of text: `functi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
@@ -178,32 +179,25 @@ class ReplySpec(Part):
             A copy whose `special` are the names to feed with `special=True`. Other tokens are
             fed as the text that they are.
         """
-        found = {
-            piece
-            for text in strings_of(self.model_dump(exclude={"markers", "special"}))
-            for piece, special in pieces(text, is_special)
-            if special
-        }
-        return self.model_copy(update={"special": frozenset(found)})
+        texts = strings_of(self.model_dump(exclude={"markers", "special"}))
+        found = frozenset(name for text in texts for name in special_in(text, is_special))
+        return self.model_copy(update={"special": found})
 
-    def pieces(self, delimiter: str) -> list[tuple[str, bool]]:
-        """*delimiter* as text and as special tokens, which have True beside them."""
-        return pieces(delimiter, self.special.__contains__)
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        """*text* as text and as special tokens, which have True beside them."""
+        names = sorted(self.special, key=len, reverse=True)
+        found = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        return [(piece, n % 2 == 1) for n, piece in enumerate(found) if piece]
 
 
-def pieces(text: str, is_special: Callable[[str], bool]) -> list[tuple[str, bool]]:
-    """*text* cut into special tokens, the longest first, and what is between them."""
-    found: list[tuple[str, bool]] = []
-    begin = at = 0
+def special_in(text: str, is_special: Callable[[str], bool]) -> Iterator[str]:
+    """The special tokens in *text*; where one is within another, the longest."""
+    at = 0
     while at < len(text):
         end = next((n for n in range(len(text), at, -1) if is_special(text[at:n])), at)
         if end > at:
-            found += [(text[begin:at], False)] if at > begin else []
-            found.append((text[at:end], True))
-            begin = at = end
-        else:
-            at += 1
-    return [*found, (text[begin:], False)] if begin < len(text) else found
+            yield text[at:end]
+        at = max(end, at + 1)
 
 
 def strings_of(value: Any) -> Iterator[str]:
