@@ -64,9 +64,7 @@ class ReplyParser:
         self._between = True  # no call and no header is being read
         self._in_prompt = True
         self._flow = self._run()
-        self._in_prefix = True
         self._begin_after(prefix)
-        self._in_prefix = False
 
     def feed(self, text: str, special: bool = False) -> list[Part]:
         """
@@ -160,10 +158,8 @@ class ReplyParser:
         if self._in_prompt:  # behind the header of the message
             return True
         anywhere = (
-            (self._spec.reasoning and self._spec.reasoning.anywhere)
-            or MARK in marker
-            or self._in_prefix  # its first words say that the model speaks
-        )
+            self._spec.reasoning and self._spec.reasoning.anywhere
+        ) or MARK in marker
         return self._stretch.blank or (
             bool(anywhere) and self._kind is not Kind.REASONING
         )
