@@ -73,11 +73,21 @@ def read_short(source: Source) -> Flow[str]:
     while True:
         found = SHORT.match(source.text, source.pos)
         if found:
-            return str(json.loads(source.take(found.end()), strict=False))
+            value = text_of(found.group())
+            source.take(found.end())
+            return value
         unread = source.text[source.pos :]
         if source.ended or len(unread) > 2 * LIMIT + 2 or unread[:1] not in ("", '"'):
             raise Broken
         yield
+
+
+def text_of(string: str) -> str:
+    """What a string of JSON says. Broken: it is none."""
+    try:
+        return str(json.loads(string, strict=False))
+    except ValueError:
+        raise Broken from None
 
 
 def unquoted(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -173,6 +174,6 @@ def split(spec: ReplySpec, text: str, cuts: Iterable[int]) -> list[str]:
     at = 0
     for piece, special in spec.pieces(text):
         begin, at = at, at + len(piece)
-        inner = [] if special else [cut for cut in ends if begin < cut < at]
+        inner = [] if special else ends[bisect_right(ends, begin) : bisect_left(ends, at)]
         pieces += [text[a:b] for a, b in zip([begin, *inner], [*inner, at], strict=True)]
     return pieces
