@@ -23,7 +23,10 @@ CASES = ("hermes", "harmony", "qwen3_coder", "gemma4", "lfm2", "minimax_m3")
 def pieces(spec: ReplySpec, kind: str, n: int) -> list[str]:
     """A reply of about *n* tokens, which is nearly all reasoning, content, or one call."""
     text = "some words " * (n // 2)
-    said = {"reasoning": written(spec, reasoning=text), "content": written(spec, content=text)}
+    said = {
+        "reasoning": written(spec, reasoning=text),
+        "content": written(spec, content=text),
+    }
     said["text"] = written(spec, calls=[("look_up", {"text": text})])
     said["tags"] = written(spec, calls=[("look_up", {"tags": ["word"] * (n // 5)})])
     reply = said[kind]
@@ -42,12 +45,18 @@ def microseconds(spec: ReplySpec, tokens: list[str]) -> float:
 
 
 def main() -> None:
-    print("family        kind       µs a token of: " + "".join(f"{n:>10,}" for n in SIZES) + "  ratio")
+    print(
+        "family        kind       µs a token of: "
+        + "".join(f"{n:>10,}" for n in SIZES)
+        + "  ratio"
+    )
     for family in CASES:
         spec = bundled()[family].bound(is_special)
         for kind in ("reasoning", "content", "text", "tags"):
             replies = [pieces(spec, kind, n) for n in SIZES]
-            runs = [[microseconds(spec, tokens) for tokens in replies] for _ in range(9)]
+            runs = [
+                [microseconds(spec, tokens) for tokens in replies] for _ in range(9)
+            ]
             costs = [min(costs) for costs in zip(*runs, strict=True)]
             shown = "".join(f"{cost:10.1f}" for cost in costs)
             print(f"{family:14}{kind:28}{shown}{costs[1] / costs[0]:7.2f}", flush=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pyllama_raw.replies.source import MARK, Broken, Flow, Source
 
 CLOSING = {"{": "}", "[": "]"}
-OUTSIDE = re.compile(r"[-+.:,\w\s]+", re.ASCII)  # of strings and brackets
-SCALAR = re.compile(r"[-+.\w]+", re.ASCII)
+SCALAR = re.compile(r"[-+.0-9Eaeflnrstu]+")  # of numbers and of true, false and null
+OUTSIDE = re.compile(r"[-+.0-9Eaeflnrstu:,\s]+")  # of strings and brackets
 INSIDE = re.compile(rf'[^"\\{MARK}]+')  # of a string
 LIMIT = 256  # characters of a short string
 SHORT = re.compile(rf'"(?:[^"\\{MARK}]|\\.){{0,{LIMIT}}}"', re.DOTALL)
