@@ -20,8 +20,26 @@ from pyllama_raw.replies.parts import CallDelta, Part
 from pyllama_raw.replies.spec import ReplySpec, bundled, strings_of
 from tests.replies.written import Made, is_special, parsed, split, written
 
-WORDS = "αλφα βητα γαμμα δελτα εψιλον ζητα ητα θητα".split()
-NOISE = [" ", "\n", '"', "'", "\\", "{", "}", "[", "]", "(", ")", ",", ":", "=", "1", "λ", "\\u"]
+WORDS = ["αλφα", "βητα", "γαμμα", "δελτα", "εψιλον", "ζητα", "ητα", "θητα"]
+NOISE = [
+    " ",
+    "\n",
+    '"',
+    "'",
+    "\\",
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    ",",
+    ":",
+    "=",
+    "1",
+    "λ",
+    "\\u",
+]
 
 
 def drawn_text(rng: random.Random) -> str:
@@ -54,20 +72,22 @@ def spoiled(text: str, delimiters: list[str], rng: random.Random) -> str:
     for _ in range(rng.randint(1, 4)):
         a, b = sorted(rng.choices(range(len(text) + 1), k=2))
         b = min(b, a + rng.choice([1, 3, 10, 40]))
-        text = rng.choice([
-            text[:a],
-            text[:a] + text[b:],
-            text[:b] + text[a:],
-            text[:a] + rng.choice(NOISE) + text[a:],
-            text[:a] + rng.choice(delimiters) + text[a:],
-            text[:a] + rng.choice(delimiters) + text[b:],
-            text[:a] + rng.choice(delimiters)[:-1] + text[a:],
-        ])
+        text = rng.choice(
+            [
+                text[:a],
+                text[:a] + text[b:],
+                text[:b] + text[a:],
+                text[:a] + rng.choice(NOISE) + text[a:],
+                text[:a] + rng.choice(delimiters) + text[a:],
+                text[:a] + rng.choice(delimiters) + text[b:],
+                text[:a] + rng.choice(delimiters)[:-1] + text[a:],
+            ]
+        )
     return text
 
 
 def letters(text: str) -> Counter[str]:
-    return Counter(char for char in text if "α" <= char <= "ώ")
+    return Counter(char for char in text if "\u03b1" <= char <= "\u03ce")
 
 
 def said(parts: list[Part]) -> str:
@@ -84,7 +104,9 @@ def said(parts: list[Part]) -> str:
 
 def check(spec: ReplySpec, rng: random.Random) -> None:
     """Spoil one reply and read it. Raises: AssertionError with the reply, if it is read wrongly."""
-    delimiters = [text for text in strings_of(spec.model_dump(exclude={"markers"})) if text]
+    delimiters = [
+        text for text in strings_of(spec.model_dump(exclude={"markers"})) if text
+    ]
     text = spoiled(drawn_reply(spec, rng), delimiters, rng)
     prefix = rng.choice(["", spec.reasoning.start[0]]) if spec.reasoning else ""
     cuts = rng.choices(range(len(text) + 1), k=rng.choice([1, 5, len(text)]))
@@ -99,7 +121,9 @@ def check(spec: ReplySpec, rng: random.Random) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Spoils replies and takes them apart.")
-    parser.add_argument("--n", type=int, default=1000, help="replies for each specification")
+    parser.add_argument(
+        "--n", type=int, default=1000, help="replies for each specification"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", help="one specification instead of all")
     options = parser.parse_args()
@@ -111,11 +135,14 @@ def main() -> int:
         specs = [plain, plain.bound(is_special)]
         for n in range(options.n):
             try:
-                check(specs[n % 2], random.Random(f"{options.seed} {family} {n}"))
+                check(specs[n % 2], random.Random(f"{options.seed} {family} {n}"))  # noqa: S311
             except AssertionError as error:
                 failed += 1
                 print(f"{family} {n}: {error}")
-        print(f"{family}: {options.n} replies, {time.perf_counter() - begin:.0f} s", flush=True)
+        print(
+            f"{family}: {options.n} replies, {time.perf_counter() - begin:.0f} s",
+            flush=True,
+        )
     print(f"{failed} replies were read wrongly.")
     return 1 if failed else 0
 

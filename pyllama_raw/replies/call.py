@@ -10,6 +10,10 @@ from pyllama_raw.replies.json_text import read_short, read_value, unquoted
 from pyllama_raw.replies.source import Broken, Flow, Source
 from pyllama_raw.replies.spec import ObjectCall
 
+TYPE = (
+    "type"  # a key with the value `function`, as the objects have that describe tools
+)
+
 
 class Call:
     """
@@ -98,29 +102,42 @@ def _entry(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
     yield from source.next(",")
     yield from source.space()
     key = yield from read_short(source)
+    if not _has_place(key, call, layout, entries):
+        raise Broken
     yield from source.space()
     yield from source.expect(":")
     yield from source.space()
     if layout.name is None:
         call.begin(key, None)
         yield from call.pass_on()
-    elif key == layout.name and entries.name is None:
+    elif key == layout.name:
         entries.name = yield from read_short(source)
-    elif key == layout.id and entries.id is None:
+    elif key == layout.id:
         entries.id = yield from _id(source)
-    elif key == layout.arguments and not call.begun:
-        complete = entries.name and (layout.id is None or entries.id is not None)
-        if complete and (yield from source.peek()) == "{":
-            call.begin(entries.name, entries.id)
-            yield from call.pass_on()
-        else:
-            yield from read_value(source, entries.arguments.append)
-    elif key == "type":
-        yield from read_short(
-            source
-        )  # `function`, as in the objects that describe tools
-    else:
+    elif key == layout.arguments:
+        yield from _arguments(call, layout, entries)
+    elif (yield from read_short(source)) != "function":
         raise Broken
+
+
+def _arguments(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
+    """Pass the arguments on if all that belongs before them has come, or hold them."""
+    complete = entries.name and (layout.id is None or entries.id is not None)
+    if complete and (yield from call.source.peek()) == "{":
+        call.begin(entries.name, entries.id)
+        yield from call.pass_on()
+    else:
+        yield from read_value(call.source, entries.arguments.append)
+
+
+def _has_place(key: str, call: Call, layout: ObjectCall, entries: Entries) -> bool:
+    """Whether an object of a call may have *key* now."""
+    if layout.name is None:
+        return not call.begun
+    if key == layout.arguments:
+        return not call.begun and not entries.arguments
+    found = {layout.name: entries.name, layout.id: entries.id, TYPE: None}
+    return key in found and found[key] is None
 
 
 def _id(source: Source) -> Flow[str]:

@@ -31,7 +31,7 @@ from pyllama_raw.replies.samples import (
 from pyllama_raw.replies.sections import Answer, Section, section_of, without
 from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
 
-_THINKS = re.compile(r"<([^<>/]*think[^<>]*)>\s*$")
+_THINKS = re.compile(r"<([^<>/]{0,20}think[^<>]{0,20})>\s*\Z")
 
 
 class _Reply(NamedTuple):
@@ -106,7 +106,8 @@ def _tried(
 
 
 def _until(text: str, word: str) -> str:
-    return text[: text.index(word) + len(word)]
+    before, found, _ = text.partition(word)
+    return before + found
 
 
 def _is_open(text: str, reasoning: ReasoningSpec) -> bool:
@@ -128,7 +129,7 @@ def _reads(spec: ReplySpec, samples: Samples, text: str, expected: _Reply) -> bo
     calls = [(call.name, call.arguments) for call in expected.calls]
     try:
         found = list(zip(names, map(json.loads, arguments), strict=True))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     content = "".join(part.text for part in parts if isinstance(part, Content))
     thought = "".join(part.text for part in parts if isinstance(part, Reasoning))

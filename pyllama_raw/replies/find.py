@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyllama_raw.replies.derive import derive
 from pyllama_raw.replies.samples import Render
-from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec, bundled
+from pyllama_raw.replies.spec import ReplySpec, bundled
 
 MAX_KNOWN = 64  # templates
 _known: dict[str, ReplySpec | None] = {}
@@ -14,8 +14,8 @@ def spec_for(template: str, render: Render) -> ReplySpec | None:
     """
     How the replies of the model of *template* are taken apart; any thread may call.
 
-    It is bundled, or derived by rendering, which is done once for a template. A template of
-    which neither tells has reasoning if it names its usual tag.
+    It is bundled, or derived by rendering, which is done once for a template. A bundled one
+    that knows no calls is for templates of which no other is derived.
 
     Args:
         render: see `pyllama_raw.replies.derive.derive`.
@@ -26,7 +26,7 @@ def spec_for(template: str, render: Render) -> ReplySpec | None:
     if template not in _known:
         if len(_known) >= MAX_KNOWN:
             _known.clear()
-        _known[template] = by_markers(template) or derive(render) or _usual(template)
+        _known[template] = _found(template, render)
     return _known[template]
 
 
@@ -44,8 +44,8 @@ def by_markers(template: str) -> ReplySpec | None:
     return max(fitting, key=lambda spec: sum(map(len, spec.markers)), default=None)
 
 
-def _usual(template: str) -> ReplySpec | None:
-    usual = ReasoningSpec()
-    if any(tag in template for tag in usual.start):
-        return ReplySpec(reasoning=usual)
-    return None
+def _found(template: str, render: Render) -> ReplySpec | None:
+    bundled_one = by_markers(template)
+    if bundled_one and (bundled_one.calls or bundled_one.messages):
+        return bundled_one
+    return derive(render) or bundled_one

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pyllama_raw.replies.source import MARK, Broken, Flow, Source
 
 CLOSING = {"{": "}", "[": "]"}
-OUTSIDE = re.compile(r"[-+.:,\w\s]+", re.ASCII)  # of strings and brackets
-SCALAR = re.compile(r"[-+.\w]+", re.ASCII)
+SCALAR = re.compile(r"[-+.0-9Eaeflnrstu]+")  # of numbers and of true, false and null
+OUTSIDE = re.compile(r"[-+.0-9Eaeflnrstu:,\s]+")  # of strings and brackets
 INSIDE = re.compile(rf'[^"\\{MARK}]+')  # of a string
 LIMIT = 256  # characters of a short string
 SHORT = re.compile(rf'"(?:[^"\\{MARK}]|\\.){{0,{LIMIT}}}"', re.DOTALL)
@@ -73,11 +73,21 @@ def read_short(source: Source) -> Flow[str]:
     while True:
         found = SHORT.match(source.text, source.pos)
         if found:
-            return str(json.loads(source.take(found.end()), strict=False))
+            value = text_of(found.group())
+            source.take(found.end())
+            return value
         unread = source.text[source.pos :]
         if source.ended or len(unread) > 2 * LIMIT + 2 or unread[:1] not in ("", '"'):
             raise Broken
         yield
+
+
+def text_of(string: str) -> str:
+    """What a string of JSON says. Broken: it is none."""
+    try:
+        return str(json.loads(string, strict=False))
+    except ValueError:
+        raise Broken from None
 
 
 def unquoted(text: str) -> str:

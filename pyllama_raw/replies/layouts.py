@@ -15,6 +15,8 @@ from pyllama_raw.replies.spec import (
     TaggedCall,
 )
 
+MAX_WORD = 100  # letters of a word that a name goes on with
+_WORD = re.compile(r"[\w.]*\Z")
 _BRACKETS = {"(": ")", "{": "}"}
 _DECODER = json.JSONDecoder()
 
@@ -59,20 +61,23 @@ def _object(text: str, call: Sample, span: tuple[int, int]) -> Found | None:
     while (begin := text.rfind("{", 0, begin)) >= 0:
         try:
             value, end = _DECODER.raw_decode(text, begin)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if end < span[1]:
             return None
-        if call.name in value:
-            return Found(begin, end, ObjectCall(name=None))
-        if call.name in value.values():
-            return Found(begin, end, _keys(value, call))
+        if layout := _keys(value, call):
+            return Found(begin, end, layout)
     return None
 
 
-def _keys(value: dict[str, Any], call: Sample) -> ObjectCall:
-    name = next(key for key in value if value[key] == call.name)
-    arguments = next(key for key in value if value[key] == call.arguments)
+def _keys(value: dict[str, Any], call: Sample) -> ObjectCall | None:
+    """The layout of *value*, if it is a call and has no other around it."""
+    if value == {call.name: call.arguments}:
+        return ObjectCall(name=None)
+    name = next((key for key in value if value[key] == call.name), None)
+    arguments = next((key for key in value if value[key] == call.arguments), None)
+    if name is None or arguments is None:
+        return None
     others = [key for key in value if key not in (name, arguments)]
     ids = [key for key in others if value[key] == call.id or key.endswith("id")]
     return ObjectCall(name=name, arguments=arguments, id=ids[0] if ids else None)
@@ -84,7 +89,7 @@ def _json(text: str, call: Sample, index: int, span: tuple[int, int]) -> Found |
     if ends[0] < 0:
         return None
     begin = min(place for place in ends if place >= 0)
-    begin -= len(re.findall(r"[\w.]*$", text[:begin])[0])
+    begin -= len(_WORD.findall(text[max(begin - MAX_WORD, 0) : begin])[0])
     last = call.name if ends[0] > ends[1] else call.id
     end = max(ends) + len(last)
     if number := re.match(rf"\W?{index}(?!\d)", text[end : span[0]]):
@@ -117,12 +122,15 @@ def _by_key(text: str, call: Sample, name: int) -> Found | None:
     gaps = [text[ends[n] : places[n + 1]] for n in range(4)]
     rest = text[ends[-1] :]
     if gaps[0] in _BRACKETS and rest[:1] == _BRACKETS[gaps[0]]:
-        return Found(name, ends[-1] + 1, _literal(gaps))
+        literal = _literal(gaps)
+        return Found(name, ends[-1] + 1, literal) if literal else None
     return _tagged(name, ends[-1], gaps, rest)
 
 
-def _literal(gaps: list[str]) -> LiteralCall:
+def _literal(gaps: list[str]) -> LiteralCall | None:
     opening, assign, *_ = gaps
+    if assign[:1] not in ("=", ":") or not assign[1:]:
+        return None
     return LiteralCall.model_validate(
         {
             "header_end": (opening,),

@@ -12,6 +12,7 @@ Render = Callable[..., str | None]
 the template refuses.
 """
 
+MAX_CHARACTERS = 2**16  # of a prompt: more is no message of a few words
 CONTENT, REASONING = "contentvalue", "reasonvalue"
 KEYS = ("alphakey", "betakey")
 
@@ -83,7 +84,7 @@ def common_end(a: str, b: str) -> str:
 
 class Samples:
     """
-    Asks one template.
+    Asks one template, each question once.
 
     Attributes:
         prompt: the end of the prompt that asks for a reply.
@@ -91,6 +92,7 @@ class Samples:
 
     def __init__(self, render: Render) -> None:
         self._render = render
+        self._chats: dict[tuple[str, str, tuple[Sample, ...]], str] = {}
         asked = self._rendered([USER], asks=True) or ""
         self._base = self._rendered([USER]) or asked
         self.prompt = asked[len(common_start(asked, self._base)) :]
@@ -99,6 +101,12 @@ class Samples:
         self, content: str = "", reasoning: str = "", calls: tuple[Sample, ...] = ()
     ) -> str:
         """A chat that ends with a message of the assistant; empty if it is refused."""
+        key = (content, reasoning, calls)
+        if key not in self._chats:
+            self._chats[key] = self._chat(*key)
+        return self._chats[key]
+
+    def _chat(self, content: str, reasoning: str, calls: tuple[Sample, ...]) -> str:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if reasoning:
             message |= {"reasoning_content": reasoning}
@@ -114,6 +122,7 @@ class Samples:
         return text[len(common_start(text, self._base)) :]
 
     def _rendered(self, chat: list[Any], asks: bool = False) -> str | None:
-        return self._render(
+        text = self._render(
             chat, TOOLS, add_generation_prompt=asks, enable_thinking=True
         )
+        return text if text is not None and len(text) <= MAX_CHARACTERS else None

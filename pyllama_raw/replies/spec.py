@@ -180,13 +180,17 @@ class ReplySpec(Part):
             fed as the text that they are.
         """
         texts = strings_of(self.model_dump(exclude={"markers", "special"}))
-        found = frozenset(name for text in texts for name in special_in(text, is_special))
+        found = frozenset(
+            name for text in texts for name in special_in(text, is_special)
+        )
         return self.model_copy(update={"special": found})
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """*text* as text and as special tokens, which have True beside them."""
         names = sorted(self.special, key=len, reverse=True)
-        found = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        found = (
+            re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        )
         return [(piece, n % 2 == 1) for n, piece in enumerate(found) if piece]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.prompts.rendering.processes import Unreadable
 from pyllama_raw.prompts.rendering.replying import reply_spec
-from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReasoningSpec, ReplySpec
+from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReplySpec, bundled
 
 STRANGE = """
 {%- for message in messages -%}
@@ -34,7 +34,7 @@ def test_a_template_that_refuses_has_what_it_names() -> None:
 
     found = [reply_spec(refuses), reply_spec(refuses + "<think>")]
 
-    assert found == [None, ReplySpec(reasoning=ReasoningSpec())]
+    assert found == [None, bundled()["think"]]
 
 
 def test_an_unreadable_template_is_told() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyllama_raw.replies.derive import derive
 from pyllama_raw.replies.spec import (
@@ -202,3 +204,23 @@ def test_messages_with_headers_of_words_are_not_derived() -> None:
     template = FakeTemplate(named, answer=("<|channel|>final<|message|>", ""))
 
     assert derive(template) is None
+
+
+WORDS = [
+    "contentvalue", "reasonvalue", "firsttool", "secondtool", "firstvalue", "secondvalue",
+    "alphakey", "betakey", "4711", "815", "idaaaaaaa", "<a>", "</a>", "<think>", "[A]",
+    "{", "}", "[", "]", "(", ")", ":", "=", ",", '"', "'", " ", "\n", "x", "0",
+    '{"alphakey": "firstvalue", "betakey": 4711}',
+    '{"alphakey": "secondvalue", "betakey": 815}',
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=30).map("".join)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=8))
+def test_whatever_a_template_prints_is_no_mistake(texts: list[str]) -> None:
+    """A template is a stranger's program: what it prints is a specification or none."""
+    left = iter(texts * 20)
+
+    found = derive(lambda *_, **__: next(left))
+
+    assert found is None or isinstance(found, ReplySpec)

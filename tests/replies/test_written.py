@@ -12,7 +12,7 @@ from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replies.written import is_special, parsed, split, written
 
 CALLS = [
-    ("look_up", {"text": "über α", "count": -14, "flag": True}),
+    ("look_up", {"text": "über λ", "count": -14, "flag": True}),
     ("look_up", {"tags": ["a", "b"], "more": {"deep": 1.5}}),
     ("wait", {}),
 ]
@@ -34,7 +34,7 @@ def test_a_reply_is_read_as_it_was_written(family: str, bound: bool):
     """
     spec = spec_of(family, bound)
     thinks = spec.reasoning or family in ("harmony", "muse")
-    text = written(spec, reasoning="I think β", content="Hello γ", calls=CALLS)
+    text = written(spec, reasoning="I think θ", content="Hello δ", calls=CALLS)
     if spec.calls and spec.calls.bare and not spec.messages:
         text = written(spec, calls=CALLS)
 
@@ -42,10 +42,10 @@ def test_a_reply_is_read_as_it_was_written(family: str, bound: bool):
 
     calls = [part for part in parts if isinstance(part, CallDelta)]
     made = CALLS if spec.calls else []
-    said = "" if text == written(spec, calls=CALLS) else "Hello γ"
+    said = "" if text == written(spec, calls=CALLS) else "Hello δ"
     assert [(call.name, json.loads(call.arguments)) for call in calls] == made
     assert [part for part in parts if isinstance(part, Reasoning)] == (
-        [Reasoning("I think β")] if thinks and said else []
+        [Reasoning("I think θ")] if thinks and said else []
     )
     content = "".join(part.text for part in parts if isinstance(part, Content))
     assert content.strip() == said

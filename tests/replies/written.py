@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,16 +34,22 @@ TOOLS = [
                     "count": {"type": "integer"},
                     "flag": {"type": "boolean"},
                     "tags": {"type": "array", "items": {"type": "string"}},
-                    "more": {"type": "object", "properties": {"deep": {"type": "number"}}},
+                    "more": {
+                        "type": "object",
+                        "properties": {"deep": {"type": "number"}},
+                    },
                 },
             },
         },
     },
-    {"type": "function", "function": {"name": "wait", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "wait", "parameters": {"type": "object"}},
+    },
 ]
 
 SPECIAL = re.compile(
-    r"<[|｜][^<>\s]*?>|<[^<>\s]*?[|｜]>|\[/?[A-Z_]+\]|</?(?:think|tool_call)>|\]<\]minimax\[>\["
+    r"<[|\uff5c][^<>\s]*?>|<[^<>\s]*?[|\uff5c]>|\[/?[A-Z_]+\]|</?(?:think|tool_call)>|\]<\]minimax\[>\["
 )
 
 
@@ -52,7 +59,11 @@ def is_special(text: str) -> bool:
 
 
 def written(
-    spec: ReplySpec, *, reasoning: str = "", content: str = "", calls: Sequence[Made] = ()
+    spec: ReplySpec,
+    *,
+    reasoning: str = "",
+    content: str = "",
+    calls: Sequence[Made] = (),
 ) -> str:
     """The reply that says all this, as *spec* tells to write it."""
     if spec.messages:
@@ -63,21 +74,37 @@ def written(
     return said + (written_calls(spec.calls, calls) if spec.calls and calls else "")
 
 
-def in_messages(spec: ReplySpec, reasoning: str, content: str, calls: Sequence[Made]) -> str:
+def in_messages(
+    spec: ReplySpec, reasoning: str, content: str, calls: Sequence[Made]
+) -> str:
     assert spec.messages
     messages = spec.messages
     headers = {rule.kind: rule.written for rule in messages.rules}
 
     def message(kind: str, text: str, name: str = "") -> str:
         header = headers[kind].replace("{name}", name)
-        return messages.start[0] + header + messages.middle[0] + text + "".join(messages.end[:1])
+        return (
+            messages.start[0]
+            + header
+            + messages.middle[0]
+            + text
+            + "".join(messages.end[:1])
+        )
 
-    found = [message("reasoning", reasoning)] if reasoning and "reasoning" in headers else []
+    found = (
+        [message("reasoning", reasoning)]
+        if reasoning and "reasoning" in headers
+        else []
+    )
     found += [message("content", content)] if content else []
     for name, arguments in calls:
         assert spec.calls
         bare = isinstance(spec.calls.layout, JsonCall)
-        text = dumped(arguments) if bare else written_calls(spec.calls, [(name, arguments)])
+        text = (
+            dumped(arguments)
+            if bare
+            else written_calls(spec.calls, [(name, arguments)])
+        )
         found.append(message("call", text, name))
     return "".join(found)
 
@@ -95,18 +122,27 @@ def written_calls(spec: CallsSpec, calls: Sequence[Made]) -> str:
     return "".join(spec.open[:1]) + inside + "".join(spec.close[:1])
 
 
-def written_call(layout: ObjectCall | Headed, id_: str, name: str, arguments: dict[str, Any]) -> str:
+def written_call(
+    layout: ObjectCall | Headed, id_: str, name: str, arguments: dict[str, Any]
+) -> str:
     if isinstance(layout, ObjectCall):
         if layout.name is None:
             return dumped({name: arguments})
         ids = {layout.id: id_} if layout.id else {}
         return dumped({layout.name: name, layout.arguments: arguments, **ids})
-    header = layout.header[0].replace("{name}", name).replace("{id}", id_).replace("{index}", "0")
+    header = (
+        layout.header[0]
+        .replace("{name}", name)
+        .replace("{id}", id_)
+        .replace("{index}", "0")
+    )
     header += "".join(layout.header_end[:1])
     if isinstance(layout, TaggedCall):
         return header + "".join(parameter(layout, *pair) for pair in arguments.items())
     if isinstance(layout, LiteralCall):
-        pairs = [f"{k}{layout.assign}{literal(layout, v)}" for k, v in arguments.items()]
+        pairs = [
+            f"{k}{layout.assign}{literal(layout, v)}" for k, v in arguments.items()
+        ]
         return header + ",".join(pairs) + layout.close
     return header + dumped(arguments)
 
@@ -116,7 +152,13 @@ def parameter(layout: TaggedCall, key: str, value: Any) -> str:
     kind = kind if isinstance(value, str) else "false"
     header = layout.key[0].replace("{key}", key).replace("{type}", kind)
     text = value if isinstance(value, str) else dumped(value)
-    return layout.start[0] + header + layout.middle[0] + text + layout.end[0].replace("{key}", key)
+    return (
+        layout.start[0]
+        + header
+        + layout.middle[0]
+        + text
+        + layout.end[0].replace("{key}", key)
+    )
 
 
 def literal(layout: LiteralCall, value: Any) -> str:
@@ -138,7 +180,9 @@ def dumped(value: Any) -> str:
 def parsed(spec: ReplySpec, pieces: Iterable[str], **options: Any) -> list[Part]:
     """The parts of a reply that comes in *pieces*, put together; special tokens are alone."""
     parser = ReplyParser(spec, tools=TOOLS, new_id=counted(), **options)
-    parts = [part for piece in pieces for part in parser.feed(piece, piece in spec.special)]
+    parts = [
+        part for piece in pieces for part in parser.feed(piece, piece in spec.special)
+    ]
     return merged([*parts, *parser.finish()])
 
 
@@ -152,7 +196,11 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
-        if isinstance(part, CallDelta) and isinstance(last, CallDelta) and part.id is None:
+        if (
+            isinstance(part, CallDelta)
+            and isinstance(last, CallDelta)
+            and part.id is None
+        ):
             assert part.index == last.index
             assert part.name is None
             text = last.arguments + part.arguments
@@ -173,6 +221,10 @@ def split(spec: ReplySpec, text: str, cuts: Iterable[int]) -> list[str]:
     at = 0
     for piece, special in spec.pieces(text):
         begin, at = at, at + len(piece)
-        inner = [] if special else [cut for cut in ends if begin < cut < at]
-        pieces += [text[a:b] for a, b in zip([begin, *inner], [*inner, at], strict=True)]
+        inner = (
+            [] if special else ends[bisect_right(ends, begin) : bisect_left(ends, at)]
+        )
+        pieces += [
+            text[a:b] for a, b in zip([begin, *inner], [*inner, at], strict=True)
+        ]
     return pieces

@@ -1,0 +1,50 @@
+"""The specification of a chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyllama_raw.replies.find import by_markers, spec_for
+from pyllama_raw.replies.spec import CallsSpec, ReasoningSpec, ReplySpec, bundled
+from tests.replies.test_derive import FakeTemplate, objects, refuses
+
+DERIVED = ReplySpec(
+    reasoning=ReasoningSpec(),
+    calls=CallsSpec(
+        start=("<tool_call>\n", "<tool_call>"),
+        end=("\n</tool_call>", "</tool_call>"),
+        separator="\n",
+    ),
+)
+
+
+def test_markers_of_a_family_find_its_specification() -> None:
+    """All markers have to be there; nothing is rendered then."""
+    markers = bundled()["kimi_k2"].markers
+
+    found = spec_for(" ".join(markers), refuses)
+
+    assert found == bundled()["kimi_k2"]
+    assert by_markers(" ".join(markers)[:-1]) != bundled()["kimi_k2"]
+
+
+def test_a_template_without_calls_of_a_family_is_rendered() -> None:
+    """What is derived says more than a specification of reasoning alone."""
+    found = spec_for("a strange one with <think>", FakeTemplate(objects, thinks=True))
+
+    assert found == DERIVED
+
+
+def test_a_template_is_rendered_once() -> None:
+    """What was found, also that there is nothing, is known by the text of the template."""
+    n_renderings = 0
+
+    def render(*_: Any, **__: Any) -> None:
+        nonlocal n_renderings
+        n_renderings += 1
+
+    first = spec_for("one that is asked for twice", render)
+    before = n_renderings
+    second = spec_for("one that is asked for twice", render)
+
+    assert (first, second, n_renderings) == (None, None, before)
