@@ -133,7 +133,7 @@ class Preparation:
         return replace(prepared, names=await self._names())
 
     async def _plan(self, prompt: Prompt, options: ChatOptions) -> ReplyPlan | None:
-        """What is asked of the reply to *prompt*; None: it is plain text."""
+        """The plan of the reply to *prompt*; None: it is plain text."""
         with reading_prompt(prompt):
             if not is_planned(prompt, options):
                 return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from pyllama_raw.api.reply_text import ReplyText, Run
+from pyllama_raw.api.reply_text import ReplyText, TextRun
 from pyllama_raw.core.request import Request
 from pyllama_raw.replies.parts import (
     CallDelta,
@@ -18,7 +18,7 @@ from pyllama_raw.replies.parts import (
 )
 
 
-class Parser(Protocol):
+class PartsParser(Protocol):
     """Takes the text of one reply apart; see replies/parser.py."""
 
     def feed(self, text: str, special: bool = False) -> Sequence[Part]:
@@ -31,7 +31,7 @@ class Parser(Protocol):
 class ReplyForm(NamedTuple):
     """The way in which the outputs of a request are taken apart."""
 
-    make_parser: Callable[[], Parser]  # for one output
+    make_parser: Callable[[], PartsParser]  # for one output
     marks: Mapping[int, bytes]  # special tokens that the parser knows, and their names
 
 
@@ -58,7 +58,7 @@ class Reply:
             mark = self._marks.get(token)
             if token in ends:
                 runs = self._text.flush()
-                runs += [Run(mark.decode(), True)] if mark else []
+                runs += [TextRun(mark.decode(), True)] if mark else []
             else:
                 piece = self._pieces[token] or names.get(token, b"")
                 runs = self._text.push(piece, mark is not None)
@@ -91,7 +91,7 @@ class Reply:
         """The calls, by index."""
         return calls_of(self._parts)
 
-    def _feed(self, runs: Iterable[Run]) -> None:
+    def _feed(self, runs: Iterable[TextRun]) -> None:
         for text, special in runs:
             self._add(self._parser.feed(text, special))
 

@@ -16,7 +16,7 @@ from pyllama_raw.core.stop_strings import StopStrings
 _UTF_8 = getincrementaldecoder("utf-8")
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """A text of one kind."""
 
     text: str
@@ -34,7 +34,7 @@ class ReplyText:
         self._n_held = 0  # bytes of them
         self._decoder = _UTF_8("replace")
 
-    def push(self, piece: bytes, special: bool) -> list[Run]:
+    def push(self, piece: bytes, special: bool) -> list[TextRun]:
         """Take the next token; return the runs that are certain now."""
         if self._is_complete:
             return []
@@ -44,11 +44,11 @@ class ReplyText:
         runs = self._release(self._n_held - n_open)
         return self._complete(runs) if self._is_complete else runs
 
-    def flush(self) -> list[Run]:
+    def flush(self) -> list[TextRun]:
         """Return what was held back; nothing follows it."""
         return self._complete(self._release(self._n_held))
 
-    def _complete(self, runs: list[Run]) -> list[Run]:
+    def _complete(self, runs: list[TextRun]) -> list[TextRun]:
         """*runs* and the end of their last character; what is held is in a stop string."""
         self._held.clear()
         self._n_held = 0
@@ -67,16 +67,16 @@ class ReplyText:
         self._state = state
         return strings.depths[state], False
 
-    def _release(self, n_certain: int) -> list[Run]:
+    def _release(self, n_certain: int) -> list[TextRun]:
         """The first *n_certain* bytes of what is held; a name only as a whole."""
-        runs: list[Run] = []
+        runs: list[TextRun] = []
         while self._held and len(self._held[0][0]) <= n_certain:
             piece, special = self._held.popleft()
             n_certain -= len(piece)
             self._n_held -= len(piece)
             if special:
                 self._close(runs)
-                runs.append(Run(piece.decode("utf-8", "replace"), True))
+                runs.append(TextRun(piece.decode("utf-8", "replace"), True))
             else:
                 self._add(runs, piece)
         if n_certain and (self._is_complete or not self._held[0][1]):
@@ -86,11 +86,11 @@ class ReplyText:
             self._add(runs, piece[:n_certain])
         return runs
 
-    def _add(self, runs: list[Run], piece: bytes) -> None:
+    def _add(self, runs: list[TextRun], piece: bytes) -> None:
         if text := self._decoder.decode(piece):
-            runs.append(Run(text, False))
+            runs.append(TextRun(text, False))
 
-    def _close(self, runs: list[Run]) -> None:
+    def _close(self, runs: list[TextRun]) -> None:
         """An open character ends here."""
         if text := self._decoder.decode(b"", final=True):
-            runs.append(Run(text, False))
+            runs.append(TextRun(text, False))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyllama_raw.options.sampling import SamplingParams
 
 MAX_SPECS = 16  # that are kept
-MAX_TAIL = 256  # tokens at the end of a prompt that may begin a reply
+MAX_TAIL = 1024  # tokens at the end of a prompt that may begin a reply
 WORDS = ("auto", "none", "required")  # of tool_choice
 OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
 
@@ -42,10 +42,10 @@ class BoundSpec(NamedTuple):
 
 
 class ReplyPlan(NamedTuple):
-    """What a request asks of its reply."""
+    """Wishes of a request for its reply."""
 
     bound: BoundSpec
-    tools: list[Any]
+    tools: list[Any]  # those that have a name; others are the template's business
     choice: str
     is_parallel: bool
     is_parsed: bool
@@ -78,7 +78,7 @@ class Replies:
 
     def plan(self, options: ChatOptions) -> ReplyPlan:
         """
-        What *options* of a chat that was rendered ask for; may take seconds.
+        Plan the reply by the *options* of a chat that was rendered; may take seconds.
 
         Raises:
             InvalidRequest: they do not fit each other.
@@ -88,14 +88,18 @@ class Replies:
         tools = plain_value("tools", options.get("tools")) or []
         choice = _checked_choice(options.get("tool_choice") or "auto", tools)
         reply = options.get("reply")
-        template = options.get("chat_template") or self._template
-        known = reply if isinstance(reply, ReplySpec) else template
+        is_parallel = options.get("parallel_tool_calls", True)
+        is_parsed = bool(tools) if reply is None else reply is not False
+        source: ReplySpec | str | None = None
+        if is_parsed or not is_parallel or choice not in ("auto", "none"):
+            template = options.get("chat_template") or self._template
+            source = reply if isinstance(reply, ReplySpec) else template
         return ReplyPlan(
-            bound=self._bound(known or ReplySpec()),
-            tools=tools,
+            bound=self._bound(source or ReplySpec()),
+            tools=[tool for tool in tools if isinstance(_name_of(tool), str)],
             choice=choice,
-            is_parallel=options.get("parallel_tool_calls", True),
-            is_parsed=bool(tools) if reply is None else reply is not False,
+            is_parallel=is_parallel,
+            is_parsed=is_parsed,
         )
 
 
@@ -161,7 +165,7 @@ def _bound(
     vocab: TextVocab, encoder: PromptEncoder, source: ReplySpec | str
 ) -> BoundSpec:
     """
-    What is known of replies, for this vocabulary.
+    Find the specification of replies, for this vocabulary.
 
     Args:
         source: a specification, or the template that it is found by.

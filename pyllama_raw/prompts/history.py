@@ -24,7 +24,7 @@ MAX_CALLS = 1024  # of a message
 
 def with_history(read: Callable[[Any], T], prompt: Any) -> T:
     """
-    What *read* makes of *prompt*, whose history it can take if it is a chat.
+    Return what *read* makes of *prompt*; the history of a chat is as templates take it.
 
     Raises:
         InvalidRequest: a call is none; or *read* refuses, and the history may be why.

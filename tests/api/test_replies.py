@@ -8,7 +8,7 @@ import pytest
 
 from pyllama_raw import FinishReason, Result, SamplingParams
 from pyllama_raw.api.reply import merged
-from pyllama_raw.api.replying import tail_of
+from pyllama_raw.api.replying import MAX_TAIL, tail_of
 from pyllama_raw.errors import InvalidRequest, Unsupported
 from pyllama_raw.replies.parts import CallDelta, Content, Reasoning, ToolCall
 from pyllama_raw.replies.spec import ReplySpec
@@ -148,7 +148,13 @@ def test_the_end_of_a_prompt_has_no_message():
 
     tails = [
         list(tail_of(array("i", tokens), controls))
-        for tokens in (written, [256, 1, 2], [258, -1, 3], [258] * 2 + [1] * 300, [])
+        for tokens in (
+            written,
+            [256, 1, 2],
+            [258, -1, 3],
+            [258] * 2 + [1] * MAX_TAIL,
+            [],
+        )
     ]
 
     assert tails == [[258, 3, 4], [], [], [], []]
@@ -274,6 +280,18 @@ async def test_a_call_and_its_result_are_history():
 
     assert isinstance(call, ToolCall)
     assert (second.reasoning, second.text) == ("ok", "It rains.")
+
+
+@pytest.mark.parametrize(
+    "tool", [{"x": 1}, {"type": "web_search"}, {"function": {"name": [1]}}, {}]
+)
+async def test_what_is_no_function_is_the_business_of_the_template(tool):
+    """
+    A tool without a name is printed, and calls of others are read.
+    """
+    result = await complete(REPLY, tools=[tool, TOOL])
+
+    assert seen(result) == ("Hm, rain.", "Let me see.", CALLS)
 
 
 REFUSED = {

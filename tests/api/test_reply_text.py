@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyllama_raw.api.reply_text import ReplyText, Run
+from pyllama_raw.api.reply_text import ReplyText, TextRun
 from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
 
@@ -16,7 +16,7 @@ TOKENS = st.lists(
 STOPS = st.lists(st.text("ab<>é", min_size=1, max_size=4), max_size=3)
 
 
-def runs_of(text: ReplyText, tokens: list[tuple[bytes, bool]]) -> list[Run]:
+def runs_of(text: ReplyText, tokens: list[tuple[bytes, bool]]) -> list[TextRun]:
     runs = [run for token in tokens for run in text.push(*token)]
     return runs + text.flush()
 
