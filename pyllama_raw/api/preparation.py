@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, cast
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
+from pyllama_raw.api.constraining import constrained
 from pyllama_raw.api.generation import Prepared
 from pyllama_raw.api.replying import (
     Replies,
     ReplyPlan,
     is_planned,
     settings_of,
-    tail_of,
 )
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
@@ -94,9 +94,15 @@ class Preparation:
         _check_tokens(params, self._parts.vocab.n_tokens)
         namespace = self._namespace(options.get("cache_salt"))
         read = await self._read(prompt, options, namespace)
-        plan = await self._plan(prompt, options)
+        plan = await self._plan(prompt, options, read.tokens)
+        form, names = None, await self._names() if params.special else {}
         if plan is not None:
-            params = plan.constrained(params)
+            params = await self._workers.run(
+                "rules", partial(constrained, params, plan)
+            )
+            form = plan.form
+        if form is not None:
+            names = {**form.marks, **names}
         stop, rules = await self._made(params)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -118,10 +124,9 @@ class Preparation:
             policy_data=options.get("policy_data"),
             spans=read.spans,
             payloads=read.payloads,
-            names=await self._names() if params.special else {},
+            names=names,
+            reply=form,
         )
-        if plan is not None:
-            request = await self._with_reply(request, plan)
         if adapters := options.get("adapters"):
             request = self._adapters.adapt(request, adapters)
         if request.spans and params.prompt_logprobs is not None:
@@ -132,21 +137,15 @@ class Preparation:
             return prepared
         return replace(prepared, names=await self._names())
 
-    async def _plan(self, prompt: Prompt, options: ChatOptions) -> ReplyPlan | None:
-        """The plan of the reply to *prompt*; None: it is plain text."""
+    async def _plan(
+        self, prompt: Prompt, options: ChatOptions, tokens: array[int]
+    ) -> ReplyPlan | None:
+        """The plan of the reply to *prompt*, which *tokens* are; None: it is plain text."""
         with reading_prompt(prompt):
             if not is_planned(prompt, options):
                 return None
-        plan = partial(self._replies.plan, options)
+        plan = partial(self._replies.plan, options, tokens, await self._names())
         return await self._workers.run(settings_of(options).workers, plan)
-
-    async def _with_reply(self, request: Request, plan: ReplyPlan) -> Request:
-        """*request*, whose reply is taken apart as *plan* wants."""
-        tail = tail_of(request.tokens, await self._names())
-        form = plan.form(self._encoder.detokenize(tail, special=True))
-        if form is None:
-            return request
-        return replace(request, reply=form, names={**form.marks, **request.names})
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None

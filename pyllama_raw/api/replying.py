@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyllama_raw.api.constraining import constrained
 from pyllama_raw.api.reply import ReplyForm
 from pyllama_raw.errors import InvalidRequest, Unsupported, reading
 from pyllama_raw.options.requests import ChatOptions
@@ -26,7 +25,6 @@ from pyllama_raw.replies.spec import ReplySpec
 
 if TYPE_CHECKING:
     from pyllama_raw.engine.parts import EngineParts, TextVocab
-    from pyllama_raw.options.sampling import SamplingParams
 
 MAX_SPECS = 16  # that are kept
 MAX_TAIL = 1024  # tokens at the end of a prompt that may begin a reply
@@ -49,21 +47,18 @@ class ReplyPlan(NamedTuple):
     choice: str
     is_parallel: bool
     is_parsed: bool
+    prefix: str  # the end of the prompt, where the reply may have begun
 
-    def constrained(self, params: SamplingParams) -> SamplingParams:
-        """*params* with which the model calls tools as it is asked to."""
-        spec = self.bound.spec
-        return constrained(params, spec, self.tools, self.choice, self.is_parallel)
-
-    def form(self, prefix: str) -> ReplyForm | None:
-        """The form of each output, for a prompt that ends with *prefix*; None: plain text."""
+    @property
+    def form(self) -> ReplyForm | None:
+        """The form of each output; None: it is plain text."""
         if not self.is_parsed:
             return None
         make = partial(
             ReplyParser,
             self.bound.spec,
             tools=self.tools,
-            prefix=prefix,
+            prefix=self.prefix,
             calls=self.choice != "none",
         )
         return ReplyForm(make, self.bound.marks)
@@ -74,11 +69,17 @@ class Replies:
 
     def __init__(self, parts: EngineParts, encoder: PromptEncoder) -> None:
         self._bound = lru_cache(MAX_SPECS)(partial(_bound, parts.vocab, encoder))
-        self._template = parts.chat_template
+        self._template, self._encoder = parts.chat_template, encoder
 
-    def plan(self, options: ChatOptions) -> ReplyPlan:
+    def plan(
+        self, options: ChatOptions, tokens: array[int], controls: Mapping[int, bytes]
+    ) -> ReplyPlan:
         """
         Plan the reply by the *options* of a chat that was rendered; may take seconds.
+
+        Args:
+            tokens: the prompt.
+            controls: names of the control tokens.
 
         Raises:
             InvalidRequest: they do not fit each other.
@@ -100,6 +101,7 @@ class Replies:
             choice=choice,
             is_parallel=is_parallel,
             is_parsed=is_parsed,
+            prefix=self._encoder.detokenize(tail_of(tokens, controls), special=True),
         )
 
 
