@@ -28,7 +28,7 @@ from pyllama_raw.replies.samples import (
     common_end,
     common_start,
 )
-from pyllama_raw.replies.sections import Answer, Section, section_of, without
+from pyllama_raw.replies.sections import Answer, section_of, without
 from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
 
 _THINKS = re.compile(r"<([^<>/]{0,20}think[^<>]{0,20})>\s*\Z")
@@ -51,23 +51,57 @@ def derive(render: Render) -> ReplySpec | None:
     Returns:
         None if nothing is found, or if it does not hold.
     """
-    samples = Samples(render)
-    before, found, after = samples.reply(CONTENT).partition(CONTENT)
-    reasoning = _reasoning(samples)
-    opening = without(reasoning, before[len(common_start(before, samples.prompt)) :])
-    if not found or TAG.sub("", opening).strip():  # words that say what a message is
-        return None
-    section = section_of(samples, Answer(before, after), reasoning)
-    if reasoning is None and section is None:
-        return None
-    closing = _closing(after, section) if opening.strip() else ""
-    spec = ReplySpec(
-        reasoning=reasoning,
-        calls=section and section.spec,
-        ignored=spelled(opening, closing),
-    )
-    tried = _tried(samples, reasoning, section)
-    return spec if all(_reads(spec, samples, *each) for each in tried) else None
+    return Rendered(render).derived()
+
+
+class Rendered:
+    """What a template prints, and what was found in it."""
+
+    def __init__(self, render: Render) -> None:
+        self._samples = samples = Samples(render)
+        self._answer = Answer(*samples.reply(CONTENT).partition(CONTENT)[::2])
+        self._reasoning = _reasoning(samples)
+        self._section = section_of(samples, self._answer, self._reasoning)
+
+    def derived(self) -> ReplySpec | None:
+        """See `derive`."""
+        before = self._answer.before
+        before = before[len(common_start(before, self._samples.prompt)) :]
+        opening = without(self._reasoning, before)
+        if TAG.sub("", opening).strip():  # words, which say what a message is
+            return None
+        closing = self._closing() if opening.strip() else ""
+        spec = ReplySpec(
+            reasoning=self._reasoning,
+            calls=self._section and self._section.spec,
+            ignored=spelled(opening, closing),
+        )
+        has_any = spec.reasoning or spec.calls
+        return spec if has_any and self.are_read_by(spec) else None
+
+    def are_read_by(self, spec: ReplySpec) -> bool:
+        """Whether *spec* takes the replies that are printed apart as they were put together."""
+        return all(
+            _reads(spec, self._samples.prompt, text, reply)
+            for text, reply in self._replies()
+        )
+
+    def _closing(self) -> str:
+        """What ends a text and not a turn."""
+        after, section = self._answer.after, self._section
+        turn_end = common_end(after, section.after) if section else after
+        return after[: len(after) - len(turn_end)]
+
+    def _replies(self) -> Iterator[tuple[str, _Reply]]:
+        """Texts of replies, and what is in them."""
+        said = _until(self._samples.reply(CONTENT), CONTENT)
+        if not (self._reasoning and _is_open(said, self._reasoning)):
+            yield said, _Reply(CONTENT, "", ())
+        thought = self._samples.reply(CONTENT, REASONING)
+        if REASONING in thought:
+            yield _until(thought, CONTENT), _Reply(CONTENT, REASONING, ())
+        if self._section:
+            yield self._section.text, _Reply("", "", self._section.calls)
 
 
 def _reasoning(samples: Samples) -> ReasoningSpec | None:
@@ -85,26 +119,6 @@ def _reasoning(samples: Samples) -> ReasoningSpec | None:
     return None
 
 
-def _closing(after: str, section: Section | None) -> str:
-    """What ends a text and not a turn."""
-    turn_end = common_end(after, section.after) if section else after
-    return after[: len(after) - len(turn_end)]
-
-
-def _tried(
-    samples: Samples, reasoning: ReasoningSpec | None, section: Section | None
-) -> Iterator[tuple[str, _Reply]]:
-    """Texts of replies, and what is in them."""
-    said = _until(samples.reply(CONTENT), CONTENT)
-    if not (reasoning and _is_open(said, reasoning)):
-        yield said, _Reply(CONTENT, "", ())
-    thought = samples.reply(CONTENT, REASONING)
-    if REASONING in thought:
-        yield _until(thought, CONTENT), _Reply(CONTENT, REASONING, ())
-    if section:
-        yield section.text, _Reply("", "", section.calls)
-
-
 def _until(text: str, word: str) -> str:
     before, found, _ = text.partition(word)
     return before + found
@@ -116,9 +130,9 @@ def _is_open(text: str, reasoning: ReasoningSpec) -> bool:
     return bool(begun) and reasoning.end[0] not in rest
 
 
-def _reads(spec: ReplySpec, samples: Samples, text: str, expected: _Reply) -> bool:
-    """Whether *text* is taken apart as it was put together."""
-    prefix = common_start(text, samples.prompt)
+def _reads(spec: ReplySpec, prompt: str, text: str, expected: _Reply) -> bool:
+    """Whether *spec* finds what is expected in *text*, which may repeat the *prompt*."""
+    prefix = common_start(text, prompt)
     parser = ReplyParser(spec, tools=TOOLS, prefix=prefix)
     parts = [*parser.feed(text[len(prefix) :]), *parser.finish()]
     names = [part.name for part in parts if isinstance(part, CallDelta) and part.name]

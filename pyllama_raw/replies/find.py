@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyllama_raw.replies.derive import derive
+from pyllama_raw.replies.derive import Rendered
 from pyllama_raw.replies.samples import Render
 from pyllama_raw.replies.spec import ReplySpec, bundled
 
@@ -14,8 +14,8 @@ def spec_for(template: str, render: Render) -> ReplySpec | None:
     """
     How the replies of the model of *template* are taken apart; any thread may call.
 
-    It is bundled, or derived by rendering, which is done once for a template. A bundled one
-    that knows no calls is for templates of which no other is derived.
+    It is a bundled one that reads what the template prints. If there is none, it is derived,
+    and if that fails, a bundled one by its markers alone. A template is asked once.
 
     Args:
         render: see `pyllama_raw.replies.derive.derive`.
@@ -45,7 +45,8 @@ def by_markers(template: str) -> ReplySpec | None:
 
 
 def _found(template: str, render: Render) -> ReplySpec | None:
-    bundled_one = by_markers(template)
-    if bundled_one and (bundled_one.calls or bundled_one.messages):
-        return bundled_one
-    return derive(render) or bundled_one
+    rendered = Rendered(render)
+    fitting = by_markers(template)
+    if fitting and rendered.are_read_by(fitting):
+        return fitting
+    return rendered.derived() or fitting

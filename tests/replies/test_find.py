@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pyllama_raw.replies.find import by_markers, spec_for
 from pyllama_raw.replies.spec import CallsSpec, ReasoningSpec, ReplySpec, bundled
 from tests.replies.test_derive import FakeTemplate, objects, refuses
@@ -19,7 +21,7 @@ DERIVED = ReplySpec(
 
 
 def test_markers_of_a_family_find_its_specification() -> None:
-    """All markers have to be there; nothing is rendered then."""
+    """All markers have to be there; a template that refuses is known by them alone."""
     markers = bundled()["kimi_k2"].markers
 
     found = spec_for(" ".join(markers), refuses)
@@ -28,11 +30,23 @@ def test_markers_of_a_family_find_its_specification() -> None:
     assert by_markers(" ".join(markers)[:-1]) != bundled()["kimi_k2"]
 
 
-def test_a_template_without_calls_of_a_family_is_rendered() -> None:
-    """What is derived says more than a specification of reasoning alone."""
-    found = spec_for("a strange one with <think>", FakeTemplate(objects, thinks=True))
+@pytest.mark.parametrize("family", ["think", "kimi_k2"])
+def test_a_family_that_does_not_read_what_is_printed_gives_way(family: str) -> None:
+    """Markers in the template, and calls of another layout in its prompts: it is derived."""
+    template = " ".join(bundled()[family].markers) + family
+
+    found = spec_for(template, FakeTemplate(objects, thinks=True))
 
     assert found == DERIVED
+
+
+def test_a_family_that_reads_what_is_printed_is_taken() -> None:
+    """It knows more than what is derived, such as other spellings."""
+    template = " ".join([*bundled()["hermes"].markers, "printed"])
+
+    found = spec_for(template, FakeTemplate(objects, thinks=True))
+
+    assert found == bundled()["hermes"]
 
 
 def test_a_template_is_rendered_once() -> None:
