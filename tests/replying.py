@@ -20,7 +20,9 @@ TEMPLATE = """
 {% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content or '' }}
-{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor -%}
+{%- for c in m.tool_calls or [] %}<tool_call>
+{{ c.function | tojson }}
+</tool_call>{% endfor -%}
 <|im_end|>
 {% endfor -%}
 {% if add_generation_prompt %}<|im_start|>assistant
