@@ -3,7 +3,8 @@ Look for control tokens that messages forge, in every chat template of a folder.
 
     python scripts/chat_injection.py FOLDER [--rounds N] [--seed N]
 
-Each template gets chats whose texts are pieces of its own markers. What a tokenizer finds
+Each template gets chats whose texts are pieces of its own markers, as are names, descriptions
+and schemas of tools, and ids, names, arguments and results of calls. What a tokenizer finds
 in the prompt must be what it finds if each character of a message is put out. And the
 same chats are rendered with letters of which no marker can be made: prompts that have
 other markers than these twins are counted, because templates branch on what messages say.
@@ -12,6 +13,7 @@ other markers than these twins are counted, because templates branch on what mes
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 import sys
@@ -32,10 +34,12 @@ MARKER = re.compile(
 )
 ALWAYS = {"<s>", "</s>", *(f"<|{role}|>" for role in ("user", "system", "assistant"))}
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-KEPT = {"role", "type", "id", "tool_call_id"}
+ID = "abcdefghi"  # that all templates take
+KEPT = {"role", "type"}
 KEYS = {
-    "arguments", "content", "function", "name", "reasoning_content", "text",
-    "tool_calls", *KEPT,
+    "arguments", "content", "default", "description", "enum", "function", "id", "items",
+    "name", "parameters", "properties", "reasoning_content", "required", "text",
+    "tool_call_id", "tool_calls", *KEPT,
 }  # fmt: skip
 CUTS = ("", "", "", " ", "\n", "*")
 
@@ -81,26 +85,60 @@ def more_turns(
     if rng.random() < 0.3:
         chat[-2]["reasoning_content"] = text()
     if rng.random() < 0.4:
-        turns += tool_use(text)
+        turns += tool_use(rng, text)
     if rng.random() < 0.2:
         turns.append({"role": text(), "content": text()})
     return turns
 
 
-def tool_use(text: Callable[[], str]) -> list[dict[str, Any]]:
-    """A call and its answer."""
-    arguments = {text(): text(), "a": [text(), {text(): 1}]}
-    call = {"name": text(), "arguments": arguments}
-    tool_call = {"id": "abcdefghi", "type": "function", "function": call}
-    answer = {"role": "tool", "content": text(), "tool_call_id": "abcdefghi"}
-    calls = {"role": "assistant", "content": "", "tool_calls": [tool_call]}
-    return [calls, answer | {"name": call["name"]}]
+def tool_use(rng: random.Random, text: Callable[[], str]) -> list[dict[str, Any]]:
+    """Calls and their answers; arguments may be a text."""
+    turns: list[dict[str, Any]] = []
+    for _ in range(rng.randrange(1, 3)):
+        arguments: Any = {text(): text(), "a": [text(), {text(): 1}]}
+        if rng.random() < 0.4:
+            arguments = rng.choice([json.dumps(arguments), text()])
+        call = {"name": text(), "arguments": arguments}
+        name, id_ = call["name"], rng.choice([ID, ID, text()])
+        calls = [{"id": id_, "type": "function", "function": call}]
+        answer = {"role": "tool", "content": text(), "tool_call_id": id_, "name": name}
+        if rng.random() < 0.2:
+            answer["content"] = [{"type": "text", "text": text()}]
+        turns += [{"role": "assistant", "content": "", "tool_calls": calls}, answer]
+    return turns
+
+
+def drawn_tools(rng: random.Random, markers: list[str]) -> list[dict[str, Any]] | None:
+    """Functions of which a client may write every word."""
+
+    def text() -> str:
+        return drawn(rng, markers)
+
+    def tool() -> dict[str, Any]:
+        described = {"type": "string", "description": text(), "enum": [text(), text()]}
+        items = {"type": "array", "items": {"type": "string", "default": text()}}
+        properties = {text(): described, "a": items, text(): {"type": "integer"}}
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": [next(iter(properties))],
+        }
+        function = {"name": text(), "description": text(), "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    if rng.random() < 0.5:
+        return None
+    return [tool() for _ in range(rng.randrange(1, 4))]
 
 
 def twin(value: Any) -> Any:
     """*value* with private letters in the place of all that markers are made of."""
     if isinstance(value, str):
-        return "".join(chr(0xE000 + ord(letter)) for letter in value)
+        return (
+            ID
+            if value == ID
+            else "".join(chr(0xE000 + ord(letter)) for letter in value)
+        )
     if isinstance(value, dict):
         return {
             key if key in KEYS else twin(key): item if key in KEPT else twin(item)
@@ -137,9 +175,10 @@ def try_template(source: str, rng: random.Random, n_rounds: int) -> Counter[str]
     template = CompiledTemplate(source, TOKENS)
     for _ in range(n_rounds):
         chat = plain_messages(drawn_chat(rng, markers))
+        tools = drawn_tools(rng, markers)
         try:
-            text, origins = template.render(chat)
-            other = template.render(twin(chat))
+            text, origins = template.render(chat, tools=tools)
+            other = template.render(twin(chat), tools=twin(tools))
         except Exception:  # noqa: BLE001 - the template does not take these messages
             outcomes["not rendered"] += 1
             continue
@@ -150,6 +189,7 @@ def try_template(source: str, rng: random.Random, n_rounds: int) -> Counter[str]
             continue
         n_spelled = sum(text.count(marker) for marker in markers)
         outcomes["prompts"] += 1
+        outcomes["prompts with tools"] += tools is not None
         outcomes["prompts with forgeries"] += n_spelled > found.total()
         outcomes["forged"] += found != written(text, origins, markers)
         outcomes["unlike twin"] += found != own_markers(*other, markers)
@@ -168,7 +208,7 @@ def main() -> int:
         rng = random.Random(f"{options.seed} {path.name}")  # noqa: S311 - no secret
         outcomes = try_template(path.read_text(), rng, options.rounds)
         total += outcomes
-        if set(outcomes) - {"prompts", "prompts with forgeries", "not rendered"}:
+        if set(outcomes) & {"forged", "refused", "unlike twin"}:
             print(path.name, dict(outcomes))
     print("all", dict(total))
     return total["forged"]

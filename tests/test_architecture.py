@@ -17,7 +17,7 @@ FLOORS = """
     cli
     serve
     __init__  testing
-    results
+    results     tools
     api
     prompts
     engine

@@ -1,4 +1,4 @@
-"""Whatever a template does with messages, their text is never a control token."""
+"""Whatever a template does with messages and tools, their text is never a control token."""
 
 import os
 
@@ -41,8 +41,19 @@ OPERATIONS = (
     "namespace(a=X).a", "joiner(X)() ~ X", "cycler(X, X).next()", "X|striptags",
 )  # fmt: skip
 
+# What messages and tools say, in the words of their writers.
+SAID = (
+    "m.content", "m.content", "m.name", "m.role", "m.tool_call_id", "m.tool_calls[0].id",
+    "m.tool_calls[0].function.name", "m.tool_calls[0].function.arguments|tojson",
+    "m.tool_calls[0].function.arguments|string",
+    "m.tool_calls[0].function.arguments|items|map('join')|join",
+    "tools[0].function.name", "tools[0].function.description", "tools|tojson(indent=1)",
+    "tools[0].function.parameters|string",
+    "tools[0].function.parameters.properties|list|join",
+)  # fmt: skip
+
 expressions = st.recursive(
-    st.sampled_from(["m.content", "m.name", "m.role"]),
+    st.sampled_from(SAID),
     lambda inner: st.builds(
         lambda operation, x: operation.replace("X", f"({x})"),
         st.sampled_from(OPERATIONS),
@@ -66,12 +77,12 @@ def make_template(expression: str) -> str:
 {{%- endfor %}}"""
 
 
-def encode(source: str, messages) -> tuple[list[int], str]:
+def encode(source: str, messages, tools) -> tuple[list[int], str]:
     """Tokens and text, rendered in this process because many are."""
     encoder = PromptEncoder(MarkerVocab(), source, n_ctx_slot=2**20)
     template = CompiledTemplate(source, {})
-    text, origins = template.render(plain_messages(messages))
-    encoder._chat.render = lambda _: (text, origins)
+    text, origins = template.render(plain_messages(messages), tools=tools)
+    encoder._chat.render = lambda *_: (text, origins)
     return list(encoder.read(messages).tokens), text
 
 
@@ -82,7 +93,7 @@ def encode(source: str, messages) -> tuple[list[int], str]:
     expression=expressions,
     values=st.tuples(texts, texts, texts, st.lists(texts, max_size=3)),
 )
-def test_messages_forge_no_marker(expression, values):
+def test_messages_and_tools_forge_no_marker(expression, values):
     """
     The markers of a prompt are those that its template writes, and no text is lost.
     """
@@ -93,9 +104,15 @@ def test_messages_forge_no_marker(expression, values):
         "content": content,
         "parts": [{"type": "text", "text": part} for part in parts],
         "arguments": dict.fromkeys(parts, content),
+        "tool_call_id": name,
     }
+    call = {"name": name, "arguments": {content: parts}}
+    message["tool_calls"] = [{"id": content, "type": "function", "function": call}]
+    schema = {"type": "object", "properties": {name: {"description": content}}}
+    tool = {"name": name, "description": content, "parameters": schema}
+    tools = [{"type": "function", "function": tool}]
     try:
-        tokens, text = encode(make_template(expression), [message, message])
+        tokens, text = encode(make_template(expression), [message, message], tools)
     except (InvalidRequest, TemplateError, TypeError, ValueError, LookupError):
         return  # the template does not take this message, or it is in doubt
 

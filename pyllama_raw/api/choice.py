@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from pyllama_raw.api.output_text import OutputText
+from pyllama_raw.api.reply import Reply, ReplyForm
 from pyllama_raw.api.results import Delta, Result, Timings, Usage, timings_of
 from pyllama_raw.core import request as core
-from pyllama_raw.core.detokenizer import Detokenizer
 from pyllama_raw.core.request import Finished, FinishReason, Request, TokenLogprobs
 from pyllama_raw.errors import PyllamaError
 
@@ -40,12 +41,16 @@ class Choice:
         self.error: PyllamaError | None = None
         self._seed = seed
         self._pieces, self._names = pieces, names
-        self._detokenizer = Detokenizer(request.stop)
-        self._texts: list[str] = []
+        form = request.reply
+        self._text: OutputText | Reply = (
+            Reply(form, request, pieces)
+            if isinstance(form, ReplyForm)
+            else OutputText(request, pieces)
+        )
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # one a token, or none at all
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self._n_shown_texts = self._n_shown_tokens = 0  # what deltas have shown
+        self._n_shown = 0  # tokens that deltas have shown
         self._is_fresh = False
 
     @property
@@ -59,20 +64,15 @@ class Choice:
     def take(self, event: core.Event) -> bool:
         """Add one event; True if take_delta() has something to show since now."""
         if type(event) is core.NewTokens:
-            tokens, ends = event.tokens, self.request.stop_token_ids
-            self._tokens += tokens
+            self._tokens += event.tokens
             self._logprobs += self._spelt(event.logprobs)
-            shown = tokens if tokens[-1] not in ends else tokens[:-1]
-            text = self._detokenizer.push(b"".join([self._pieces[t] for t in shown]))
+            self._text.take(event.tokens)
         else:
             assert isinstance(event, Finished)
             self.finished, self.error = event, event.error
             self._prompt_logprobs = tuple(self._spelt(event.prompt_logprobs))
-            text = self._detokenizer.flush()
-            if not text:
+            if not self._text.finish():
                 return False
-        if text:
-            self._texts.append(text)
         was_fresh, self._is_fresh = self._is_fresh, True
         return not was_fresh
 
@@ -88,12 +88,11 @@ class Choice:
     def take_delta(self) -> Delta:
         """The part that was not shown before."""
         self._is_fresh = False
-        text = "".join(self._texts[self._n_shown_texts :])
-        tokens = tuple(self._tokens[self._n_shown_tokens :])
-        logprobs = tuple(self._logprobs[self._n_shown_tokens :])
-        self._n_shown_texts = len(self._texts)
-        self._n_shown_tokens = len(self._tokens)
-        return Delta(text, tokens, self.index, logprobs)
+        text, parts = self._text.take_shown()
+        tokens = tuple(self._tokens[self._n_shown :])
+        logprobs = tuple(self._logprobs[self._n_shown :])
+        self._n_shown = len(self._tokens)
+        return Delta(text, tokens, self.index, logprobs, parts)
 
     def result(self, elapsed_s: float) -> Result:
         """All of it; an output that was left has taken *elapsed_s*."""
@@ -108,7 +107,7 @@ class Choice:
             used, detail = finished.sampler, finished.detail
         assert reason is not None
         return Result(
-            text="".join(self._texts),
+            text=self._text.content,
             token_ids=tuple(self._tokens),
             finish_reason=reason,
             usage=Usage(
@@ -117,6 +116,7 @@ class Choice:
                 n_cached,
                 tier,
                 sum(span.stop - span.start for span in self.request.spans),
+                self._text.n_reasoning,
             ),
             timings=timings,
             seed=self._seed,
@@ -125,4 +125,6 @@ class Choice:
             prompt_logprobs=self._prompt_logprobs,
             sampler=used,
             finish_detail=detail,
+            reasoning=self._text.reasoning,
+            tool_calls=self._text.calls,
         )

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, cast
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
+from pyllama_raw.api.constraining import constrained
 from pyllama_raw.api.generation import Prepared
+from pyllama_raw.api.replying import (
+    Replies,
+    ReplyPlan,
+    is_planned,
+    settings_of,
+)
 from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
@@ -28,7 +35,7 @@ from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
 from pyllama_raw.options.requests import ChatOptions, RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.prompts.chat import ChatSettings
+from pyllama_raw.prompts.history import with_history
 from pyllama_raw.prompts.media_prompt import MediaPrompt
 from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
@@ -64,6 +71,7 @@ class Preparation:
         self._adapters = thread.adapters
         self._parts = parts
         self._encoder = encoder
+        self._replies = Replies(parts, encoder)
         self._clock = thread.clock
         self._control_names: Mapping[int, bytes] | None = None  # once they are wanted
         self.request_ids = count(1)
@@ -87,9 +95,18 @@ class Preparation:
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
-        stop, rules = await self._made(params)
         namespace = self._namespace(options.get("cache_salt"))
         read = await self._read(prompt, options, namespace)
+        plan = await self._plan(prompt, options, read.tokens)
+        form, names = None, await self._names() if params.special else {}
+        if plan is not None:
+            params = await self._workers.run(
+                "rules", partial(constrained, params, plan)
+            )
+            form = plan.form
+        if form is not None:
+            names = {**form.marks, **names}
+        stop, rules = await self._made(params)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
@@ -111,6 +128,8 @@ class Preparation:
             policy_data=options.get("policy_data"),
             spans=read.spans,
             payloads=read.payloads,
+            names=names,
+            reply=form,
         )
         if adapters := options.get("adapters"):
             request = self._adapters.adapt(request, adapters)
@@ -123,7 +142,19 @@ class Preparation:
             tokens = array("i", [start])
             request = replace(request, tokens=tokens, source=read.tokens)
         prepared = _fork(request, params, seed, request_ids)
-        return replace(prepared, names=await self._names(params))
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return prepared
+        return replace(prepared, names=await self._names())
+
+    async def _plan(
+        self, prompt: Prompt, options: ChatOptions, tokens: array[int]
+    ) -> ReplyPlan | None:
+        """The plan of the reply to *prompt*, which *tokens* are; None: it is plain text."""
+        with reading_prompt(prompt):
+            if not is_planned(prompt, options):
+                return None
+        plan = partial(self._replies.plan, options, tokens, await self._names())
+        return await self._workers.run(settings_of(options).workers, plan)
 
     async def encode(
         self, prompt: Prompt, options: ChatOptions | None = None
@@ -143,8 +174,9 @@ class Preparation:
         options: ChatOptions | None,
         namespace: Namespace = None,
     ) -> MediaPrompt:
-        settings = ChatSettings.of(options)
-        read = partial(self._encoder.read, prompt, settings, namespace)
+        settings = settings_of(options)
+        encode = partial(self._encoder.read, settings=settings, namespace=namespace)
+        read = partial(with_history, encode, prompt)
         with reading_prompt(prompt):
             kind = self._encoder.takes_long(prompt, settings)
             if kind is not None:
@@ -154,10 +186,11 @@ class Preparation:
 
     async def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         """The text that the template makes of *messages*; raises as prepare()."""
-        settings = ChatSettings.of(options)
-        render = partial(self._encoder.render, messages, settings)
+        settings = settings_of(options)
+        render = partial(self._encoder.render, settings=settings)
         with reading_prompt(messages):
-            return await self._workers.run(settings.workers, render)
+            read = partial(with_history, render, messages)
+            return await self._workers.run(settings.workers, read)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool) -> str:
         """The text of *token_ids*. Raises InvalidRequest, ClosedError."""
@@ -171,10 +204,8 @@ class Preparation:
         with reading_prompt(token_ids):
             return await self._workers.run("text", pieces)
 
-    async def _names(self, params: SamplingParams) -> Mapping[int, bytes]:
-        """The names of control tokens, if *params* ask for log-probabilities."""
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return {}
+    async def _names(self) -> Mapping[int, bytes]:
+        """The names of control tokens."""
         if self._control_names is None:
             names = await self._workers.run("text", self._encoder.control_names)
             self._control_names = names

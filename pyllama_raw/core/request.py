@@ -99,6 +99,9 @@ class Request:
     rules: object = None  # of the output; read by the executor only
     stop: StopStrings = NO_STOPS
     stop_token_ids: frozenset[int] = frozenset()  # end of generation included
+    # Names of tokens without a piece that count as text.
+    names: Mapping[int, bytes] = field(default_factory=dict)
+    reply: object = None  # takes the output apart; read by the output's reader only
     priority: int = 0  # lower runs first
     deadline: float | None = None  # on the clock of schedule(now)
     max_wait_s: float | None = None  # from its submission until it has a slot

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+if TYPE_CHECKING:
+    from pyllama_raw.replies.spec import ReplySpec
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -61,6 +64,15 @@ def _beginning(value: object) -> object:
         raise ValueError("a mapping that can be read") from error
 
 
+def _reply(value: object) -> object:
+    """Nobody can change a specification, so it is handed on as it is."""
+    from pyllama_raw.replies.spec import ReplySpec  # few requests give one
+
+    if value is None or type(value) is bool or type(value) is ReplySpec:
+        return value
+    raise ValueError("a ReplySpec, True, False or None")
+
+
 def _datum(value: object) -> object:
     """A value that no class of the caller's has made."""
     fits = value is None or type(value) in (bool, float)
@@ -75,6 +87,7 @@ def _datum(value: object) -> object:
 
 
 Whole = Annotated[int, Strict(), BeforeValidator(_plain_int)]
+Flag = Annotated[bool, Strict()]
 Name = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_SALT)]
 Priority = Annotated[Whole, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Seconds = Annotated[
@@ -88,6 +101,7 @@ if TYPE_CHECKING:
     PolicyData = Mapping[str, str | int | float | bool | None]
     Tools = Sequence[Mapping[str, Any]]
     Variables = Mapping[str, Any]
+    ReplyOption = ReplySpec | bool | None
 else:
     _Position = Annotated[Whole, Field(ge=1, le=MAX_POSITION)]
     _Scale = Annotated[float, Strict(), Field(ge=-MAX_SCALE, le=MAX_SCALE)]
@@ -104,13 +118,26 @@ else:
     ]
     Tools = Annotated[Any, PlainValidator(_listed)]
     Variables = Annotated[Any, PlainValidator(_mapping)]
+    ReplyOption = Annotated[Any, PlainValidator(_reply)]
 
 
 class ChatOptions(TypedDict, total=False):
-    """Options of the template for chat messages; without effect on other prompts."""
+    """Options of chat messages and of the reply to them; other prompts take none."""
 
     tools: Tools | None
     """Functions that the model may call, as JSON schemas."""
+    tool_choice: Name | None
+    """
+    "auto": the model decides, the default; "none": it is told of no tool; "required": it calls
+    one or several; or the name of the tool that it calls.
+    """
+    parallel_tool_calls: Flag
+    """Whether the model may call several tools in one reply; True by default."""
+    reply: ReplyOption
+    """
+    True: the reply is taken apart into content, reasoning and calls, by what is known of the
+    chat template, or by a ReplySpec. None: if tools are given. False: never.
+    """
     template_kwargs: Variables | None
     """More variables of the chat template."""
     chat_template: Annotated[str, Strict()] | None

@@ -150,6 +150,11 @@ class SamplingParams(Frozen):
     """Texts before which the output ends."""
     stop_token_ids: Listed[Token] = ()
     """Token ids that end the output."""
+    special: bool = False
+    """
+    Control tokens have their names in the text, and stop strings may name them; the token that
+    ends the output is not in the text.
+    """
     n: Annotated[int, Field(ge=1, le=256)] = 1
     """Outputs of the prompt; their seeds are seed, seed + 1, and so on."""
     logprobs: NTop | None = None

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyllama_raw.api.choice import Choice
+from pyllama_raw.api.reply import ReplyForm
 from pyllama_raw.core.request import (
     Finished,
     LengthLimit,
@@ -18,6 +19,7 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.core.stop_strings import StopStrings
+from pyllama_raw.replies.parts import Content, Part
 from tests.core.support import answer, make_scheduler, run_until_idle
 
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_STOP_EXAMPLES", "100"))
@@ -49,27 +51,48 @@ def brute_force(tokens: list[int], pieces: list[bytes], stops: tuple[str, ...]):
     return data.decode("utf-8", "replace"), n_tokens, LengthLimit.MAX_TOKENS
 
 
+class Echo:
+    """A parser of replies that are all content."""
+
+    def feed(self, text: str, special: bool = False) -> list[Part]:
+        return [Content(text)]
+
+    def finish(self) -> list[Part]:
+        return []
+
+
 @settings(max_examples=N_EXAMPLES, deadline=None)
 @given(
     st.lists(PIECE, min_size=1, max_size=5),
     st.lists(st.integers(0, 5), min_size=MAX_TOKENS, max_size=MAX_TOKENS),
     st.lists(STOP, max_size=4).map(tuple),
+    st.sampled_from(["text", "text with names", "reply"]),
 )
-@example([b"aab", b"ab"], [1, 2, 1] * 4, ("abab", "bab", "b"))
-@example([b"ab", b"b"], [1, 2, END] * 4, ("abb", "bb", "b"))
-@example([b"\xc3", b"\xa9a"], [1, 2] * 6, ("a\xe9", "\xe9a"))
-def test_engine_and_reader_stop_at_the_same_place(pieces, tokens, stops):
+@example([b"aab", b"ab"], [1, 2, 1] * 4, ("abab", "bab", "b"), "text")
+@example([b"ab", b"b"], [1, 2, END] * 4, ("abb", "bb", "b"), "text with names")
+@example([b"\xc3", b"\xa9a"], [1, 2] * 6, ("a\xe9", "\xe9a"), "text")
+@example([b"a", b"ab"], [1, 2] * 6, ("ba",), "reply")
+def test_engine_and_reader_stop_at_the_same_place(pieces, tokens, stops, form):
     """
     However strings overlap and tokens cut them, both find what a search of all finds.
+
+    So they do where the last piece is the name of a control token, which a reply knows.
     """
-    pieces = [b"a", *pieces]
+    if form != "text":  # names are whole characters
+        pieces = [*pieces[:-1], pieces[-1].decode(errors="ignore").encode()]
+    whole = pieces = [b"a", *pieces]
     tokens = [token % len(pieces) for token in tokens]
+    names = {} if form == "text" else {len(pieces) - 1: pieces[-1]}
+    if names:
+        pieces = [*pieces[:-1], b""]
     request = Request(
         1,
         array("i", [5, 5]),
         MAX_TOKENS,
         stop=StopStrings(tuple(stop.encode() for stop in stops)),
         stop_token_ids=frozenset({END}),
+        names=names,
+        reply=ReplyForm(Echo, names) if form == "reply" else None,
     )
     scheduler = make_scheduler(n_slots=1)
     scheduler._outputs._pieces = pieces
@@ -87,4 +110,4 @@ def test_engine_and_reader_stop_at_the_same_place(pieces, tokens, stops):
 
     assert isinstance(events[-1], Finished)
     found = result.text, len(result.token_ids), result.finish_detail
-    assert found == brute_force(tokens, pieces, stops)
+    assert found == brute_force(tokens, whole, stops)

@@ -160,6 +160,7 @@ def test_json_lines_are_whole_objects(terminal: Terminal, out: io.StringIO):
                 "cached_tokens": 0,
                 "cache_tier": None,
                 "media_tokens": 0,
+                "reasoning_tokens": 0,
             },
             "timings": {
                 "queue_s": 0.0,

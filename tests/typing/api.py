@@ -1,6 +1,6 @@
 """Never run: mypy reads how the public API is used and what comes out of it."""
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import pyllama_raw
 from pyllama_raw import (
@@ -29,6 +29,7 @@ from pyllama_raw.results import (
     TokenLogprobs,
     VocabInfo,
 )
+from pyllama_raw.tools import ToolCall, arguments_of, schema_of
 
 
 async def stream() -> None:
@@ -49,6 +50,11 @@ async def stream() -> None:
             case detail:
                 assert_type(detail, LengthLimit | None)
         assert_type(await engine.complete([1, 2, 3]), Result)
+        called = await engine.complete(
+            chat, tools=[schema_of(stream)], tool_choice="auto", reply=True
+        )
+        assert_type(called.tool_calls, tuple[ToolCall, ...])
+        assert_type(arguments_of(called.tool_calls[0]), dict[str, Any])
         assert_type(await engine.complete_many(["a", [1], chat]), list[Result])
         assert_type(
             await engine.complete_n("a", SamplingParams(n=2)), tuple[Result, ...]

@@ -116,7 +116,7 @@ class Outputs:
             return FinishReason.STOP, StopToken(token)
         finder = sequence.stop_finder
         if finder is not None:
-            finder.push(self._pieces[token])
+            finder.push(self._pieces[token] or request.names.get(token, b""))
             if finder.stop is not None:
                 text = finder.stop.decode("utf-8", "replace")
                 return FinishReason.STOP, StopString(text)

@@ -1,0 +1,195 @@
+"""
+The way in which replies to chats are taken apart: by a specification and a request's options.
+
+The specification of a chat template is found once, because its delimiters are compared with
+the special tokens of the model.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyllama_raw.api.reply import ReplyForm
+from pyllama_raw.errors import InvalidRequest, Unsupported, reading
+from pyllama_raw.options.requests import ChatOptions
+from pyllama_raw.prompts.chat import ChatSettings
+from pyllama_raw.prompts.messages import is_sequence, plain_value
+from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
+from pyllama_raw.prompts.rendering.processes import Unreadable
+from pyllama_raw.prompts.rendering.replying import reply_spec
+from pyllama_raw.replies.parser import ReplyParser
+from pyllama_raw.replies.spec import ReplySpec
+
+if TYPE_CHECKING:
+    from pyllama_raw.engine.parts import EngineParts, TextVocab
+
+MAX_SPECS = 16  # that are kept
+MAX_TAIL = 1024  # tokens at the end of a prompt that may begin a reply
+WORDS = ("auto", "none", "required")  # of tool_choice
+OPTIONS = ("tool_choice", "parallel_tool_calls", "reply")
+
+
+class BoundSpec(NamedTuple):
+    """A specification for one vocabulary."""
+
+    spec: ReplySpec
+    marks: Mapping[int, bytes]  # its special tokens, and their names
+
+
+class ReplyPlan(NamedTuple):
+    """Wishes of a request for its reply."""
+
+    bound: BoundSpec
+    tools: list[Any]  # those that have a name; others are the template's business
+    choice: str
+    is_parallel: bool
+    is_parsed: bool
+    prefix: str  # the end of the prompt, where the reply may have begun
+
+    @property
+    def form(self) -> ReplyForm | None:
+        """The form of each output; None: it is plain text."""
+        if not self.is_parsed:
+            return None
+        make = partial(
+            ReplyParser,
+            self.bound.spec,
+            tools=self.tools,
+            prefix=self.prefix,
+            calls=self.choice != "none",
+        )
+        return ReplyForm(make, self.bound.marks)
+
+
+class Replies:
+    """Plans the replies of one engine; any thread may call."""
+
+    def __init__(self, parts: EngineParts, encoder: PromptEncoder) -> None:
+        self._bound = lru_cache(MAX_SPECS)(partial(_bound, parts.vocab, encoder))
+        self._template, self._encoder = parts.chat_template, encoder
+
+    def plan(
+        self, options: ChatOptions, tokens: array[int], controls: Mapping[int, bytes]
+    ) -> ReplyPlan:
+        """
+        Plan the reply by the *options* of a chat that was rendered; may take seconds.
+
+        Args:
+            tokens: the prompt.
+            controls: names of the control tokens.
+
+        Raises:
+            InvalidRequest: they do not fit each other.
+            Unsupported: nothing can be found out about the template.
+            ClosedError: the engine is closed.
+        """
+        tools = plain_value("tools", options.get("tools")) or []
+        choice = _checked_choice(options.get("tool_choice") or "auto", tools)
+        reply = options.get("reply")
+        is_parallel = options.get("parallel_tool_calls", True)
+        is_parsed = bool(tools) if reply is None else reply is not False
+        source: ReplySpec | str | None = None
+        if is_parsed or not is_parallel or choice not in ("auto", "none"):
+            template = options.get("chat_template") or self._template
+            source = reply if isinstance(reply, ReplySpec) else template
+        return ReplyPlan(
+            bound=self._bound(source or ReplySpec()),
+            tools=[tool for tool in tools if isinstance(_name_of(tool), str)],
+            choice=choice,
+            is_parallel=is_parallel,
+            is_parsed=is_parsed,
+            prefix=self._encoder.detokenize(tail_of(tokens, controls), special=True),
+        )
+
+
+def is_planned(prompt: Prompt, options: ChatOptions) -> bool:
+    """
+    Whether *options* ask something of the reply to *prompt*.
+
+    Raises:
+        InvalidRequest: they do, and it is no chat.
+    """
+    given = [name for name in OPTIONS if options.get(name) is not None]
+    if options.get("reply") is False:  # as of any other prompt
+        given.remove("reply")
+    if not (is_sequence(prompt) and len(prompt) and isinstance(prompt[0], Mapping)):
+        for name in given:
+            value = options.get(name)
+            raise InvalidRequest(name, value, "it with chat messages only")
+    tools = options.get("tools")
+    with reading("tools", tools, "a list of mappings, or None"):
+        return bool(given) or bool(tools)
+
+
+def settings_of(options: ChatOptions | None) -> ChatSettings:
+    """Settings of the template; a model that must call no tool is told of none."""
+    settings = ChatSettings.of(options)
+    if options and options.get("tool_choice") == "none":
+        return settings._replace(tools=None)
+    return settings
+
+
+def tail_of(tokens: array[int], controls: Mapping[int, bytes]) -> array[int]:
+    """
+    The end of a prompt from its last control token on; nothing if it has none near its end.
+
+    No message can write one, so a message is a part of it only if the reply goes on with it.
+    The first token only begins the prompt.
+    """
+    for at in range(len(tokens) - 1, max(len(tokens) - MAX_TAIL, 0), -1):
+        if tokens[at] in controls:
+            return tokens[at:]
+        if tokens[at] < 0:  # a row of an image or a sound
+            break
+    return array("i")
+
+
+def _checked_choice(choice: str, tools: Sequence[Any]) -> str:
+    names = [_name_of(tool) for tool in tools]
+    if choice in ("auto", "none") or (tools and choice == "required"):
+        return choice
+    if choice not in names:
+        allowed = f"{', '.join(WORDS)} or the name of one of tools"
+        raise InvalidRequest("tool_choice", choice, allowed)
+    return choice
+
+
+def _name_of(tool: Any) -> object:
+    """The name of a tool, which is a function or holds one."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _bound(
+    vocab: TextVocab, encoder: PromptEncoder, source: ReplySpec | str
+) -> BoundSpec:
+    """
+    Find the specification of replies, for this vocabulary.
+
+    Args:
+        source: a specification, or the template that it is found by.
+    """
+    spec = _spec_of(source) if isinstance(source, str) else source
+    ids: dict[str, int] = {}
+
+    def is_special(text: str) -> bool:
+        if text in vocab.special_texts and text not in ids:
+            tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+            if len(tokens) == 1:
+                ids[text] = tokens[0]
+        return text in ids
+
+    bound = encoder.run(partial(spec.bound, is_special))
+    return BoundSpec(bound, {ids[name]: name.encode() for name in bound.special})
+
+
+def _spec_of(template: str) -> ReplySpec:
+    """The specification of *template*; an empty one if a reply is only content."""
+    try:
+        return reply_spec(template) or ReplySpec()
+    except (Unreadable, OSError) as error:
+        reason = f"the chat template cannot be looked at: {error}"
+        raise Unsupported("a reply that is taken apart", reason) from error

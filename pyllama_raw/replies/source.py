@@ -1,0 +1,168 @@
+"""
+Text that is still coming, read by generators.
+
+A reader is a generator: it yields where it needs more text, and `Source.more` is what it asks for.
+Each text is looked at once, so a reply costs time in proportion to its length.
+
+A special token is its name behind MARK, which no text has. So one search finds both kinds of
+delimiters, and none is taken for the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+MARK = "\ud800"  # a lone surrogate: text that is decoded from UTF-8 has none
+
+T = TypeVar("T")
+Flow = Generator[None, None, T]
+SPACE = re.compile(r"\s*")
+
+
+class Broken(Exception):
+    """What was read is not what it seemed, or the reply ended within it."""
+
+
+def nowhere(text: str) -> None:
+    """Write *text* nowhere."""
+
+
+class Markers:
+    """Delimiters that are looked for together."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        ordered = sorted(set(texts), key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.beginnings = {text[:n] for text in ordered for n in range(1, len(text))}
+        self._longest = max(map(len, ordered), default=1) - 1
+        self._any = bool(ordered)
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    def held(self, text: str, pos: int) -> int:
+        """Where in *text* the beginning of a delimiter stands at its end, or its length."""
+        for at in range(max(pos, len(text) - self._longest), len(text)):
+            if text[at:] in self.beginnings:
+                return at
+        return len(text)
+
+
+class Source:
+    """The text that has come and was not taken yet."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pos = 0
+        self.ended = False
+        self._kept: list[str] | None = None
+
+    def add(self, text: str) -> None:
+        self.text = self.text[self.pos :] + text
+        self.pos = 0
+
+    def keep(self, taken: str = "") -> None:
+        """Remember from here what is taken, and what was *taken* already, until `drop` or `kept`."""
+        self._kept = [taken]
+
+    def drop(self) -> None:
+        """What was kept is what it seemed."""
+        self._kept = None
+
+    def kept(self) -> str:
+        """What was taken since `keep`; it is kept no longer."""
+        kept, self._kept = self._kept, None
+        return "".join(kept or ())
+
+    def take(self, end: int) -> str:
+        """The text up to the index *end*, which is now taken."""
+        text = self.text[self.pos : end]
+        self.pos = end
+        if self._kept is not None:
+            self._kept.append(text)
+        return text
+
+    def peek(self) -> Flow[str]:
+        """The next character, which stays; nothing at the end of the reply."""
+        return (yield from self.ahead(1))
+
+    def ahead(self, n: int) -> Flow[str]:
+        """The next *n* characters, which stay; fewer at the end of the reply."""
+        while len(self.text) - self.pos < n and not self.ended:
+            yield
+        return self.text[self.pos : self.pos + n]
+
+    def next(self, wanted: str) -> Flow[bool]:
+        """Take the next character if it is *wanted*."""
+        found = (yield from self.peek()) == wanted
+        if found:
+            self.take(self.pos + 1)
+        return found
+
+    def expect(self, wanted: str) -> Flow[None]:
+        """Take the next character. Broken: it is not *wanted*."""
+        if not (yield from self.next(wanted)):
+            raise Broken
+
+    def space(self) -> Flow[None]:
+        """Take white space."""
+        yield from self.run(SPACE, nowhere)
+
+    def run(self, pattern: re.Pattern[str], write: Callable[[str], None]) -> Flow[None]:
+        """Take all that *pattern* of single characters matches."""
+        while True:
+            match = pattern.match(self.text, self.pos)
+            if match and match.end() > self.pos:
+                write(self.take(match.end()))
+            if self.pos < len(self.text) or self.ended:
+                return
+            yield
+
+    def cut(self, markers: Markers) -> bool:
+        """Whether the reply ends within one of *markers*, which is taken then."""
+        rest = self.text[self.pos :]
+        cut = self.ended and (not rest or rest in markers.beginnings)
+        if cut:
+            self.take(len(self.text))
+        return cut
+
+    def search(self, markers: Markers) -> tuple[re.Match[str] | None, int]:
+        """The first of *markers*, if it is certain, and up to where there is none."""
+        found = markers.pattern.search(self.text, self.pos)
+        held = len(self.text) if self.ended else markers.held(self.text, self.pos)
+        if found and (self.ended or found.start() < held):
+            return found, found.start()
+        return None, held
+
+    def until(self, markers: Markers, write: Callable[[str], None]) -> Flow[str]:
+        """Write the text before the first of *markers* and take it; nothing at the end."""
+        while True:
+            found, end = self.search(markers)
+            if end > self.pos:
+                write(self.take(end))
+            if found:
+                return self.take(found.end())
+            if self.ended:
+                return ""
+            yield
+
+    def find(self, markers: Markers, limit: int) -> Flow[str]:
+        """The text before the first of *markers*, which stays. Broken: within *limit* is none."""
+        while True:
+            found, end = self.search(markers)
+            if end - self.pos > limit or (self.ended and not found):
+                raise Broken
+            if found:
+                return self.text[self.pos : end]
+            yield
+
+    def match(self, markers: Markers) -> Flow[str]:
+        """Take one of *markers* if it is next, or take nothing."""
+        while markers:
+            found = markers.pattern.match(self.text, self.pos)
+            if self.ended or markers.held(self.text, self.pos) > self.pos:
+                return self.take(found.end()) if found else ""
+            yield
+        return ""

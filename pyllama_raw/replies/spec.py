@@ -1,0 +1,229 @@
+"""
+How a family of models writes reasoning and calls of tools, as data.
+
+A delimiter is given as its spellings: the first is the one to write, all are read. Where several
+match, the one that begins first is taken, and of these the longest, so white space that belongs to
+a delimiter is a spelling of its own (`"\\n</parameter>"` before `"</parameter>"`).
+
+A delimiter may hold special tokens of a vocabulary, alone or between text
+(`<|channel|>final<|message|>`). `ReplySpec.bound` finds them. They are matched as tokens only
+then: text that spells them is text.
+
+A form says how a name, an id, a key or a type stand in a piece of text: `functions.{name}:{index}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Spellings = tuple[Annotated[str, Field(min_length=1)], ...]
+
+
+class Part(BaseModel):
+    """A part of a specification, which never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReasoningSpec(Part):
+    """What a model thinks, between two delimiters."""
+
+    start: Spellings = ("<think>",)
+    end: Spellings = ("</think>",)
+    trim: bool = True
+    """White space at both ends of reasoning, and after its end, belongs to the delimiters."""
+    anywhere: bool = False
+    """Reasoning may begin after text. Otherwise its start is text there."""
+    calls: bool = False
+    """A call ends reasoning too."""
+
+
+class ObjectCall(Part):
+    """A call is an object of JSON: `{"name": "f", "arguments": {}}`."""
+
+    kind: Literal["object"] = "object"
+    name: str | None = "name"
+    """The key of the name; None where the name itself is the key of the arguments."""
+    arguments: str = "arguments"
+    id: str | None = None
+    """The key of the id."""
+    array: bool = False
+    """Calls are written as an array. (Both are read.)"""
+
+
+class Headed(Part):
+    """A call that begins with a header, which has the name."""
+
+    header: Spellings = ("{name}",)
+    """Forms of the header: {name}, {id} and {index}."""
+    header_end: Spellings = ()
+    """A header ends before a parameter and before the end of its call too."""
+    header_is_id: bool = False
+
+
+class JsonCall(Headed):
+    """Arguments are JSON after the header: `f[ARGS]{}`."""
+
+    kind: Literal["json"] = "json"
+
+
+class TaggedCall(Headed):
+    """Each argument is text between tags: `<parameter=key>value</parameter>`."""
+
+    kind: Literal["tagged"] = "tagged"
+    start: Spellings
+    """Begins a parameter, before its key."""
+    key: Spellings = ("{key}",)
+    """Forms between start and middle: {key} and {type}, which is string or true for a string."""
+    middle: Spellings
+    """Ends the key and begins the value."""
+    end: Spellings
+    """Ends a value; may have the {key}."""
+    quotes: tuple[tuple[str, str], ...] = ()
+    """What a value may stand between, as in CDATA."""
+    nested: bool = False
+    """The values of arrays and objects are tagged as parameters are."""
+
+
+class LiteralCall(Headed):
+    """Arguments are literals with keys: `f(a=1)` of Python, `f{a:1}`."""
+
+    kind: Literal["literal"] = "literal"
+    close: Literal[")", "}"] = ")"
+    """Ends the arguments; header_end begins them."""
+    assign: Literal["=", ":"] = "="
+    quotes: Spellings = ('"', "'", '"""', "'''")
+    """What begins and ends a string. Between quotes of Python, its escapes are read."""
+    array: bool = False
+    """Calls are written as an array. (Both are read.)"""
+
+
+CallLayout = Annotated[
+    ObjectCall | JsonCall | TaggedCall | LiteralCall, Field(discriminator="kind")
+]
+
+
+class CallsSpec(Part):
+    """Calls: `open (start call end)... close`."""
+
+    layout: CallLayout = ObjectCall()
+    open: Spellings = ()
+    """Begins a section of calls."""
+    close: Spellings = ()
+    start: Spellings = ()
+    """Begins a call, in a section or without one."""
+    end: Spellings = ()
+    separator: str = ""
+    """What is written between two calls. (White space, a comma and a semicolon are read.)"""
+    bare: bool = False
+    """Calls of tools that are known may begin a reply without any delimiter."""
+    trim: bool = True
+    """White space between text and calls belongs to the calls."""
+    id_length: int | None = None
+    """Ids are this many letters and digits, in models that take no others."""
+
+
+class MessageRule(Part):
+    """What a message is, by its header."""
+
+    header: str
+    """A regular expression of the whole header. Its group `name`, if any, is that of a tool."""
+    kind: Literal["content", "reasoning", "call"]
+    written: str
+    """The header to write, with the {name} of the tool."""
+
+
+class MessagesSpec(Part):
+    """A reply of several messages, whose headers say what they are: `start header middle ... end`."""
+
+    start: Spellings
+    middle: Spellings
+    end: Spellings = ()
+    rules: tuple[MessageRule, ...]
+    """The first that matches holds. A header without a rule is text."""
+
+
+class ReplySpec(Part):
+    """
+    How the replies of a family of models are taken apart.
+
+    It is JSON both ways: `ReplySpec.model_validate_json`, `spec.model_dump_json`.
+    """
+
+    markers: tuple[str, ...] = ()
+    """Texts that a chat template of the family has, all of them."""
+    reasoning: ReasoningSpec | None = None
+    calls: CallsSpec | None = None
+    messages: MessagesSpec | None = None
+    ignored: Spellings = ()
+    """Delimiters without meaning, as those around the text of an answer."""
+    special: frozenset[str] = frozenset()
+    """Those special tokens of a vocabulary that the delimiters have; see `bound`."""
+
+    def bound(self, is_special: Callable[[str], bool]) -> ReplySpec:
+        """
+        This specification for one vocabulary.
+
+        Args:
+            is_special: tells whether a text is the name of one special token. It is asked about
+                all pieces of all delimiters, some thousands: once a model, not once a request.
+
+        Returns:
+            A copy whose `special` are the names to feed with `special=True`. Other tokens are
+            fed as the text that they are.
+        """
+        texts = strings_of(self.model_dump(exclude={"markers", "special"}))
+        found = frozenset(
+            name for text in texts for name in special_in(text, is_special)
+        )
+        return self.model_copy(update={"special": found})
+
+    def pieces(self, text: str) -> list[tuple[str, bool]]:
+        """*text* as text and as special tokens, which have True beside them."""
+        names = sorted(self.special, key=len, reverse=True)
+        found = (
+            re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        )
+        return [(piece, n % 2 == 1) for n, piece in enumerate(found) if piece]
+
+
+def special_in(text: str, is_special: Callable[[str], bool]) -> Iterator[str]:
+    """The special tokens in *text*; where one is within another, the longest."""
+    at = 0
+    while at < len(text):
+        end = next((n for n in range(len(text), at, -1) if is_special(text[at:n])), at)
+        if end > at:
+            yield text[at:end]
+        at = max(end, at + 1)
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All strings in *value*, a tree of dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from strings_of(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from strings_of(item)
+
+
+@cache
+def bundled() -> dict[str, ReplySpec]:
+    """The specifications that come with this package, by the names of their families."""
+    folder = files("pyllama_raw.replies") / "specs"
+    found = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".json"): ReplySpec.model_validate(
+            json.loads(file.read_text("utf-8"))
+        )
+        for file in found
+    }

@@ -1,0 +1,188 @@
+"""History that others wrote badly is put right, told with its place, or rendered as text."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllama_raw.errors import InvalidRequest, RequestError
+from pyllama_raw.prompts.chat import ChatSettings
+from pyllama_raw.prompts.history import with_history
+from pyllama_raw.prompts.prompt import PromptEncoder
+from pyllama_raw.testing import FakeVocab, fake_engine
+
+USER = {"role": "user", "content": "a"}
+PRINTS = """
+{%- for m in messages %}{% for c in m.tool_calls or [] -%}
+[{{ c.id }} {{ c.function.name }} {{ c.function.arguments }}]
+{%- endfor %}{% if m.role == 'tool' %}({{ m.tool_call_id }} {{ m.content }}){% endif %}
+{%- endfor %}"""
+STRICT = """
+{%- for m in messages %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments.items() -%}
+[{{ k }}={{ v }}]
+{%- endfor %}{% endfor %}
+{%- if m.role == 'tool' and not m.tool_call_id %}{{ raise_exception('no call') }}{% endif %}
+{%- endfor %}"""
+
+
+def called(*functions: object, **fields: object) -> dict[str, object]:
+    """A message that calls *functions*."""
+    calls = [{"type": "function", "function": f} | fields for f in functions]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def function(arguments: object = "{}", name: object = "f") -> dict[str, object]:
+    return {"name": name, "arguments": arguments}
+
+
+def rendered(template: str, messages: object) -> str:
+    encoder = PromptEncoder(FakeVocab(), template, n_ctx_slot=2**16)
+    try:
+        return with_history(lambda m: encoder.render(m, ChatSettings()), messages)
+    finally:
+        encoder.close()
+
+
+def test_what_has_one_meaning_is_put_right():
+    """
+    Ids are made and answered in order; no arguments are none; a result may have no text.
+    """
+    calls = called(function(""), function(None), {"name": "g"})
+    answers = [{"role": "tool", "content": None}, {"role": "tool", "content": "b"}]
+
+    text = rendered(PRINTS, [USER, calls, *answers])
+
+    assert (
+        text
+        == "[call00001 f {}][call00002 f {}][call00003 g {}](call00001 )(call00002 b)"
+    )
+
+
+def test_given_ids_stay():
+    """
+    A result that names its call leaves the others to results that name none.
+    """
+    calls = called(function(), id="x")
+    calls["tool_calls"] += called(function())["tool_calls"]
+    answers = [
+        {"role": "tool", "content": "1", "tool_call_id": "call00002"},
+        {"role": "tool", "content": "2"},
+    ]
+
+    text = rendered(PRINTS, [USER, calls, *answers])
+
+    assert text == "[x f {}][call00002 f {}](call00002 1)(x 2)"
+
+
+def test_malformed_arguments_are_text_where_a_template_prints_them():
+    """
+    Arguments that are no JSON, and a result that no call wants, do not end a session.
+    """
+    messages = [USER, called(function('{"a": ')), {"role": "tool", "content": "b"}]
+    lone = [USER, {"role": "tool", "content": "b", "tool_call_id": "gone"}]
+
+    assert rendered(PRINTS, messages) == '[call00001 f {"a": ](call00001 b)'
+    assert rendered(PRINTS, lone) == "(gone b)"
+
+
+PLACES = {
+    "messages[1].tool_calls": called() | {"tool_calls": "f"},
+    "messages[1].tool_calls[0]": called() | {"tool_calls": ["f"]},
+    "messages[1].tool_calls[0].function": called("f"),
+    "messages[1].tool_calls[1].function.name": called(function(), function(name=None)),
+    "messages[1].tool_calls[0].id": called(function(), id=3),
+    "messages[1].tool_calls[0].function.arguments": called(function(["a"])),
+    "messages[1].tool_call_id": {"role": "tool", "content": "b", "tool_call_id": [1]},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_calls_that_are_none_are_told_with_their_place(place):
+    """
+    Whatever the template is, the error names the place.
+    """
+    with pytest.raises(InvalidRequest) as caught:
+        rendered(PRINTS, [USER, PLACES[place]])
+
+    assert caught.value.name == place
+
+
+SUSPECTS = {
+    "messages[2].tool_calls[0].function.arguments": called(function("no JSON")),
+    "messages[2].tool_call_id": {"role": "tool", "content": "b"},
+}
+
+
+@pytest.mark.parametrize("place", SUSPECTS)
+def test_a_template_that_refuses_is_explained(place):
+    """
+    Of history that the template does not take, the error names the first place at fault.
+    """
+    with pytest.raises(InvalidRequest) as caught:
+        rendered(STRICT, [USER, USER, SUSPECTS[place]])
+
+    assert caught.value.name == place
+    assert "what the chat template takes" in caught.value.allowed
+
+
+def test_other_refusals_stay():
+    """
+    A template that refuses good history is not explained by it.
+    """
+    with pytest.raises(InvalidRequest) as caught:
+        rendered("{{ raise_exception('no') }}", [USER, called(function('{"a": 1}'))])
+
+    assert caught.value.name == "messages"
+
+
+@pytest.mark.anyio
+async def test_all_that_reads_a_chat_reads_its_history():
+    """
+    Counting, rendering and generating agree, and all tell the place.
+    """
+    bad = [USER, called("f")]
+    async with fake_engine(chat_template=PRINTS) as engine:
+        text = await engine.render([USER, called(function())])
+        count = await engine.count([USER, called(function())])
+        for verb in (engine.render, engine.count, engine.tokenize, engine.complete):
+            with pytest.raises(InvalidRequest, match=r"messages\[1\].tool_calls\[0\]"):
+                await verb(bad)
+
+    assert (text, count) == ("[call00001 f {}]", 1 + len(text))
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("{}[]\"':,1a", max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["id", "type", "function", "name", "arguments"]), inner
+        )
+    ),
+    max_leaves=6,
+)
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.just("a")},
+    optional={
+        "tool_calls": JUNK
+        | st.lists(st.fixed_dictionaries({"function": JUNK}), max_size=2),
+        "tool_call_id": JUNK,
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(MESSAGE, min_size=1, max_size=4))
+def test_no_history_is_an_internal_error(messages):
+    """
+    Whatever stands in the place of calls, it is read as a copy, or refused as a request.
+    """
+    before = json.dumps(messages)
+    with suppress(RequestError):
+        with_history(list, messages)
+
+    assert json.dumps(messages) == before
