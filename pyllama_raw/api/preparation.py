@@ -97,15 +97,11 @@ class Preparation:
         _check_tokens(params, self._parts.vocab.n_tokens)
         namespace = self._namespace(options.get("cache_salt"))
         read = await self._read(prompt, options, namespace)
-        plan = await self._plan(prompt, options, read.tokens)
-        form, names = None, await self._names() if params.special else {}
-        if plan is not None:
-            params = await self._workers.run(
-                "rules", partial(constrained, params, plan)
-            )
-            form = plan.form
-        if form is not None:
-            names = {**form.marks, **names}
+        names = await self._names() if params.special else {}
+        form = None
+        if (plan := await self._plan(prompt, options, read.tokens)) is not None:
+            bind = partial(constrained, params, plan)
+            params, form = await self._workers.run("rules", bind), plan.form
         stop, rules = await self._made(params)
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -128,7 +124,7 @@ class Preparation:
             policy_data=options.get("policy_data"),
             spans=read.spans,
             payloads=read.payloads,
-            names=names,
+            names=names if form is None else {**form.marks, **names},
             reply=form,
         )
         if adapters := options.get("adapters"):
