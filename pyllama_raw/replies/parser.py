@@ -62,6 +62,7 @@ class ReplyParser:
         self._stretch = self._text(Lead.KEPT)
         self._in_message = False
         self._between = True  # no call and no header is being read
+        self._in_prompt = True
         self._flow = self._run()
         self._begin_after(prefix)
 
@@ -88,23 +89,29 @@ class ReplyParser:
         return self._writer.taken()
 
     def _begin_after(self, prefix: str) -> None:
-        """Begin where *prefix* ends, whose own text is no part of the reply."""
+        """Begin where *prefix* ends, whose own text is no part of the reply; a call in it is."""
         self._kind = Kind.PLAIN if self._spec.messages else Kind.CONTENT
         special = self._tables.special.pattern
         self._source.add(special.sub(lambda found: MARK + found.group(), prefix))
         next(self._flow, None)
-        self._writer.taken()
         self._source.drop()
-        if not self._between:
-            return
-        self._source.take(len(self._source.text))
-        if self._kind is Kind.REASONING:
-            return
-        if self._spec.messages and not self._in_message:
+        if self._between:
+            held = self._source.take(len(self._source.text))
+            found = self._kinds[self._kind].markers.pattern.match(held)
+            self._flow = self._resume(found.group() if found else "")
+            next(self._flow, None)
+        self._writer.forget_text()
+        self._in_prompt = False
+
+    def _resume(self, marker: str) -> Flow[None]:
+        """Go on after the prompt, at whose end *marker* stood: no longer one comes any more."""
+        if marker:
+            yield from self._act(self._kinds[self._kind].roles[marker], marker)
+        elif self._spec.messages and not self._in_message:
             self._kind = Kind.HEADER
-        if not self._stretch.blank:
+        if self._kind is not Kind.REASONING and not self._stretch.blank:
             self._stretch = self._text(Lead.KEPT)
-        self._flow = self._run()
+        yield from self._run()
 
     def _run(self) -> Flow[None]:
         """Read the reply."""
@@ -149,6 +156,8 @@ class ReplyParser:
 
     def _may_think(self, marker: str) -> bool:
         """Whether reasoning may begin here; at its own beginning it is said twice."""
+        if self._in_prompt:  # behind the header of the message
+            return True
         anywhere = (
             self._spec.reasoning and self._spec.reasoning.anywhere
         ) or MARK in marker
