@@ -89,30 +89,33 @@ class ReplyParser:
         return self._writer.taken()
 
     def _begin_after(self, prefix: str) -> None:
-        """Begin where *prefix* ends, whose own text is no part of the reply."""
+        """Begin where *prefix* ends, whose own text is no part of the reply; a call in it is."""
         self._kind = Kind.PLAIN if self._spec.messages else Kind.CONTENT
         special = self._tables.special.pattern
         self._source.add(special.sub(lambda found: MARK + found.group(), prefix))
         next(self._flow, None)
         self._source.drop()
         if self._between:
-            self._begin_in_text()
-        self._writer.taken()
+            held = self._source.take(len(self._source.text))
+            found = self._kinds[self._kind].markers.pattern.match(held)
+            self._flow = self._resume(found.group() if found else "")
+            next(self._flow, None)
+        self._writer.forget_text()
         self._in_prompt = False
 
-    def _begin_in_text(self) -> None:
-        held = self._source.take(len(self._source.text))
-        table = self._kinds[self._kind]
-        found = table.markers.pattern.match(held)  # a longer one does not come any more
-        if found and (role := table.roles[found[0]]) in (Role.THINK, Role.ANSWER):
-            next(self._act(role, found[0]), None)
-        thinks = self._kind is Kind.REASONING
-        if self._spec.messages and not (self._in_message or thinks):
+    def _resume(self, marker: str) -> Flow[None]:
+        """Go on after the prompt, at whose end *marker* stood: no longer one comes any more."""
+        if marker:
+            yield from self._act(self._kinds[self._kind].roles[marker], marker)
+        elif self._spec.messages and not self._in_message:
             self._kind = Kind.HEADER
-        if not self._stretch.blank:  # white space at its end was of the prompt
-            lead = Lead.KEPT
-            self._stretch = self._thought(lead) if thinks else self._text(lead)
-        self._flow = self._run()
+        if not self._stretch.blank:  # white space at its end is the prompt's
+            self._stretch = (
+                self._thought(Lead.KEPT)
+                if self._kind is Kind.REASONING
+                else self._text(Lead.KEPT)
+            )
+        yield from self._run()
 
     def _run(self) -> Flow[None]:
         """Read the reply."""
@@ -145,11 +148,13 @@ class ReplyParser:
             self._in_message = False
             self._end(Kind.PLAIN, self._text(Lead.HELD))
         elif role is Role.THINK and self._may_think(marker):
-            self._end(Kind.REASONING, self._thought(self._lead))
+            self._end(Kind.REASONING, self._thought())
         elif role is Role.ANSWER and (
-            self._kind is Kind.REASONING or self._stretch.blank or self._in_prompt
+            self._kind is Kind.REASONING or self._stretch.blank
         ):
-            self._end(Kind.CONTENT, self._text(self._lead))
+            self._end(
+                Kind.CONTENT, self._text(Lead.DROPPED if self._trim else Lead.KEPT)
+            )
         elif role is not Role.IGNORED:
             self._write(marker)
 
@@ -190,7 +195,7 @@ class ReplyParser:
             return
         source.drop()
         if kind == "reasoning":
-            self._end(Kind.REASONING, self._thought(self._lead))
+            self._end(Kind.REASONING, self._thought())
         elif kind == "call":
             self._kind = Kind.CONTENT
 
@@ -225,11 +230,8 @@ class ReplyParser:
         trim_end = bool(self._reader and calls and calls.trim)
         return Stretch(self._writer.content, lead, trim_end=trim_end)
 
-    @property
-    def _lead(self) -> Lead:
-        return Lead.DROPPED if self._trim else Lead.KEPT
-
-    def _thought(self, lead: Lead) -> Stretch:
+    def _thought(self, lead: Lead | None = None) -> Stretch:
+        lead = lead or (Lead.DROPPED if self._trim else Lead.KEPT)
         return Stretch(self._writer.reasoning, lead, trim_end=self._trim)
 
     def _made_id(self) -> str:
