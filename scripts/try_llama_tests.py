@@ -19,15 +19,15 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 import venv
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import build_lib
+from scripts.llama_source import unpack
 from tests.tiny import tiny_adapter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,21 +57,7 @@ def main() -> int:
 
 def unpacked(folder: Path) -> Path:
     """What the tests need of the pinned source, in *folder*."""
-    archive = build_lib.fetch.fetch(
-        build_lib.SOURCE, build_lib.fetch.cache_dir() / "download", lambda *_: None
-    )
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            name = PurePosixPath(member.name)
-            if not name.is_relative_to(build_lib.SOURCE_FOLDER) or not member.isfile():
-                continue
-            part = name.relative_to(build_lib.SOURCE_FOLDER)
-            if any(part.is_relative_to(wanted) for wanted in PARTS):
-                path = folder / part
-                path.parent.mkdir(parents=True, exist_ok=True)
-                content = tar.extractfile(member)
-                assert content is not None
-                path.write_bytes(content.read())
+    unpack(folder, PARTS)
     downloads = folder / "tools/server/tests/tmp"
     downloads.mkdir(exist_ok=True)
     shutil.copy(tiny_adapter("lora-moe"), downloads / ADAPTER)
