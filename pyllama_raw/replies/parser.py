@@ -107,14 +107,11 @@ class ReplyParser:
         """Go on after the prompt, at whose end *marker* stood: no longer one comes any more."""
         if marker:
             yield from self._act(self._kinds[self._kind].roles[marker], marker)
-        elif self._spec.messages and not self._in_message:
+        thinks = self._kind is Kind.REASONING
+        if self._spec.messages and not (marker or self._in_message or thinks):
             self._kind = Kind.HEADER
-        if not self._stretch.blank:  # white space at its end is the prompt's
-            self._stretch = (
-                self._thought(Lead.KEPT)
-                if self._kind is Kind.REASONING
-                else self._text(Lead.KEPT)
-            )
+        if not self._stretch.blank:  # white space at its end was of the prompt
+            self._stretch = (self._thought if thinks else self._text)(Lead.KEPT)
         yield from self._run()
 
     def _run(self) -> Flow[None]:
@@ -148,13 +145,11 @@ class ReplyParser:
             self._in_message = False
             self._end(Kind.PLAIN, self._text(Lead.HELD))
         elif role is Role.THINK and self._may_think(marker):
-            self._end(Kind.REASONING, self._thought())
+            self._end(Kind.REASONING, self._thought(self._lead))
         elif role is Role.ANSWER and (
-            self._kind is Kind.REASONING or self._stretch.blank
+            self._kind is Kind.REASONING or self._stretch.blank or self._in_prompt
         ):
-            self._end(
-                Kind.CONTENT, self._text(Lead.DROPPED if self._trim else Lead.KEPT)
-            )
+            self._end(Kind.CONTENT, self._text(self._lead))
         elif role is not Role.IGNORED:
             self._write(marker)
 
@@ -195,7 +190,7 @@ class ReplyParser:
             return
         source.drop()
         if kind == "reasoning":
-            self._end(Kind.REASONING, self._thought())
+            self._end(Kind.REASONING, self._thought(self._lead))
         elif kind == "call":
             self._kind = Kind.CONTENT
 
@@ -230,8 +225,11 @@ class ReplyParser:
         trim_end = bool(self._reader and calls and calls.trim)
         return Stretch(self._writer.content, lead, trim_end=trim_end)
 
-    def _thought(self, lead: Lead | None = None) -> Stretch:
-        lead = lead or (Lead.DROPPED if self._trim else Lead.KEPT)
+    @property
+    def _lead(self) -> Lead:
+        return Lead.DROPPED if self._trim else Lead.KEPT
+
+    def _thought(self, lead: Lead) -> Stretch:
         return Stretch(self._writer.reasoning, lead, trim_end=self._trim)
 
     def _made_id(self) -> str:
