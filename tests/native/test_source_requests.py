@@ -46,8 +46,8 @@ def bench():
 class Bench:
     """An engine on the tiny T5, driven step by step."""
 
-    def __init__(self) -> None:
-        self.parts = build(tiny_model("t5"), CONFIG)
+    def __init__(self, config: EngineConfig = CONFIG) -> None:
+        self.parts = build(tiny_model("t5"), config)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Finished] = {}
         clock = count()
@@ -136,6 +136,25 @@ def test_equal_requests_share_their_steps(bench):
 
     assert [bench.tokens[i] for i in ids] == [alone] * 8
     assert bench.n_steps - before - n_alone <= 1.2 * n_alone
+
+
+def test_a_request_that_loses_its_slot_goes_on(bench):
+    """
+    Cells for 256 tokens are less than three outputs need; each is as with enough of them.
+    """
+    requests = [(list(range(50 + 20 * i, 70 + 20 * i)), 120) for i in range(3)]
+    alone = [bench.alone(*request) for request in requests]
+    few = Bench(
+        CONFIG.model_copy(update={"context": CONTEXT.model_copy(update={"n_ctx": 256})})
+    )
+    try:
+        ids = [few.add(*request) for request in requests]
+        few.run()
+    finally:
+        few.parts.release()
+
+    assert [few.tokens[i] for i in ids] == alone
+    assert few.parts.scheduler.stats().preempted > 0
 
 
 @pytest.mark.parametrize("code", [-1, -2, -3, 1, 2])
