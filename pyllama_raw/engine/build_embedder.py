@@ -35,6 +35,7 @@ def assemble_embedder(
     model, info = use.model, capabilities.model
     executor = text_contexts(model, config)
     context = executor.prepare(info.pooling or Pooling.NONE)
+    assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
     def release() -> None:
@@ -58,6 +59,8 @@ def assemble_embedder(
         metadata=model.meta,
         labels=model.labels,
         texts=executor,
+        max_restarts=config.max_restarts,
+        model_files=use.files,
     )
 
 
