@@ -277,7 +277,9 @@ async def test_an_engine_that_sleeps_can_be_closed(level):
             group.start_soon(ask)
             await anyio.wait_all_tasks_blocked()
             await engine.aclose()
-            states = [str(e.state) async for e in events if not hasattr(e, "request_id")]
+            states = [
+                str(e.state) async for e in events if not hasattr(e, "request_id")
+            ]
 
     assert (len(errors), engine.state) == (1, "closed")
     assert [states[0], states[-1]] == ["ready", "closed"]
