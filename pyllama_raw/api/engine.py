@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import anyio
 
-from pyllama_raw.api.life import LifeVerbs, Source
+from pyllama_raw.api.life import LifeVerbs, Opener
 from pyllama_raw.api.loading import Opening, Progress, load
 from pyllama_raw.api.many import complete_all
 from pyllama_raw.api.model import Model, release
@@ -51,7 +51,7 @@ T = TypeVar("T")
 class AsyncEngine(LifeVerbs):
     """A loaded model that serves any number of requests at once."""
 
-    def __init__(self, parts: EngineParts, source: Source | None = None) -> None:
+    def __init__(self, parts: EngineParts, source: Opener | None = None) -> None:
         """Use open(); this is for tests and for own executors."""
         from pyllama_raw.api.session import Sessions
 
@@ -90,7 +90,7 @@ class AsyncEngine(LifeVerbs):
         async def make() -> Self:
             path = None if isinstance(model, Model) else model
             check_opening(path, config, progress, needs)
-            source = Source(model, config, needs)
+            source = Opener(model, config, needs)
             return cls(await load(source.parts, progress, release), source)
 
         return Opening(make)

@@ -58,7 +58,7 @@ class Facts(Owner):
 
     @property
     def state(self) -> EngineState:
-        """What the engine does now."""
+        """The state of the engine: what it does, and whether it takes requests."""
         return self._sessions.state
 
     @property

@@ -40,7 +40,7 @@ _log = getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Opener:
     """The arguments that an engine was opened with."""
 
     model: str | Path | Model | None
@@ -55,7 +55,7 @@ class Source:
 class LifeVerbs(VectorVerbs):
     """An engine as far as its model and its context come and go."""
 
-    def __init__(self, sessions: Sessions, source: Source | None) -> None:
+    def __init__(self, sessions: Sessions, source: Opener | None) -> None:
         super().__init__(sessions)
         self._source = source  # None: the parts were made by somebody else
         self._kept: Kept | None = None  # while the weights are freed
@@ -128,7 +128,7 @@ class LifeVerbs(VectorVerbs):
         sessions.tell(EngineState.SLEEPING)
 
     def _taken(self) -> Kept:
-        """What there is for the next session, of the current one, which sleeps."""
+        """Things that the next session has of the current one, which sleeps."""
         from pyllama_raw.engine.kept import Kept, KeptMemory
         from pyllama_raw.engine.logs import NO_LOGS
 
@@ -221,7 +221,7 @@ class LifeVerbs(VectorVerbs):
         model: str | Path | Model | None,
         config: EngineConfig | None,
         progress: Progress | None,
-    ) -> Source:
+    ) -> Opener:
         """The source that there will be. Raises ConfigError, WrongUse."""
         path = None if isinstance(model, Model) else model
         before = self._source
@@ -232,12 +232,12 @@ class LifeVerbs(VectorVerbs):
                 raise WrongUse(
                     "an engine that was made of parts has no model: give one"
                 )
-            return Source(model, config, needs)
-        return Source(model or before.model, config or before.config, needs)
+            return Opener(model, config, needs)
+        return Opener(model or before.model, config or before.config, needs)
 
     async def _opened(
         self,
-        source: Source,
+        source: Opener,
         kept: Kept,
         progress: Progress | None,
         *,

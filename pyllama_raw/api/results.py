@@ -168,7 +168,7 @@ class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The engine after its latest step, and all totals."""
 
     state: EngineState = EngineState.READY
-    """What the engine does, and whether it takes requests."""
+    """The state of the engine."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
     queue_s: float | None = None

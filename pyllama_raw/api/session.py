@@ -96,7 +96,7 @@ class Sessions:
 
     @property
     def all(self) -> list[Session]:
-        """Those that have not ended, and the latest one."""
+        """Sessions that have not ended, and the latest one."""
         with self._lock:
             return [*self._old, self.current]
 

@@ -106,7 +106,7 @@ class VectorVerbs(Facts):
 
     @asynccontextmanager
     async def _embedding(self, options: TextOptions) -> AsyncIterator[Embedder]:
-        """What makes the vectors of one call; *options* are not checked yet."""
+        """The maker of the vectors of one call; *options* are not checked yet."""
         deadline_s = checked_serving({**options}).get("deadline_s")
         async with self._sessions.session(deadline_s) as session:
             yield session.embedder

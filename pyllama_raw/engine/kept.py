@@ -35,7 +35,7 @@ class KeptMemory:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What there is for the next parts of an engine."""
+    """Things that the next parts of an engine have of earlier ones."""
 
     logs: Logs
     log_config: LogConfig | None

@@ -5,6 +5,7 @@ from itertools import count
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from pyllama_raw import (
     AsyncEngine,
@@ -17,7 +18,7 @@ from pyllama_raw import (
     SamplingParams,
     SchedulerConfig,
 )
-from pyllama_raw.api.life import Source
+from pyllama_raw.api.life import Opener
 from pyllama_raw.engine import shared_models
 from pyllama_raw.errors import (
     AdapterLoadFailed,
@@ -79,7 +80,7 @@ async def test_no_request_fails_while_another_model_comes():
                     await engine.reload(tiny_model(models[(i + 1) % 2]))
                     n_served = len(results)
                     while len(results) < n_served + 8:
-                        await anyio.sleep(0)
+                        await checkpoint()
                 stopped.set()
             await anyio.to_thread.run_sync(wait_for_old, engine)
             n_after = n_weights()
@@ -324,14 +325,14 @@ async def test_a_reload_can_be_cancelled_and_closed_meanwhile(monkeypatch):
                 await engine.reload(progress=lambda _: 1 / 0)
             await engine.complete(PROMPT, GREEDY)
             closes = anyio.Event()
-            parts_of = Source.parts
+            parts_of = Opener.parts
 
             def held(self, report, *, kept=None):
                 parts = parts_of(self, report, kept=kept)
                 anyio.from_thread.run(engine.aclose)
                 return parts
 
-            monkeypatch.setattr(Source, "parts", held)
+            monkeypatch.setattr(Opener, "parts", held)
             with pytest.raises(ClosedError):
                 await engine.reload(tiny_model("bloom"))
             closes.set()
