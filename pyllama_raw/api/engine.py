@@ -116,6 +116,7 @@ class AsyncEngine(LifeVerbs):
         drain_s = checked_wait("drain_s", drain_s)
         if not self._thread.is_ours:  # the parent's
             return
+        self._supervisor.close()
         threads, workers = self._sessions.close(), self._sessions.workers
         try:
             if drain_s:
@@ -137,8 +138,9 @@ class AsyncEngine(LifeVerbs):
             self._forget()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_sessions"):
+        if not hasattr(self, "_supervisor"):
             return
+        self._supervisor.close()
         self._sessions.workers.close()  # also of an engine that has failed
         is_alive = self.alive
         for thread in self._sessions.close():

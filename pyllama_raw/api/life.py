@@ -7,6 +7,7 @@ One of these verbs runs at a time. An engine that is not awake has its callers w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from logging import getLogger
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
+from weakref import ref
 
 import anyio
 
@@ -30,6 +32,8 @@ from pyllama_raw.options.arguments import (
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.session import Session, Sessions
+    from pyllama_raw.api.supervisor import Supervisor
+    from pyllama_raw.engine.adapters import AdapterInfo
     from pyllama_raw.engine.kept import Kept
     from pyllama_raw.engine.life import Life
     from pyllama_raw.engine.parts import EngineParts
@@ -60,6 +64,9 @@ class LifeVerbs(VectorVerbs):
         self._source = source  # None: the parts were made by somebody else
         self._kept: Kept | None = None  # while the weights are freed
         self._changes = Lock()  # held while one of these verbs runs
+        self._supervisor = _supervisor_of(self)
+        if source is not None:
+            self._supervisor.watch(sessions.current)
 
     async def warmup(self) -> None:
         """
@@ -123,8 +130,7 @@ class LifeVerbs(VectorVerbs):
             sessions.resume()
             raise
         self._kept = self._taken()
-        with anyio.CancelScope(shield=True):
-            await self._end(sessions.current)
+        await _ended(sessions.current)
         sessions.tell(EngineState.SLEEPING)
 
     def _taken(self) -> Kept:
@@ -243,52 +249,61 @@ class LifeVerbs(VectorVerbs):
         *,
         is_strict: bool = False,
     ) -> Session:
+        """As _make(), in a worker thread; cancellation ends the loading itself."""
+        make = partial(self._make, source, kept, is_strict=is_strict)
+        return await load(make, progress, _end)
+
+    def _make(
+        self, source: Opener, kept: Kept, report: Report, *, is_strict: bool = False
+    ) -> Session:
         """
-        A session that nobody uses yet, with the adapters of the current one.
+        Open a session that nobody uses yet, with the adapters of the current one. It blocks.
 
         Args:
             is_strict: an adapter that cannot be loaded is an error.
         """
-        sessions = self._sessions
-        adapters = self.adapters()
-        parts = await load(partial(source.parts, kept=kept), progress, release)
+        adapters, parts = self.adapters(), source.parts(report, kept=kept)
         try:
-            session = sessions.make(parts)
+            session = self._sessions.make(parts)
         except BaseException:
             release(parts)
             raise
         try:
             for each in adapters:
-                put = partial(session.thread.adapters.load, each.name, each.path)
-                try:
-                    await sessions.workers.run("adapters", put)
-                except PyllamaError as error:
-                    if is_strict:
-                        raise
-                    _log.warning("the adapter %r is gone: %s", each.name, error)
+                _load_adapter(session, each, is_strict=is_strict)
         except BaseException:
-            await self._end(session)
+            _end(session).result()
             raise
+        self._supervisor.watch(session)
         return session
 
     async def _replace(self, session: Session) -> None:
-        """Have *session* serve; closes it, if the engine was closed meanwhile."""
+        """Have *session* serve; it ends, if the engine was closed meanwhile."""
         try:
             self._sessions.replace(session)
         except BaseException:
-            await self._end(session)
+            await _ended(session)
             raise
         self._forget()
         self._sessions.resume()
 
-    async def _end(self, session: Session) -> None:
-        """End *session*, which nobody uses."""
-        from pyllama_raw.api.workers import arrival_of
+    def _remake(self, session: Session) -> None:
+        """Have another session in place of *session*, which has ended by itself. It blocks."""
+        from pyllama_raw.engine.kept import Kept
 
-        session.thread.replace()
-        session.thread.close()
-        with anyio.CancelScope(shield=True):
-            await arrival_of(session.thread.gone)
+        with self._changes:
+            sessions, source = self._sessions, self._source
+            if source is None or session is not sessions.current:
+                return
+            parts = session.parts
+            kept = Kept(parts.logs, session.info.config.log, restarts=parts.restarts)
+            other = self._make(source, kept, lambda _: True)
+            try:
+                sessions.replace(other)
+            except BaseException:
+                _end(other).result()
+                raise
+            sessions.resume()
 
     async def rebuild_session(self, cause: str) -> None:
         """
@@ -337,6 +352,42 @@ class LifeVerbs(VectorVerbs):
             yield
         finally:
             self._changes.release()
+
+
+def _supervisor_of(engine: LifeVerbs) -> Supervisor:
+    """A supervisor that does not keep *engine*."""
+    from pyllama_raw.api.supervisor import Supervisor
+
+    found = ref(engine)
+
+    def remake(session: Session) -> None:
+        if (engine := found()) is not None:
+            engine._remake(session)
+
+    return Supervisor(engine._sessions, remake)
+
+
+def _load_adapter(session: Session, known: AdapterInfo, *, is_strict: bool) -> None:
+    try:
+        session.thread.adapters.load(known.name, known.path)
+    except PyllamaError as error:
+        if is_strict:
+            raise
+        _log.warning("the adapter %r is gone: %s", known.name, error)
+
+
+def _end(session: Session) -> Future[None]:
+    """End *session*, which nobody uses."""
+    session.thread.replace()
+    session.thread.close()
+    return session.thread.gone
+
+
+async def _ended(session: Session) -> None:
+    from pyllama_raw.api.workers import arrival_of
+
+    with anyio.CancelScope(shield=True):
+        await arrival_of(_end(session))
 
 
 def _logs_of(session: Session) -> Kept:

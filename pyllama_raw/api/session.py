@@ -32,6 +32,7 @@ from pyllama_raw.engine.own_thread import check_may_wait
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
+from pyllama_raw.engine.watchers import Watchers
 from pyllama_raw.errors import ClosedError, DeadlineExceeded, QueueFull
 from pyllama_raw.prompts.prompt import PromptEncoder
 
@@ -175,20 +176,30 @@ class Sessions:
                 session.thread.watch(watcher)
             if not old.thread.gone.done():
                 self._old.add(old)
-                old.thread.gone.add_done_callback(lambda _: self._old.discard(old))
+                old.thread.gone.add_done_callback(lambda _: self._discard(old))
             if not old.n_callers:
                 old.thread.close(drains=True)
+
+    def _discard(self, session: Session) -> None:
+        with self._lock:
+            self._old.discard(session)
 
     def check_open(self) -> None:
         """Raise ClosedError after close()."""
         if self._is_closed:
             raise ClosedError("the engine is closed")
 
+    def hold(self) -> None:
+        """Let callers wait from now on."""
+        with self._lock:
+            if not self._is_closed:
+                self._pause = self._pause or Future()
+
     async def pause(self) -> None:
         """Let callers wait from now on; returns when no earlier one is left."""
         with self._lock:
             self.check_open()
-            self._pause = self._pause or Future()
+            self.hold()
             if not self.current.n_callers:
                 return
             unused = self._unused = self._unused or Future()
@@ -206,14 +217,13 @@ class Sessions:
         with self._lock:
             if self._is_closed:
                 return
-            self._state = state
-            for watcher in self._watchers:
-                watcher.engine(state, self.current.thread.clock())
+            self._state = None if state.has_ended else state
+            Watchers(self._watchers).engine(state, self.current.thread.clock())
 
     def close(self) -> list[EngineThread]:
         """Take no caller and no session any more; those to be closed."""
         with self._lock:
-            if not self._is_closed and self._state is not None:
+            if self._state is not None:
                 self.tell(EngineState.CLOSED)
             self._is_closed, self._state = True, None
         self.resume()
@@ -228,7 +238,7 @@ class Sessions:
                 begun = self.current.thread.watch(watcher)
             else:
                 begun = Future()
-                watcher.engine(self._state, self.current.thread.clock())
+                Watchers([watcher]).engine(self._state, self.current.thread.clock())
                 begun.set_result(None)
             self._watchers.append(watcher)
             return begun

@@ -30,6 +30,7 @@ from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind, measure
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.sizes import tell_changes
 from pyllama_raw.engine.span_keys import SpanKeys
@@ -148,7 +149,7 @@ def assemble(
         media=media,
         adapter_host=executor,
         max_adapter_bytes=config.max_adapter_bytes,
-        max_restarts=config.max_restarts,
+        restarts=Restarts(config.max_restarts),
         model_files=use.files,
     )
 

@@ -13,6 +13,7 @@ from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
@@ -59,7 +60,7 @@ def assemble_embedder(
         metadata=model.meta,
         labels=model.labels,
         texts=executor,
-        max_restarts=config.max_restarts,
+        restarts=Restarts(config.max_restarts),
         model_files=use.files,
     )
 

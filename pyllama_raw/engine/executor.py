@@ -199,6 +199,7 @@ class NativeExecutor:
         self._lost |= self._drop()
         state = captured(self.context)
         self.context.close()
+        self.adapters.renew()
         if self._texts is not None:
             self._texts.suspend()
         return state

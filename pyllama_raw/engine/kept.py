@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.engine.logs import Logs
 from pyllama_raw.engine.model_files import ModelFile
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.span_keys import SpanKeys
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Kept:
     logs: Logs
     log_config: LogConfig | None
     memory: KeptMemory | None = None
+    restarts: Restarts | None = None  # that count for the next parts, too
 
     def logs_for(self, config: LogConfig) -> Logs | None:
         """Logs for parts that want *config*; None: they need others."""

@@ -6,23 +6,19 @@ Rules:
    their deadlines all the same.
 2. The scheduler knows nothing of a sleep: the context holds afterwards what it held before.
 3. An exception of the executor leaves the scheduler as it was, so all requests go on from the
-   tokens that are known. At most `max_restarts` in RESTART_S are survived; the next one ends
-   the engine. Each is told in the log.
+   tokens that are known. Only so many in a minute are survived (restarts.py).
 4. A context that cannot be made counts as another failure, and is tried again RETRY_S later.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from logging import getLogger
 
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.parts import EngineExecutor
+from pyllama_raw.engine.restarts import RETRY_S, Restarts
 from pyllama_raw.errors import EngineFault, PyllamaError, SnapshotFailed, WrongUse
-
-RESTART_S = 60.0
-RETRY_S = 1.0
 
 _log = getLogger(__name__)
 
@@ -31,12 +27,11 @@ class Life:
     """Belongs to the engine thread."""
 
     def __init__(
-        self, driver: Driver, executor: EngineExecutor, max_restarts: int
+        self, driver: Driver, executor: EngineExecutor, restarts: Restarts
     ) -> None:
         self._driver = driver
         self._executor = executor
-        self._max_restarts = max_restarts
-        self._restarts = deque[float]()  # of the latest RESTART_S
+        self._restarts = restarts
         self.is_asleep = False
         self._memory: object = None  # of the context, while that sleeps
         self._failure: PyllamaError | None = None  # until there is another context
@@ -146,19 +141,8 @@ class Life:
 
     def _survive(self, error: Exception) -> None:
         """Note a failure; raises *error* if there were too many."""
-        now = self._driver.clock()
-        while self._restarts and self._restarts[0] <= now - RESTART_S:
-            self._restarts.popleft()
-        if len(self._restarts) >= self._max_restarts:
+        if not self._restarts.take(self._driver.clock(), error):
             raise error
-        self._restarts.append(now)
-        _log.error(
-            "the executor failed, restart %d of at most %d in %g s: %r",
-            len(self._restarts),
-            self._max_restarts,
-            RESTART_S,
-            error,
-        )
         self._note(error)
 
     def _note(self, error: Exception) -> None:

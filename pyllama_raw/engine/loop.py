@@ -74,7 +74,7 @@ class EngineLoop:
         self._executor = parts.executor
         self.cpu_share = CpuShare()
         self._close: Close | None = None  # the last one that was obeyed
-        self.life = Life(self.driver, parts.executor, parts.max_restarts)
+        self.life = Life(self.driver, parts.executor, parts.restarts)
         self._told_state = EngineState.READY
         self._quiet: list[Future[None]] = []  # wait until there is no request
         self.is_replaced = False  # others tell what becomes of the engine

@@ -109,6 +109,8 @@ def build_on(
 
         logs = None if kept is None else kept.logs_for(config.log)
         opened = replace(parts, logs=logs or open_logs(config.log))
+        if kept is not None and kept.restarts is not None:
+            opened = replace(opened, restarts=kept.restarts)
     except BaseException:
         parts.release()
         raise

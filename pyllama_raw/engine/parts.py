@@ -18,6 +18,7 @@ from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
 from pyllama_raw.engine.model_files import ModelFile
 from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 
@@ -158,5 +159,5 @@ class EngineParts:
     media: MediaDesk | None = None  # None: prompts are text
     adapter_host: AdapterHost | None = None  # None: the engine takes no adapters
     max_adapter_bytes: int = 0
-    max_restarts: int = 0  # after failures of the executor; see life.py
+    restarts: Restarts = field(default_factory=Restarts)  # after failures
     model_files: tuple[ModelFile, ...] = ()  # as they were before the load

@@ -83,6 +83,8 @@ class EngineThread:
         self.has_begun = False  # to take commands
         self.error: BaseException | None = None  # has ended it, or came at the end
         self.gone: Future[None] = Future()  # answered when everything is freed
+        # Whether others go on in place of this thread, which has ended by an error.
+        self.is_survived: Callable[[BaseException], bool] = lambda _: False
         self._refuses = False  # new requests, because close() was called
         self._ended = False
         self._pid = os.getpid()
@@ -279,6 +281,7 @@ class EngineThread:
             self._loop.run()
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self.error = error
+            self._loop.is_replaced |= self.is_survived(error)
         self._ended = True
         self._loop.close()
         self._refuse_streams()

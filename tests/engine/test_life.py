@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.engine_state import EngineState
-from pyllama_raw.engine.life import RESTART_S
+from pyllama_raw.engine.restarts import WINDOW_S, Restarts
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import ContextFailed, EngineStopped, WrongUse
@@ -55,7 +55,7 @@ class Failing(FakeExecutor):
 
 def start(executor, max_restarts=0, clock=time.monotonic) -> EngineThread:
     return EngineThread(
-        replace(fake_parts(executor), max_restarts=max_restarts), clock=clock
+        replace(fake_parts(executor), restarts=Restarts(max_restarts)), clock=clock
     )
 
 
@@ -95,7 +95,7 @@ def test_requests_go_on_after_failures_of_the_executor(caplog):
     assert disturbed[-1].reason is undisturbed[-1].reason is FinishReason.LENGTH
     told = [each.message.split(":")[0] for each in caplog.records]
     assert told == [
-        f"the executor failed, restart {i} of at most 3 in 60 s" for i in (1, 2, 3)
+        f"the engine failed, restart {i} of at most 3 in 60 s" for i in (1, 2, 3)
     ]
     assert states.count(EngineState.LOADING) == 3
     assert states[-1] is EngineState.CLOSED
@@ -123,7 +123,7 @@ def test_failures_that_are_old_do_not_count():
     executor = Failing({1, 12})
     thread = start(executor, 1, clock)
     first = submit(thread).read_to_end()
-    clock.now += RESTART_S
+    clock.now += WINDOW_S
     second = submit(thread).read_to_end()
     end(thread)
 
