@@ -126,12 +126,13 @@ class LifeVerbs(VectorVerbs):
             await sessions.pause()
             await self._until_quiet()
             await self._in_engine(lambda life: life.sleep())
+            await self._in_engine(lambda _: None)  # the sleep is told before this
         except BaseException:
             sessions.resume()
             raise
         self._kept = self._taken()
+        sessions.note(EngineState.SLEEPING)
         await _ended(sessions.current)
-        sessions.tell(EngineState.SLEEPING)
 
     def _taken(self) -> Kept:
         """Things that the next session has of the current one, which sleeps."""

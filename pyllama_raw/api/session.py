@@ -212,12 +212,17 @@ class Sessions:
         if pause is not None:
             pause.set_result(None)
 
+    def note(self, state: EngineState) -> None:
+        """No session runs: have the state of the engine, of which watchers know."""
+        with self._lock:
+            self._state = None if state.has_ended or self._is_closed else state
+
     def tell(self, state: EngineState) -> None:
-        """No session runs: tell the state of the engine."""
+        """As note(), and tell the watchers."""
         with self._lock:
             if self._is_closed:
                 return
-            self._state = None if state.has_ended else state
+            self.note(state)
             Watchers(self._watchers).engine(state, self.current.thread.clock())
 
     def close(self) -> list[EngineThread]:

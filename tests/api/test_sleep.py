@@ -363,7 +363,7 @@ async def test_events_tell_of_a_sleep():
         states = [str(event.state) async for event in events]
 
     assert states == [
-        *("ready", "sleeping", "ready", "sleeping", "sleeping", "loading", "ready"),
+        *("ready", "sleeping", "ready", "sleeping", "loading", "ready"),
         *("waiting", "running", "running", "ended", "ready", "closing", "closed"),
     ]
 
