@@ -1,7 +1,7 @@
 """
 The whole memory of a context: copied to host memory and back, and used for a warm-up.
 
-A copy has all slots, and cells that slots share are shared again. So whoever planned what the
+Cells that slots share are copied once, and shared again. So whoever planned what the
 context holds need not know that another context holds it now.
 """
 
@@ -13,30 +13,39 @@ from pyllama_raw.native.batch import Batch
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.memory import ALL_SLOTS
 
+Copies = list[tuple[int, Buffer]]  # by slot, or one of all slots
 
-def captured(context: Context) -> Buffer | None:
+
+def captured(context: Context) -> Copies:
     """
-    A copy of all that *context* holds; None: it holds nothing.
+    Copies of all that *context* holds.
 
     Raises:
-        SnapshotFailed, MemoryError: there is no copy, and nothing has changed.
+        SnapshotFailed, MemoryError: there is none, and nothing has changed.
     """
-    slots = range(context.n_seq_max)
-    if all(context.seq_pos_max(slot) is None for slot in slots):
-        return None
-    state = new_bytes(context.state_bytes(ALL_SLOTS))
-    context.capture(ALL_SLOTS, state)
-    return state
+    slots = [
+        slot
+        for slot in range(context.n_seq_max)
+        if context.seq_pos_max(slot) is not None
+    ]
+    if context.kv_unified or context.model.is_recurrent:  # slots may share cells
+        slots = [ALL_SLOTS] if slots else []
+    copies: Copies = []
+    for slot in slots:
+        copy = new_bytes(context.state_bytes(slot))
+        context.capture(slot, copy)
+        copies.append((slot, copy))
+    return copies
 
 
-def restored(context: Context, state: object) -> bool:
-    """Whether *context* holds what captured() has copied; False: it is empty."""
-    if state is None:
-        return True
-    assert isinstance(state, memoryview)
+def restored(context: Context, copies: object) -> bool:
+    """Whether *context*, which is empty, holds what captured() has copied; else it is empty."""
+    assert isinstance(copies, list)
     try:
-        context.restore(ALL_SLOTS, state)
+        for slot, copy in copies:
+            context.restore(slot, copy)
     except SnapshotFailed:
+        context.clear()
         return False
     return True
 
@@ -52,7 +61,7 @@ def warm_up(context: Context) -> bool:
         SnapshotFailed, MemoryError: there is no room for a copy of what the context holds.
         NativeError: a decode has failed, and the context is empty.
     """
-    state = captured(context)
+    copies = captured(context)
     context.clear()
     try:
         _compute(context, {0: min(context.n_ubatch, context.n_ctx_seq)})
@@ -60,7 +69,7 @@ def warm_up(context: Context) -> bool:
         _compute(context, dict.fromkeys(range(_n_streams(context)), 1))
     finally:
         context.clear()
-    return restored(context, state)
+    return restored(context, copies)
 
 
 def _n_streams(context: Context) -> int:
