@@ -13,7 +13,6 @@ from pyllama_raw.api.health import Health, HealthState
 from pyllama_raw.api.ranking import Ranked
 from pyllama_raw.api.results import (
     Delta,
-    EngineState,
     EngineStats,
     Result,
     Score,
@@ -35,6 +34,7 @@ from pyllama_raw.core.request import (
 from pyllama_raw.core.stats import SlotStats
 from pyllama_raw.engine.adapters import AdapterInfo
 from pyllama_raw.engine.capabilities import Capabilities, Operation
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.estimate import DeviceMemory, MemoryEstimate
 from pyllama_raw.engine.info import EngineInfo, SpecialToken, VocabInfo
 from pyllama_raw.engine.model_info import ModelClass, ModelInfo, Pooling

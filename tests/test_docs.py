@@ -75,6 +75,12 @@ SHOWN = {
         "health: ready, waits 0.0 s",
         "vllm:generation_tokens_total 16.0",
     ],
+    "life": [
+        "level 1: sleeping",
+        "level 2: sleeping",
+        " tokens are cached after that",
+        "equal: True; the engine is ",
+    ],
     "profile": ["Paris"],
     "search": ["  Paris is the capital of France.", "0."],
     "rerank": ["  The giant panda is a bear", "  Paris is the capital of France."],

@@ -81,7 +81,7 @@ class Engine(Facts, _Blocking[AsyncEngine]):
         except BaseException:
             self._loop.stop()
             raise
-        super().__init__(self._awaited._parts, self._awaited._thread)
+        super().__init__(self._awaited._sessions)
         _open.add(self)
 
     @classmethod
@@ -151,6 +151,11 @@ class Engine(Facts, _Blocking[AsyncEngine]):
     render = _waiting(AsyncEngine.render)
     load_adapter = _waiting(AsyncEngine.load_adapter)
     unload_adapter = _waiting(AsyncEngine.unload_adapter)
+    warmup = _waiting(AsyncEngine.warmup)
+    sleep = _waiting(AsyncEngine.sleep)
+    wake = _waiting(AsyncEngine.wake)
+    reload = _waiting(AsyncEngine.reload)
+    rebuild_session = _waiting(AsyncEngine.rebuild_session)
     slots = _waiting(AsyncEngine.slots)
     cache_stats = _waiting(AsyncEngine.cache_stats)
     clear_cache = _waiting(AsyncEngine.clear_cache)

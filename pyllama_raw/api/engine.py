@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import anyio
 
+from pyllama_raw.api.life import LifeVerbs, Opener
 from pyllama_raw.api.loading import Opening, Progress, load
 from pyllama_raw.api.many import complete_all
-from pyllama_raw.api.model import Model, parts_of, release
-from pyllama_raw.api.vector_verbs import VectorVerbs
+from pyllama_raw.api.model import Model, release
 from pyllama_raw.api.whole import score_of, whole
 from pyllama_raw.engine.own_thread import check_may_wait
 from pyllama_raw.errors import InvalidRequest
@@ -31,12 +31,13 @@ from pyllama_raw.options.arguments import (
     checked_wait,
 )
 from pyllama_raw.prompts.messages import Message
-from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
+from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.events import Events
-    from pyllama_raw.api.generation import Generation
+    from pyllama_raw.api.generation import Generation, Prepared
     from pyllama_raw.api.results import Result, Score
+    from pyllama_raw.api.session import Session
     from pyllama_raw.core.memory.cache_stats import CacheStats
     from pyllama_raw.core.stats import SlotStats
     from pyllama_raw.engine.parts import EngineParts
@@ -47,27 +48,14 @@ if TYPE_CHECKING:  # the rest comes in while a model loads
 T = TypeVar("T")
 
 
-class AsyncEngine(VectorVerbs):
+class AsyncEngine(LifeVerbs):
     """A loaded model that serves any number of requests at once."""
 
-    def __init__(self, parts: EngineParts) -> None:
+    def __init__(self, parts: EngineParts, source: Opener | None = None) -> None:
         """Use open(); this is for tests and for own executors."""
-        from pyllama_raw.api.embedding import Embedder
-        from pyllama_raw.api.preparation import Preparation
-        from pyllama_raw.api.workers import Workers
-        from pyllama_raw.engine.thread import EngineThread
+        from pyllama_raw.api.session import Sessions
 
-        encoder = PromptEncoder.of(parts)
-        self._workers = Workers()
-        try:
-            thread = EngineThread(parts, encoder.close)
-        except BaseException:
-            self._workers.close()
-            raise
-        self._preparation = Preparation(parts, encoder, thread, self._workers)
-        ids = self._preparation.request_ids
-        embedder = Embedder(parts, encoder, thread, self._workers, ids)
-        super().__init__(parts, thread, embedder)
+        super().__init__(Sessions(parts), source)
 
     @classmethod
     def open(
@@ -102,8 +90,8 @@ class AsyncEngine(VectorVerbs):
         async def make() -> Self:
             path = None if isinstance(model, Model) else model
             check_opening(path, config, progress, needs)
-            build = partial(parts_of, model, config, needs)
-            return cls(await load(build, progress, release))
+            source = Opener(model, config, needs)
+            return cls(await load(source.parts, progress, release), source)
 
         return Opening(make)
 
@@ -128,24 +116,37 @@ class AsyncEngine(VectorVerbs):
         drain_s = checked_wait("drain_s", drain_s)
         if not self._thread.is_ours:  # the parent's
             return
+        self._supervisor.close()
+        threads, workers = self._sessions.close(), self._sessions.workers
         try:
             if drain_s:
-                self._thread.close(drains=True)
+                for thread in threads:
+                    thread.close(drains=True)
                 with anyio.move_on_after(drain_s):
-                    await arrival_of(self._thread.gone)
+                    for thread in threads:
+                        await arrival_of(thread.gone)
         finally:
-            self._thread.close()
+            for thread in threads:
+                thread.close()
             with anyio.CancelScope(shield=True):
-                await arrival_of(self._thread.gone)
-            self._workers.close()
-            self._thread.join()
-            self._workers.join()
+                for thread in threads:
+                    await arrival_of(thread.gone)
+            workers.close()
+            for thread in threads:
+                thread.join()
+            workers.join()
+            self._forget()
 
     def __del__(self) -> None:
-        if hasattr(self, "_workers"):  # also of an engine that has failed
-            self._workers.close()
-        if hasattr(self, "_embedder") and self._thread.alive:
-            self._thread.close()
+        if not hasattr(self, "_supervisor"):
+            return
+        self._supervisor.close()
+        self._sessions.workers.close()  # also of an engine that has failed
+        is_alive = self.alive
+        for thread in self._sessions.close():
+            thread.close()
+        self._forget()
+        if is_alive:
             self._warn_dropped("before aclose(): use `async with`")
 
     def generate(
@@ -179,8 +180,11 @@ class AsyncEngine(VectorVerbs):
 
         self._parts.capabilities.check(Operation.GENERATE)
         params, checked = checked_params(params), checked_options(options)
-        prepare = partial(self._preparation.prepare, prompt, params, checked)
-        return Generation(self._thread, self._parts.vocab.pieces, prepare)
+
+        def prepare(session: Session, began: float) -> Awaitable[Prepared]:
+            return session.preparation.prepare(prompt, params, checked, began)
+
+        return Generation(self._sessions, prepare, checked.get("deadline_s"))
 
     async def complete(
         self,
@@ -294,15 +298,18 @@ class AsyncEngine(VectorVerbs):
         chat = checked_chat(options)
         adds = checked_flag("add_special", add_special)
         parses = checked_flag("parse_special", parse_special)
-        if adds and parses:
-            return list(await self._preparation.encode(prompt, chat))
-        if not isinstance(prompt, str) or chat:
+        is_as_written = adds and parses
+        if not is_as_written and (not isinstance(prompt, str) or chat):
             allowed = (
                 "a text without chat options, or leave add_special and parse_special"
             )
             raise InvalidRequest("prompt", prompt, allowed)
-        tokens = self._preparation.encode_text(prompt, adds=adds, parses=parses)
-        return list(await tokens)
+        async with self._sessions.session() as session:
+            encode = session.preparation.encode
+            if isinstance(prompt, str) and not is_as_written:
+                encode_text = session.preparation.encode_text
+                return list(await encode_text(prompt, adds=adds, parses=parses))
+            return list(await encode(prompt, chat))
 
     async def pieces(
         self, token_ids: Sequence[int], special: bool = True
@@ -313,9 +320,9 @@ class AsyncEngine(VectorVerbs):
         Args:
             special: control tokens have their names; otherwise nothing.
         """
-        return await self._preparation.pieces(
-            token_ids, checked_flag("special", special)
-        )
+        flag = checked_flag("special", special)
+        async with self._sessions.session() as session:
+            return await session.preparation.pieces(token_ids, flag)
 
     async def detokenize(self, token_ids: Sequence[int], special: bool = False) -> str:
         """
@@ -324,9 +331,9 @@ class AsyncEngine(VectorVerbs):
         Args:
             special: control tokens are written, too.
         """
-        return await self._preparation.detokenize(
-            token_ids, checked_flag("special", special)
-        )
+        flag = checked_flag("special", special)
+        async with self._sessions.session() as session:
+            return await session.preparation.detokenize(token_ids, flag)
 
     async def count(self, prompt: Prompt, **options: Unpack[ChatOptions]) -> int:
         """
@@ -335,13 +342,17 @@ class AsyncEngine(VectorVerbs):
         Raises:
             InvalidRequest, PromptTooLong, Unsupported, ClosedError: as generate().
         """
-        return len(await self._preparation.encode(prompt, checked_chat(options)))
+        chat = checked_chat(options)
+        async with self._sessions.session() as session:
+            return len(await session.preparation.encode(prompt, chat))
 
     async def render(
         self, messages: Sequence[Message], **options: Unpack[ChatOptions]
     ) -> str:
         """The text that the chat template makes of *messages*; raises as generate()."""
-        return await self._preparation.render(messages, checked_chat(options))
+        chat = checked_chat(options)
+        async with self._sessions.session() as session:
+            return await session.preparation.render(messages, chat)
 
     def events(self, max_events: int = 1024) -> Events:
         """
@@ -356,7 +367,7 @@ class AsyncEngine(VectorVerbs):
         from pyllama_raw.api.events import Events
 
         most = checked_number("max_events", max_events, 1, 2**20)
-        return Events(self._thread, most)
+        return Events(self._sessions, most)
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
         """
@@ -372,10 +383,11 @@ class AsyncEngine(VectorVerbs):
             Unsupported: the model generates no text.
             ClosedError, EngineStopped: as generate().
         """
-        self._thread.check_for_waiting()
-        file = checked_file("path", path)
-        load = partial(self._thread.adapters.load, checked_adapter(name), file)
-        await self._workers.run("adapters", load)
+        check_may_wait()
+        file, checked = checked_file("path", path), checked_adapter(name)
+        async with self._sessions.session() as session:
+            load = partial(session.thread.adapters.load, checked, file)
+            await self._sessions.workers.run("adapters", load)
 
     async def unload_adapter(self, name: str) -> None:
         """
@@ -388,11 +400,11 @@ class AsyncEngine(VectorVerbs):
 
     async def slots(self) -> tuple[SlotStats, ...]:
         """The slots that run a request, by number, between two steps."""
-        return await self._between_steps(self._parts.scheduler.slots)
+        return await self._between_steps(lambda parts: parts.scheduler.slots())
 
     async def cache_stats(self) -> CacheStats:
         """Tokens reused and bytes stored, between two steps."""
-        return await self._between_steps(self._parts.scheduler.cache_stats)
+        return await self._between_steps(lambda parts: parts.scheduler.cache_stats())
 
     async def clear_cache(self, cache_salt: str | None = None) -> int:
         """
@@ -404,16 +416,19 @@ class AsyncEngine(VectorVerbs):
         Raises:
             InvalidRequest: no salt that a request could have.
         """
-        salt, parts = checked_salt(cache_salt), self._parts
+        salt = checked_salt(cache_salt)
 
-        def forget() -> int:
+        def forget(parts: EngineParts) -> int:
             n_bytes = 0 if parts.media is None else parts.media.encoder.clear(salt)
             return n_bytes + parts.scheduler.clear_cache(salt)
 
         return await self._between_steps(forget)
 
-    async def _between_steps(self, function: Callable[[], T]) -> T:
+    async def _between_steps(self, function: Callable[[EngineParts], T]) -> T:
         """The answer of *function*, which the engine thread calls."""
         from pyllama_raw.api.workers import answer_of
 
-        return await answer_of(self._thread.call(function))
+        if self._kept is not None:  # there is no thread, and so no step
+            return function(self._parts)
+        call = partial(function, self._parts)
+        return await answer_of(self._thread.call(call))

@@ -14,18 +14,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import count
-from typing import Any, Self, cast
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pyllama_raw.api.owner import Owner
-from pyllama_raw.api.results import EngineState
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.slot_change import SlotChange
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.request_log import why
 from pyllama_raw.engine.stream import OneReader, Stream
-from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.wakeup import wake
-from pyllama_raw.engine.watcher import EngineChange, Watcher
+from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import WrongUse
+
+if TYPE_CHECKING:
+    from pyllama_raw.api.session import Sessions
 
 
 class RequestState(StrEnum):
@@ -81,13 +84,14 @@ Event = RequestEvent | EngineEvent | EventsLost
 class _Feed(Stream, Watcher):
     """Takes events in the engine thread; the oldest goes where there is no room."""
 
-    __slots__ = ("_numbers", "has_ended")
+    __slots__ = ("_lock", "_numbers", "has_ended")
 
     def __init__(self, max_events: int) -> None:
         super().__init__()
         self.events = deque[Any](maxlen=max_events)
         self.has_ended = False
         self._numbers = count()
+        self._lock = Lock()  # after a reload two engine threads tell
 
     def came(self, requests: Sequence[Request], submitted: float) -> None:
         for each in requests:
@@ -102,19 +106,19 @@ class _Feed(Stream, Watcher):
         state = RequestState.ENDED
         self._put(RequestEvent(end.request_id, state, at_s, why=why(end)))
 
-    def engine(self, change: EngineChange, now: float) -> None:
-        state = EngineState(change)
-        self.has_ended = state in (EngineState.CLOSED, EngineState.FAILED)
+    def engine(self, state: EngineState, now: float) -> None:
+        self.has_ended = state.has_ended
         self._put(EngineEvent(state, now))
 
     def give_up(self, clock: Callable[[], float], answer: Future[None]) -> None:
         """The engine may have ended before it knew of this."""
         if answer.exception() is not None:
-            self.engine("closed", clock())
+            self.engine(EngineState.CLOSED, clock())
 
     def _put(self, event: Event) -> None:
         events = cast("deque[Any]", self.events)
-        events.append((next(self._numbers), event))
+        with self._lock:
+            events.append((next(self._numbers), event))
         if len(events) <= 1:  # else the reader has not seen those before
             wake(self.loop, (self,))
 
@@ -126,8 +130,8 @@ class Events(Owner):
     It begins with the state of the engine, and ends with that in which the engine has ended.
     """
 
-    def __init__(self, thread: EngineThread, max_events: int) -> None:
-        self._thread = thread
+    def __init__(self, sessions: Sessions, max_events: int) -> None:
+        self._sessions = sessions
         self._max_events = max_events
         self._feed: _Feed | None = None
         self._next = 0  # number of the event that is read next
@@ -136,8 +140,9 @@ class Events(Owner):
 
     async def __aenter__(self) -> Self:
         feed = self._feed = _Feed(self._max_events)
-        begun = self._thread.watch(feed)
-        begun.add_done_callback(partial(feed.give_up, self._thread.clock))
+        begun = self._sessions.watch(feed)
+        clock = self._sessions.current.thread.clock
+        begun.add_done_callback(partial(feed.give_up, clock))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -146,7 +151,7 @@ class Events(Owner):
     def leave(self) -> None:
         """Hear of nothing any more; what the end of the block does."""
         if self._feed is not None:
-            self._thread.unwatch(self._feed)
+            self._sessions.unwatch(self._feed)
 
     def __aiter__(self) -> Self:
         return self

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from functools import cached_property, partial
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pyllama_raw.api.owner import Owner
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.options.arguments import checked_wait
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     # the rest comes in while a model loads
     from pyllama_raw.api.health import Health
-    from pyllama_raw.api.results import EngineState, EngineStats
+    from pyllama_raw.api.results import EngineStats
+    from pyllama_raw.api.session import Sessions
     from pyllama_raw.engine.adapters import AdapterInfo
     from pyllama_raw.engine.capabilities import Capabilities
     from pyllama_raw.engine.info import EngineInfo
@@ -30,14 +31,21 @@ STALL_S = 60.0
 class Facts(Owner):
     """An engine as far as nothing is waited for. Any thread may ask, also after the end."""
 
-    def __init__(self, parts: EngineParts, thread: EngineThread) -> None:
-        self._parts = parts
-        self._thread = thread
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    @property
+    def _parts(self) -> EngineParts:
+        return self._sessions.current.parts
+
+    @property
+    def _thread(self) -> EngineThread:
+        return self._sessions.current.thread
 
     def __repr__(self) -> str:
         """The model, the requests that run and those that wait, as of the latest step."""
         name = shown(self.model_name or "model without a name")
-        state, stats = "open" if self._thread.alive else "closed", self._thread.stats
+        state, stats = self.state, self._thread.stats
         return (
             f"<{type(self).__name__} of {name}: {state}, {stats.n_slots} "
             f"slots, {stats.running} run, {stats.waiting} wait>"
@@ -46,7 +54,12 @@ class Facts(Owner):
     @property
     def alive(self) -> bool:
         """Whether requests are taken: not once it is closed or has failed."""
-        return self._thread.alive
+        return not (self.state is EngineState.CLOSING or self.state.has_ended)
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the engine: what it does, and whether it takes requests."""
+        return self._sessions.state
 
     @property
     def error(self) -> BaseException | None:
@@ -58,25 +71,15 @@ class Facts(Owner):
         """The name that the model file gives its model."""
         return self._parts.metadata.get("general.name")
 
-    @cached_property
+    @property
     def info(self) -> EngineInfo:
         """The model, what the options came to, and versions."""
-        return self._parts.describe()
+        return self._sessions.current.info
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
         """The uses of the model; for the rest, why it has none."""
-        from pyllama_raw.prompts.rendering.tools import are_printed
-
-        tried = partial(are_printed, self._parts.chat_template)
-        known, media = self._parts.capabilities, self._parts.media
-        projector = None if media is None else media.projector
-        return replace(
-            known,
-            prints_tools=tried,
-            images=projector is not None and projector.sees,
-            sounds=projector is not None and projector.hears,
-        )
+        return self._sessions.current.capabilities
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests can name."""
@@ -102,7 +105,7 @@ class Facts(Owner):
             **counts,
             **times,
             **media,
-            state=self._state,
+            state=self.state,
             watcher_faults=self._thread.n_watcher_faults,
             queue_s=self.queue_s,
         )
@@ -126,7 +129,7 @@ class Facts(Owner):
         """
         from pyllama_raw.api.health import health
 
-        return health(self._thread, self._state, checked_wait("stall_s", stall_s))
+        return health(self._thread, self.state, checked_wait("stall_s", stall_s))
 
     def clock(self) -> float:
         """Now, in the seconds that records, events and deadlines have."""
@@ -139,11 +142,11 @@ class Facts(Owner):
         Raises:
             ClosedError, EngineStopped: the engine has ended.
         """
-        return self._thread.watch(watcher)
+        return self._sessions.watch(watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
         """Tell *watcher* nothing more, soon; can be repeated."""
-        self._thread.unwatch(watcher)
+        self._sessions.unwatch(watcher)
 
     def step_log(self) -> list[StepRecord]:
         """The last steps, the oldest first: as many as `LogConfig.max_steps`."""
@@ -152,13 +155,3 @@ class Facts(Owner):
     def request_log(self) -> list[RequestRecord]:
         """The last requests that have ended: as many as `LogConfig.max_requests`."""
         return list(self._parts.logs.requests or ())
-
-    @property
-    def _state(self) -> EngineState:
-        from pyllama_raw.api.results import EngineState
-
-        if self.alive:
-            return EngineState.RUNNING
-        if self._thread.closing:
-            return EngineState.CLOSING
-        return EngineState.CLOSED if self.error is None else EngineState.FAILED

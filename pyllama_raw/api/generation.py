@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -30,7 +30,7 @@ from pyllama_raw.engine.stream import OneReader, Refused, Stream
 from pyllama_raw.errors import PyllamaError, WrongUse
 
 if TYPE_CHECKING:
-    from pyllama_raw.engine.thread import EngineThread
+    from pyllama_raw.api.session import Session, Sessions
 
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 
@@ -43,25 +43,31 @@ class Prepared:
     seeds: tuple[int, ...]
     names: Mapping[int, bytes] = field(default_factory=dict)  # of control tokens
 
+    @property
+    def pairs(self) -> list[tuple[Request, int]]:
+        return list(zip(self.requests, self.seeds, strict=True))
+
 
 class Generation(Owner):
     """The value of `AsyncEngine.generate`; it starts when entered or first read."""
 
     def __init__(
         self,
-        thread: EngineThread,
-        pieces: Sequence[bytes],
-        prepare: Callable[[], Awaitable[Prepared]],
+        sessions: Sessions,
+        prepare: Callable[[Session, float], Awaitable[Prepared]],
+        deadline_s: float | None = None,
     ) -> None:
         """
         Args:
-            pieces: bytes of each token.
+            prepare: gets the session of the requests, and when the wait for it began.
+            deadline_s: seconds that there are from that on.
         """
-        self._thread = thread
-        self._pieces = pieces
+        self._sessions = sessions
+        self._thread = sessions.current.thread  # the one that serves, once it has begun
         self._prepare = prepare
+        self._deadline_s = deadline_s
         self._stream: Stream | None = None
-        self._started = thread.clock()
+        self._started = self._thread.clock()
         self._claimed = False  # started, or about to be
         self._left = False  # cancelled by its owner
         self._reading = OneReader("generation")
@@ -190,17 +196,19 @@ class Generation(Owner):
                 "a generation can be used once: generate() makes another one"
             )
         self._claimed = True
-        self._thread.check_for_waiting()
-        with self._thread.coming():
-            prepared = await self._prepare()
-            if self._left:
-                return
-            pairs = zip(prepared.requests, prepared.seeds, strict=True)
-            self._choices = tuple(
-                Choice(i, request, seed, self._pieces, prepared.names)
-                for i, (request, seed) in enumerate(pairs)
-            )
-            self._submit(prepared.requests)
+        began = self._thread.clock()
+        async with self._sessions.session(self._deadline_s) as session:
+            self._thread = session.thread
+            with self._thread.coming():
+                prepared = await self._prepare(session, began)
+                if self._left:
+                    return
+                pieces, pairs = session.parts.vocab.pieces, prepared.pairs
+                self._choices = tuple(
+                    Choice(i, request, seed, pieces, prepared.names)
+                    for i, (request, seed) in enumerate(pairs)
+                )
+                self._submit(prepared.requests)
         self._take_events()
         self._raise_if_all_failed()  # the engine ended just now
 

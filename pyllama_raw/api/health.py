@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pyllama_raw.api.results import EngineState
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.engine.thread import EngineThread
 
 
@@ -18,6 +18,8 @@ class HealthState(StrEnum):
     """It has nothing to do, or does it."""
     STALLED = "stalled"
     """It has work and takes no steps."""
+    SLEEPING = "sleeping"
+    """It sleeps: requests wait until somebody wakes it."""
     DRAINING = "draining"
     """It takes no new requests; what runs may go on."""
     DEAD = "dead"
@@ -59,13 +61,15 @@ def health(thread: EngineThread, state: EngineState, stall_s: float) -> Health:
     busy_s = 0.0 if oldest is None else now - max(oldest, last_step_at or oldest)
     oldest_wait_s = 0.0 if waits_since is None else now - waits_since
     found = HealthState.READY
-    if state in (EngineState.CLOSED, EngineState.FAILED):
+    if state.has_ended:
         found = HealthState.DEAD
+    elif state is EngineState.SLEEPING:
+        found = HealthState.SLEEPING
     elif busy_s > stall_s:
         found = HealthState.STALLED
     elif state is EngineState.CLOSING:
         found = HealthState.DRAINING
-    elif not thread.has_begun:
+    elif state is EngineState.LOADING or not thread.has_begun:
         found = HealthState.STARTING
     return Health(
         found,

@@ -14,6 +14,7 @@ from pyllama_raw.errors import ClosedError, ConfigError, shown
 from pyllama_raw.options.arguments import check_loading
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.engine.kept import Kept
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.engine.shared_models import ModelUse
     from pyllama_raw.options.config import EngineConfig, ModelConfig
@@ -135,6 +136,7 @@ def parts_of(
     config: EngineConfig | None,
     needs: str | None,
     report: Report,
+    kept: Kept | None = None,
 ) -> EngineParts:
     """
     The parts of an engine on *model*, a file or a Model, which may be closed meanwhile.
@@ -152,10 +154,10 @@ def parts_of(
     if isinstance(model, Model):
         config = models.with_projector(config, None, Path(model.path))
         config = opening.fitted(Path(model.path), _on(model, config), has_weights=True)
-        return opening.build_on(_shared(model), config, needs)
+        return opening.build_on(_shared(model), config, needs, kept)
     path = models.resolve_model(model)
     return opening.build(
-        path, models.with_projector(config, model, path), needs, report
+        path, models.with_projector(config, model, path), needs, report, kept
     )
 
 

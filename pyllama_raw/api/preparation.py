@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, cast
 
 from anyio.lowlevel import checkpoint
@@ -61,37 +60,39 @@ class Preparation:
         encoder: PromptEncoder,
         thread: EngineThread,
         workers: Workers,
+        request_ids: Iterator[int],
     ) -> None:
         """
         Args:
             thread: of the engine; deadlines are moments on its clock.
             workers: of the engine.
+            request_ids: gives every request of the engine another id.
         """
         self._workers = workers
         self._adapters = thread.adapters
         self._parts = parts
         self._encoder = encoder
         self._replies = Replies(parts, encoder)
-        self._clock = thread.clock
         self._control_names: Mapping[int, bytes] | None = None  # once they are wanted
-        self.request_ids = count(1)
+        self._request_ids = request_ids
 
     async def prepare(
         self,
         prompt: Prompt,
         params: SamplingParams,
         options: RequestOptions,
+        started: float,
     ) -> Prepared:
         """
         The requests for *prompt*, one an output.
 
         Args:
             options: as checked_options() gives them.
+            started: when the caller began to wait, on the engine clock.
 
         Raises:
             InvalidRequest, PromptTooLong, BadMedia, Unsupported, ClosedError.
         """
-        started = self._clock()
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)
@@ -107,7 +108,7 @@ class Preparation:
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
         seed = _random_seed() if params.seed is None else params.seed
-        request_ids = [next(self.request_ids) for _ in range(params.n)]
+        request_ids = [next(self._request_ids) for _ in range(params.n)]
         request = Request(
             request_id=request_ids[0],
             tokens=read.tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import ceil, exp, fsum, nan
 
 from pyllama_raw.core import request as core
@@ -16,6 +15,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.core.stats import MediaStats, SchedulerStats, StepTimes
+from pyllama_raw.engine.engine_state import EngineState
 from pyllama_raw.errors import shown
 from pyllama_raw.replies.parts import Part, ToolCall
 
@@ -163,21 +163,12 @@ class Score:
         return exp(-self.total / len(self.logprobs))
 
 
-class EngineState(StrEnum):
-    """Whether an engine takes requests, and if not, why."""
-
-    RUNNING = "running"
-    CLOSING = "closing"  # what runs may go on
-    CLOSED = "closed"
-    FAILED = "failed"  # by itself; `AsyncEngine.error` says why
-
-
 @dataclass(frozen=True, slots=True)
 class EngineStats(MediaStats, StepTimes, SchedulerStats):
     """The engine after its latest step, and all totals."""
 
-    state: EngineState = EngineState.RUNNING
-    """Whether the engine takes requests, and if not, how it ended."""
+    state: EngineState = EngineState.READY
+    """The state of the engine."""
     watcher_faults: int = 0
     """Watchers that raised, such as logs and metrics; they are told nothing more."""
     queue_s: float | None = None

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Unpack
 
 from pyllama_raw.api.facts import Facts
+from pyllama_raw.options.arguments import checked_serving
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
     from pyllama_raw.api.embedding import Embedder, TextPooling, Told
     from pyllama_raw.api.ranking import Ranked
     from pyllama_raw.api.vectors import Vectors
-    from pyllama_raw.engine.parts import EngineParts
-    from pyllama_raw.engine.thread import EngineThread
     from pyllama_raw.options.requests import TextOptions
 
 
 class VectorVerbs(Facts):
     """An engine as far as texts become vectors and ranks."""
-
-    def __init__(
-        self, parts: EngineParts, thread: EngineThread, embedder: Embedder
-    ) -> None:
-        super().__init__(parts, thread)
-        self._embedder = embedder
 
     async def embed(
         self,
@@ -61,12 +55,12 @@ class VectorVerbs(Facts):
             DeadlineExceeded: *deadline_s* was over before every text had its vector.
             QueueFull, ClosedError, EngineStopped, NativeError: as generate().
         """
-        embedder = self._embedder
-        wanted = embedder.pooling(pooling)
-        shape = embedder.shape(dimensions, normalize=normalize)
-        (rows,) = await embedder.embed(
-            texts, wanted, shape, progress, joined=True, **options
-        )
+        async with self._embedding(options) as embedder:
+            wanted = embedder.pooling(pooling)
+            shape = embedder.shape(dimensions, normalize=normalize)
+            (rows,) = await embedder.embed(
+                texts, wanted, shape, progress, joined=True, **options
+            )
         return rows
 
     async def embed_tokens(
@@ -81,10 +75,9 @@ class VectorVerbs(Facts):
         """Like embed(), with an array for each text that has a row for each token."""
         from pyllama_raw.engine.model_info import Pooling
 
-        shape = self._embedder.shape(dimensions, normalize=normalize)
-        return await self._embedder.embed(
-            texts, Pooling.NONE, shape, progress, **options
-        )
+        async with self._embedding(options) as embedder:
+            shape = embedder.shape(dimensions, normalize=normalize)
+            return await embedder.embed(texts, Pooling.NONE, shape, progress, **options)
 
     async def rank(
         self,
@@ -107,5 +100,13 @@ class VectorVerbs(Facts):
         from pyllama_raw.api.ranking import rank
         from pyllama_raw.engine.capabilities import Operation
 
-        self._parts.capabilities.check(Operation.RANK)
-        return await rank(self._embedder, query, documents, progress, **options)
+        async with self._embedding(options) as embedder:
+            embedder.parts.capabilities.check(Operation.RANK)
+            return await rank(embedder, query, documents, progress, **options)
+
+    @asynccontextmanager
+    async def _embedding(self, options: TextOptions) -> AsyncIterator[Embedder]:
+        """The maker of the vectors of one call; *options* are not checked yet."""
+        deadline_s = checked_serving({**options}).get("deadline_s")
+        async with self._sessions.session(deadline_s) as session:
+            yield session.embedder

@@ -23,12 +23,14 @@ from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.disk_writer import DiskWriter
 from pyllama_raw.engine.executor import NativeExecutor
 from pyllama_raw.engine.fingerprint import fingerprint
+from pyllama_raw.engine.kept import KeptMemory
 from pyllama_raw.engine.lanes import Lanes
 from pyllama_raw.engine.model_files import ModelFile, model_files
 from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.placement import refusal
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.engine.probe import expected_kind
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.engine.sizes import tell_changes
 from pyllama_raw.engine.sources import (
@@ -39,6 +41,7 @@ from pyllama_raw.engine.sources import (
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.engine.state_file import ENTRY_BYTES, INDEX_BYTES
 from pyllama_raw.engine.state_parts import head_bytes, n_parts_of
+from pyllama_raw.engine.whole_memory import restored
 from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
@@ -62,10 +65,16 @@ DEFAULT_CTX_SLOT = 2048  # tokens a slot, unless the model was trained on fewer
 
 
 def assemble(
-    use: ModelUse, config: EngineConfig, capabilities: Capabilities
+    use: ModelUse,
+    config: EngineConfig,
+    capabilities: Capabilities,
+    memory: KeptMemory | None = None,
 ) -> EngineParts:
     """
     Make the context of a model and what runs on it; *use* is closed with the parts.
+
+    Args:
+        memory: of an earlier context, for one that is the same.
 
     Raises:
         ContextFailed: nothing is left behind but *use*.
@@ -78,7 +87,9 @@ def assemble(
     )
     flag = AbortFlag()
     facts = {"n_seq_max": layout.n_seq_max, "deterministic": config.deterministic}
-    store, keys = open_store(model, use.files, config, fields | facts), SpanKeys()
+    store = open_store(model, use.files, config, fields | facts)
+    memory = memory if memory and memory.fits(use.files, config) else None
+    keys = memory.span_keys if memory else SpanKeys()
     writer = None if store is None else DiskWriter(store)
 
     def make_context(lanes: Sequence[SamplerChain]) -> Context:
@@ -110,6 +121,7 @@ def assemble(
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
+        scheduler = _scheduler_of(memory, executor.context) or scheduler
         media = _open_media(use, config, keys)
     except BaseException:
         executor.shutdown()
@@ -143,7 +155,18 @@ def assemble(
         adapter_host=executor if start is None else None,
         max_adapter_bytes=config.max_adapter_bytes,
         decoder_start=start,
+        restarts=Restarts(config.max_restarts),
+        model_files=use.files,
     )
+
+
+def _scheduler_of(memory: KeptMemory | None, context: Context) -> Scheduler | None:
+    """The scheduler of *memory*, which *context* gets; None: there is none."""
+    if memory is None:
+        return None
+    if not restored(context, memory.state):
+        memory.scheduler.lose_slots()
+    return memory.scheduler
 
 
 def _open_media(

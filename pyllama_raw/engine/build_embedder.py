@@ -13,6 +13,7 @@ from pyllama_raw.engine.describer import describer
 from pyllama_raw.engine.embed_executor import EmbedExecutor, probe
 from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.engine.parts import EngineParts
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.shared_models import ModelUse
 from pyllama_raw.native.abort import AbortFlag
 from pyllama_raw.native.context import Context
@@ -35,6 +36,7 @@ def assemble_embedder(
     model, info = use.model, capabilities.model
     executor = text_contexts(model, config)
     context = executor.prepare(info.pooling or Pooling.NONE)
+    assert context is not None
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
     def release() -> None:
@@ -58,6 +60,8 @@ def assemble_embedder(
         metadata=model.meta,
         labels=model.labels,
         texts=executor,
+        restarts=Restarts(config.max_restarts),
+        model_files=use.files,
     )
 
 

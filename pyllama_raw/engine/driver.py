@@ -14,7 +14,7 @@ from logging import getLogger
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.scheduling.slot_change import SlotChange
-from pyllama_raw.core.step import Executor, StepPlan
+from pyllama_raw.core.step import DecodeStatus, Executor, StepPlan, StepResult
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
 from pyllama_raw.engine.watcher import Watcher
@@ -51,6 +51,9 @@ class Driver:
         self.opened = OpenRequests() if opened is None else opened
         self.watchers = Watchers(watchers)
         self.last_step_at: float | None = None  # when its result was taken in
+        self._begun: StepPlan | None = (
+            None  # given to the executor, which has not returned
+        )
         self._tell = tell
         self._n_preempted = 0  # since the last step
         scheduler.watch(self._changed)
@@ -107,6 +110,23 @@ class Driver:
             self._run(plan, start)
         return bool(plan) or told
 
+    def expire(self) -> bool:
+        """Without a step: end requests past their deadline; False if nothing was told."""
+        self.scheduler.expire(self.clock())
+        return self.tell_rest()
+
+    @property
+    def is_failed_by_executor(self) -> bool:
+        """Whether the exception that step() raised came from the executor."""
+        return self._begun is not None
+
+    def give_up_step(self, error: PyllamaError) -> None:
+        """After such an exception, when the executor has another context: all go on."""
+        assert self._begun is not None
+        plan, self._begun = self._begun, None
+        failed = StepResult(DecodeStatus.FAILED, error=error)
+        self._report(self.scheduler.apply(plan, failed, self.clock()))
+
     def tell_rest(self) -> bool:
         """Tell what does not wait for a step; False if there is nothing."""
         events = self.scheduler.take_events()
@@ -125,7 +145,9 @@ class Driver:
         warms_up = self.watchers.wants_steps and any(
             self.opened.warms_up(work.request_id) for work in plan.works
         )
+        self._begun = plan
         result = self.executor.execute(plan)
+        self._begun = None
         self.last_step_at = end = self.clock()
         self._report(self.scheduler.apply(plan, result, end))
         n_preempted, self._n_preempted = self._n_preempted, 0

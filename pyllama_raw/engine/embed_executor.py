@@ -68,7 +68,7 @@ class EmbedExecutor:
         self._contexts: dict[Pooling, Context] = {}  # in the order of their last use
         self._used: Pooling | None = None  # by the last step
         self._lock = Lock()  # held while a context is made or closed
-        self._is_closed = False
+        self._is_closed = self._is_suspended = False
         self._batch = Batch(limits.n_batch)
         self._no_samplers = RowSamplers(1)
         self._decode_ns = self._cpu_ns = 0
@@ -80,12 +80,15 @@ class EmbedExecutor:
         )
 
     def is_ready(self, pooling: Pooling) -> bool:
-        """Whether there is a context that pools like this. Thread: any."""
-        return pooling in self._contexts
+        """Whether nobody need make the context that pools like this. Thread: any."""
+        return self._is_suspended or pooling in self._contexts
 
-    def prepare(self, pooling: Pooling) -> Context:
+    def prepare(self, pooling: Pooling) -> Context | None:
         """
         Make the context that pools like this, unless there is one. Thread: any.
+
+        Returns:
+            None while the engine sleeps: the first step after that makes it.
 
         Raises:
             ContextFailed, NativeError: it cannot be made.
@@ -94,9 +97,41 @@ class EmbedExecutor:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the engine is closed")
+            if self._is_suspended:
+                return None
             if pooling not in self._contexts:
                 self._contexts[pooling] = self._make_context(pooling)
             return self._contexts[pooling]
+
+    def suspend(self) -> object:
+        """Free the contexts, which hold nothing between two texts that anybody needs."""
+        with self._lock:
+            self._is_suspended, self._used = True, None
+            while self._contexts:
+                self._contexts.popitem()[1].close()
+        return None
+
+    def resume(self, state: object) -> bool:  # noqa: ARG002 - there is none
+        """Have the next steps make the contexts again."""
+        self._is_suspended = False
+        return True
+
+    def rebuild(self) -> None:
+        """Have the next steps make other contexts."""
+        self.suspend()
+        self.resume(None)
+
+    def warm_up(self) -> bool:
+        """Compute a step of one text in each context, for nothing. Raises NativeError."""
+        for context in self._contexts.values():
+            n_tokens = min(self._batch.capacity, context.max_tokens)
+            self._batch.clear()
+            token = context.model.vocab.bos or 0
+            self._batch.add_scored(array("i", [token] * n_tokens), 0, 0)
+            context.decode(self._batch)
+            if context.has_memory:
+                context.clear()
+        return True
 
     def open(self, request: Request) -> None:
         """The name of the lot of *request* is how its texts are pooled."""
@@ -189,6 +224,7 @@ class EmbedExecutor:
         if pooling is self._used and len(contexts) <= MAX_CONTEXTS:
             return contexts[pooling]
         context = self.prepare(pooling)
+        assert context is not None
         with self._lock:
             contexts[pooling] = contexts.pop(pooling)
             while len(contexts) > MAX_CONTEXTS:

@@ -48,6 +48,7 @@ from pyllama_raw.engine.operations import Done, SlotOperations
 from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
+from pyllama_raw.engine.whole_memory import captured, restored, warm_up
 from pyllama_raw.errors import InvalidBatch, NativeError
 from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.check import decode_error
@@ -180,13 +181,63 @@ class NativeExecutor:
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
-        self.context.drop()
-        self.context.close()
+        if not self.context.closed:  # it is, while the engine sleeps
+            self.context.drop()
+            self.context.close()
         self.adapters.close()
         if self._texts is not None:
             self._texts.shutdown()
         for request_id in self._open.request_ids:
             self.close(request_id)
+
+    def suspend(self) -> object:
+        """
+        Free the contexts; the value is what theirs held, for resume().
+
+        Raises:
+            SnapshotFailed, MemoryError: there is no room for a copy, and nothing has changed.
+        """
+        self._lost |= self._drop()
+        state = captured(self.context)
+        self.context.close()
+        self.adapters.renew()
+        if self._texts is not None:
+            self._texts.suspend()
+        return state
+
+    def resume(self, state: object) -> bool:
+        """
+        Make the contexts again after suspend(); False: what theirs held is gone.
+
+        Raises:
+            ContextFailed, NativeError: there is none, and the call can be repeated.
+        """
+        self._use(self._make_context(self.lanes.fresh()))
+        if self._texts is not None:
+            self._texts.resume(None)
+        return restored(self.context, state)
+
+    def rebuild(self) -> None:
+        """
+        Have an empty context in place of this one.
+
+        Raises:
+            ContextFailed, NativeError: there is none, and the call can be repeated.
+        """
+        if not self.context.closed:
+            self.context.drop()
+        self._advanced, self._lost = (), frozenset()
+        self._n_rebuilt += 1
+        self._rebuild()
+        if self._texts is not None:
+            self._texts.rebuild()
+
+    def warm_up(self) -> bool:
+        """See whole_memory.warm_up()."""
+        self._lost |= self._drop()
+        if self._texts is not None:
+            self._texts.warm_up()
+        return warm_up(self.context)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the moves, decode and sample."""

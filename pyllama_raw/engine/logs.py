@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pyllama_raw.engine.records import RecordFile
 from pyllama_raw.engine.request_log import RequestLog, RequestRecord
@@ -23,18 +24,30 @@ class Logs:
     steps: StepLog | None = None
     requests: RequestLog | None = None
     files: tuple[RecordFile, ...] = ()
+    _users: list[int] = field(default_factory=lambda: [1], compare=False)
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
         """Logs that the driver tells of steps and requests."""
         return tuple(log for log in (self.steps, self.requests) if log is not None)
 
+    def share(self) -> Self | None:
+        """The same logs, for parts that go on with them and close them, too; None: too late."""
+        with _lock:
+            is_open = self._users[0] > 0
+            self._users[0] += is_open
+        return self if is_open else None
+
     def close(self) -> None:
-        """Write what is to go to files; no step may follow."""
-        for file in self.files:
+        """No step of one engine may follow; the last one writes what is to go to files."""
+        with _lock:
+            self._users[0] -= 1
+            is_last = self._users[0] <= 0
+        for file in self.files if is_last else ():
             file.close()
 
 
+_lock = Lock()
 NO_LOGS = Logs()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -19,6 +20,8 @@ from pyllama_raw.engine.cpu_share import CpuShare
 from pyllama_raw.engine.delivery import Delivery, refuse
 from pyllama_raw.engine.door import Door
 from pyllama_raw.engine.driver import Driver
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.mailbox import (
     Cancel,
     Close,
@@ -34,7 +37,7 @@ from pyllama_raw.engine.requests import OpenRequest
 from pyllama_raw.engine.room import WaitingRoom
 from pyllama_raw.engine.stream import Stream
 from pyllama_raw.engine.telling import Teller
-from pyllama_raw.engine.watcher import EngineChange, Watcher
+from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.errors import EngineFault, OutputUnread, PyllamaError
 
 STATS_S = 0.25  # statistics of running requests are at most this old, and one call
@@ -73,6 +76,10 @@ class EngineLoop:
         self._executor = parts.executor
         self.cpu_share = CpuShare()
         self._close: Close | None = None  # the last one that was obeyed
+        self.life = Life(self.driver, parts.executor, parts.restarts)
+        self._told_state = EngineState.READY
+        self._quiet: list[Future[None]] = []  # wait until there is no request
+        self.is_replaced = False  # others tell what becomes of the engine
 
     def run(self) -> None:
         """Return when all requests have ended; raises what ends the thread."""
@@ -82,27 +89,61 @@ class EngineLoop:
             while commands:
                 self._obey(commands[0])
                 commands.popleft()
+            self._tell_state()
             if not self._is_done:
                 timeout_s = 0.0 if self._step() else self._idle_s()
+                self._tell_state()
         self._end_all()
-        self._write_idle()
+        if self.life.hindrance is None:
+            self._write_idle()
 
     def close(self) -> None:
         """Change nothing of the process any more."""
         self.cpu_share.close()
+        self._answer_quiet()
 
     def _step(self) -> bool:
         """False: there was nothing to do."""
         for request_id in self._room.expired(self.driver.clock()):
             self._leave_room(request_id)  # the scheduler ends it
-        return self.driver.step()
+        return self.life.step()
+
+    @property
+    def state(self) -> EngineState:
+        """The state as long as the thread runs. Thread: any."""
+        if self._close is not None:
+            return EngineState.CLOSING
+        if (hindrance := self.life.hindrance) is not None:
+            return hindrance
+        has_work = self.driver.scheduler.has_work or bool(self._room)
+        return EngineState.RUNNING if has_work else EngineState.READY
+
+    def _tell_state(self) -> None:
+        state = self.state
+        if state is not self._told_state:
+            self._told_state = state
+            self.tell_watchers(state)
+        if self._quiet and state not in (EngineState.RUNNING, EngineState.LOADING):
+            self._answer_quiet()
+
+    def when_quiet(self, quiet: Future[None]) -> None:
+        """Answer once no request runs, or the thread ends."""
+        self._quiet.append(quiet)
+
+    def _answer_quiet(self) -> None:
+        waiting, self._quiet = self._quiet, []
+        for each in waiting:
+            if each.set_running_or_notify_cancel():
+                each.set_result(None)
 
     @property
     def _is_done(self) -> bool:
         close = self._close
         if close is None:
             return False
-        return not (close.drains and (self._room or self.driver.scheduler.has_work))
+        if not close.drains or self.life.is_asleep:
+            return True
+        return not (self._room or self.driver.scheduler.has_work)
 
     def _obey(self, command: Command) -> None:
         """Do what *command* says; whatever it raises is about nothing else."""
@@ -123,7 +164,6 @@ class EngineLoop:
                     self.driver.scheduler.take_report(command)
                 case Close():
                     self._close = command
-                    self.tell_watchers("closing")
         except BaseException:  # noqa: BLE001 - it is told in the log
             _log.exception("%s failed; the engine goes on", type(command).__name__)
 
@@ -225,13 +265,14 @@ class EngineLoop:
 
     def watch(self, watcher: Watcher) -> None:
         """Tell *watcher* what happens from now on."""
-        change: EngineChange = "running" if self._close is None else "closing"
-        watcher.engine(change, self.driver.clock())
+        self._tell_state()
+        watcher.engine(self.state, self.driver.clock())
         self.driver.watchers.add(watcher)
 
-    def tell_watchers(self, change: EngineChange) -> None:
+    def tell_watchers(self, state: EngineState) -> None:
         """Tell what has become of the engine."""
-        self.driver.watchers.engine(change, self.driver.clock())
+        if not self.is_replaced:
+            self.driver.watchers.engine(state, self.driver.clock())
 
     def leave(self, opened: OpenRequest) -> None:
         """Nothing counts a request any more. Thread: any."""
@@ -259,9 +300,13 @@ class EngineLoop:
                 self._mailbox.post(Errand(fail))
 
     def _idle_s(self) -> float | None:
-        both = self.driver.scheduler.next_deadline, self._room.next_deadline
-        deadline = min((each for each in both if each is not None), default=None)
-        return None if deadline is None else max(deadline - self.driver.clock(), 1e-3)
+        moments = (
+            self.driver.scheduler.next_deadline,
+            self._room.next_deadline,
+            self.life.retry_at,
+        )
+        next_one = min((each for each in moments if each is not None), default=None)
+        return None if next_one is None else max(next_one - self.driver.clock(), 1e-3)
 
     def _end_all(self) -> None:
         for request_id in list(self._opened):

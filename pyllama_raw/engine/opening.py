@@ -24,6 +24,7 @@ from pyllama_raw.native import libllama
 from pyllama_raw.native.gguf_header import NO_OVERRIDES
 
 if TYPE_CHECKING:
+    from pyllama_raw.engine.kept import Kept
     from pyllama_raw.engine.parts import EngineParts
     from pyllama_raw.options.config import EngineConfig
 
@@ -42,6 +43,7 @@ def build(
     config: EngineConfig | None,
     needs: str | None = None,
     report: Report = lambda _: True,
+    kept: Kept | None = None,
 ) -> EngineParts:
     """
     Load the model and make its context; blocks for as long as that takes.
@@ -50,6 +52,7 @@ def build(
         config: None are the defaults; the model need not wait for pydantic then.
         needs: an operation that the model must be able to do; None: any.
         report: gets the loaded fraction; returning False cancels the load.
+        kept: what there is of earlier parts of the engine.
 
     Raises:
         ModelLoadFailed, ContextFailed, LibraryNotBuilt: nothing is left behind.
@@ -68,13 +71,16 @@ def build(
     importing.start()
     try:
         use = open_model(path, model_options(config), report)
-        return build_on(use, config, needs)
+        return build_on(use, config, needs, kept)
     finally:
         importing.join()
 
 
 def build_on(
-    use: ModelUse, config: EngineConfig | None, needs: str | None = None
+    use: ModelUse,
+    config: EngineConfig | None,
+    needs: str | None = None,
+    kept: Kept | None = None,
 ) -> EngineParts:
     """Like build(), of a model that is loaded; *use* is closed with the parts."""
     try:
@@ -90,10 +96,14 @@ def build_on(
             )
         capabilities.check(*_wanted(needs))
         if Operation.GENERATE in capabilities.operations:
-            from pyllama_raw.engine.build import assemble as make
+            from pyllama_raw.engine.build import assemble
+
+            memory = None if kept is None else kept.memory
+            parts = assemble(use, config, capabilities, memory)
         else:
-            from pyllama_raw.engine.build_embedder import assemble_embedder as make
-        parts = make(use, config, capabilities)
+            from pyllama_raw.engine.build_embedder import assemble_embedder
+
+            parts = assemble_embedder(use, config, capabilities)
     except BaseException:
         use.close()
         raise
@@ -102,7 +112,10 @@ def build_on(
     try:
         from pyllama_raw.engine.logs import open_logs
 
-        opened = replace(parts, logs=open_logs(config.log))
+        logs = None if kept is None else kept.logs_for(config.log)
+        opened = replace(parts, logs=logs or open_logs(config.log))
+        if kept is not None and kept.restarts is not None:
+            opened = replace(opened, restarts=kept.restarts)
     except BaseException:
         parts.release()
         raise

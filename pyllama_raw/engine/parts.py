@@ -16,7 +16,9 @@ from pyllama_raw.engine.adapters import AdapterHost
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.info import EngineInfo
 from pyllama_raw.engine.logs import NO_LOGS, Logs
+from pyllama_raw.engine.model_files import ModelFile
 from pyllama_raw.engine.model_info import Pooling
+from pyllama_raw.engine.restarts import Restarts
 from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.options.sampling import SamplingParams
 
@@ -42,12 +44,39 @@ def _no_rules(params: SamplingParams, reading: Reading) -> object:  # noqa: ARG0
     return None
 
 
-class TimedExecutor(Executor, Protocol):
-    """An executor that keeps times; any thread may read them."""
+class EngineExecutor(Executor, Protocol):
+    """An executor whose contexts come and go, and that keeps times."""
 
     @property
     def times(self) -> StepTimes:
-        """A frozen value, replaced after every step."""
+        """A frozen value, replaced after every step. Thread: any."""
+
+    def suspend(self) -> object:
+        """
+        Free the contexts; the value is what they held, for resume().
+
+        Raises:
+            SnapshotFailed, MemoryError: nothing has changed.
+        """
+
+    def resume(self, state: object) -> bool:
+        """
+        Make the contexts again, with *state*; False: they hold nothing.
+
+        Raises:
+            NativeError: there is none, and the call can be repeated.
+        """
+
+    def rebuild(self) -> None:
+        """Make other contexts, which hold nothing. Raises as resume()."""
+
+    def warm_up(self) -> bool:
+        """
+        Compute as much as a step may have, for nothing; False: what contexts held is gone.
+
+        Raises:
+            NativeError, MemoryError: it cannot be computed.
+        """
 
 
 class TextVocab(Protocol):
@@ -101,7 +130,7 @@ class TextContexts(Protocol):
     limits: ContextLimits  # of each
 
     def is_ready(self, pooling: Pooling) -> bool:
-        """Whether there is one that pools like this."""
+        """Whether nobody need make the one that pools like this."""
 
     def prepare(self, pooling: Pooling) -> object:
         """Make it, unless there is one. Raises ContextFailed, NativeError, ClosedError."""
@@ -112,7 +141,7 @@ class EngineParts:
     """One scheduler and one executor that fit each other, and what they stand on."""
 
     scheduler: Scheduler
-    executor: TimedExecutor
+    executor: EngineExecutor
     vocab: TextVocab
     chat_template: str | None
     release: Callable[[], None]  # frees all of it; called once, after the last step
@@ -132,3 +161,5 @@ class EngineParts:
     max_adapter_bytes: int = 0
     # What begins an output, if an encoder reads the prompt; None: outputs go on with it.
     decoder_start: int | None = None
+    restarts: Restarts = field(default_factory=Restarts)  # after failures
+    model_files: tuple[ModelFile, ...] = ()  # as they were before the load

@@ -26,6 +26,8 @@ from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.adapters import Adapters
 from pyllama_raw.engine.delivery import refuse
 from pyllama_raw.engine.door import Door
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.life import Life
 from pyllama_raw.engine.lifetime import close_at_exit
 from pyllama_raw.engine.loop import EngineLoop
 from pyllama_raw.engine.mailbox import (
@@ -83,6 +85,8 @@ class EngineThread:
         self.has_begun = False  # to take commands
         self.error: BaseException | None = None  # has ended it, or came at the end
         self.gone: Future[None] = Future()  # answered when everything is freed
+        # Whether others go on in place of this thread, which has ended by an error.
+        self.is_survived: Callable[[BaseException], bool] = lambda _: False
         self._refuses = False  # new requests, because close() was called
         self._ended = False
         self._pid = os.getpid()
@@ -112,9 +116,22 @@ class EngineThread:
         return not self._refuses and self._is_running
 
     @property
-    def closing(self) -> bool:
-        """Whether close() was called and the thread has not ended."""
-        return self._refuses and self._is_running
+    def state(self) -> EngineState:
+        """What the engine does now."""
+        if self._is_running:
+            return EngineState.CLOSING if self._refuses else self._loop.state
+        return EngineState.CLOSED if self.error is None else EngineState.ERROR
+
+    @property
+    def life(self) -> Life:
+        """For functions that call() runs."""
+        return self._loop.life
+
+    def quiet(self) -> Future[None]:
+        """Answered when no request runs."""
+        quiet = Future[None]()
+        self.call(partial(self._loop.when_quiet, quiet))
+        return quiet
 
     @property
     def _is_running(self) -> bool:
@@ -205,6 +222,10 @@ class EngineThread:
             self._loop.driver.executor.stop()
         self._post(Close(drains))
 
+    def replace(self) -> None:
+        """Tell watchers no state of the engine any more: another thread is the engine now."""
+        self._loop.is_replaced = True
+
     @property
     def is_ours(self) -> bool:
         """Whether it runs in this process; a fork has none of its threads."""
@@ -265,10 +286,11 @@ class EngineThread:
             self._loop.run()
         except BaseException as error:  # noqa: BLE001 - readers are told why
             self.error = error
+            self._loop.is_replaced |= self.is_survived(error)
         self._ended = True
         self._loop.close()
         self._refuse_streams()
-        self._loop.tell_watchers("closed" if self.error is None else "failed")
+        self._loop.tell_watchers(self.state)
         self._refuse_rest()
         try:
             with closing(self._parts.logs):

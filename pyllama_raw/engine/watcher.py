@@ -7,12 +7,11 @@ A program of yours may watch, too: `engine.watch(watcher)`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.slot_change import SlotChange
-
-EngineChange = Literal["running", "closing", "closed", "failed"]
+from pyllama_raw.engine.engine_state import EngineState
 
 
 class StepRecord(NamedTuple):
@@ -66,5 +65,5 @@ class Watcher:
         Context variables are those of its caller.
         """
 
-    def engine(self, change: EngineChange, now: float) -> None:
-        """The state of the engine: told first, and last of all at the end."""
+    def engine(self, state: EngineState, now: float) -> None:
+        """The state of the engine: told first, when it changes, and last of all at the end."""

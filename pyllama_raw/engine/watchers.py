@@ -8,7 +8,8 @@ from threading import current_thread, main_thread
 
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.core.scheduling.slot_change import SlotChange
-from pyllama_raw.engine.watcher import EngineChange, StepRecord, Watcher
+from pyllama_raw.engine.engine_state import EngineState
+from pyllama_raw.engine.watcher import StepRecord, Watcher
 
 METHODS = ("came", "changed", "stepped", "ended", "engine")
 
@@ -53,8 +54,8 @@ class Watchers(Watcher):
     def ended(self, request: Request, end: Finished) -> None:
         self._each("ended", request, end)
 
-    def engine(self, change: EngineChange, now: float) -> None:
-        self._each("engine", change, now)
+    def engine(self, state: EngineState, now: float) -> None:
+        self._each("engine", state, now)
 
     def _each(self, method: str, *arguments: object) -> None:
         for watcher in self._those_of[method]:

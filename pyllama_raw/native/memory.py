@@ -17,6 +17,7 @@ from pyllama_raw.native.kernels import Kernels
 from pyllama_raw.native.libllama import ffi, last_error, lib
 
 _POS_MAX = 2**31 - 1
+ALL_SLOTS = -1
 
 
 class SlotMemory(Handle):
@@ -137,6 +138,9 @@ class SlotMemory(Handle):
         """
         Bytes capture() would write now.
 
+        Args:
+            slot: ALL_SLOTS: of the whole memory, in which slots share cells as they do now.
+
         Thread:
             Waits for running computations.
         """
@@ -162,7 +166,7 @@ class SlotMemory(Handle):
         self._check_state(slot)
         n_bytes = ffi.new("size_t *")
         with lent(out, UINT8, writable=True) as dst:
-            if self.seq_pos_max(slot) is None:
+            if slot != ALL_SLOTS and self.seq_pos_max(slot) is None:
                 message = f"slot {slot} is empty"
                 raise SnapshotFailed("llama_state_seq_get_data_ext", 0, message)
             code = lib.plr_state_seq_get(self.ptr, dst, len(out), slot, n_bytes)
@@ -187,7 +191,9 @@ class SlotMemory(Handle):
         with lent(data, UINT8) as src:
             code = lib.plr_state_seq_set(self.ptr, src, len(data), slot, n_bytes)
             is_done = code == 0 and n_bytes[0] > 0
-            if not is_done:
+            if not is_done and slot == ALL_SLOTS:
+                lib.llama_memory_clear(self._memory, False)
+            elif not is_done:
                 lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
             if self.kernels is not None:
                 self.kernels.restored(slot, src, len(data) if is_done else 0)
@@ -203,7 +209,8 @@ class SlotMemory(Handle):
             raise InvalidRequest("p0, p1", (p0, p1), f"-1 to {_POS_MAX}")
 
     def _check_state(self, slot: int) -> None:
-        self._check_slot("slot", slot)
+        if slot != ALL_SLOTS:
+            self._check_slot("slot", slot)
         if not self.has_memory:
             raise Unsupported("memory", "this model keeps none of its sequences")
 

@@ -336,6 +336,11 @@ class EngineConfig(Frozen):
     """
     max_adapter_bytes: Annotated[int, Field(ge=0)] = 2**30
     """Bytes of the files of all adapters that are loaded; what nobody uses gives way."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    """
+    Failures of the engine in a minute after which its context is made anew and all requests go
+    on; the next one ends it. 0: the first one does (docs/life.md).
+    """
     deterministic: bool = False
     """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
 

@@ -93,7 +93,8 @@ class FakeExecutor:
         self.limits = limits
         self.flag = flag or FakeFlag()
         self._gate = AbortGate()
-        self.n_steps = 0
+        self.n_steps = self.n_warm_ups = 0
+        self.is_suspended = False
         self.plans: list[StepPlan] = []
         self.memory = FakeMemory(limits)
         self._requests: dict[int, Request] = {}  # those that are open
@@ -129,7 +130,27 @@ class FakeExecutor:
         """Set the flag if nobody wants the running step."""
         self._gate.stop(request_id)
 
+    def suspend(self) -> object:
+        """The lists, which are back after resume()."""
+        state, self.memory = self.memory, FakeMemory(self.limits)
+        self.is_suspended = True
+        return state
+
+    def resume(self, state: object) -> bool:
+        assert self.is_suspended
+        assert isinstance(state, FakeMemory)
+        self.memory, self.is_suspended = state, False
+        return True
+
+    def rebuild(self) -> None:
+        self.memory.clear()
+
+    def warm_up(self) -> bool:
+        self.n_warm_ups += 1
+        return True
+
     def execute(self, plan: StepPlan) -> StepResult:
+        assert not self.is_suspended
         self._gate.enter(plan.works, self.flag)
         try:
             return self._execute(plan)

@@ -235,7 +235,7 @@ async def test_closing_waits_for_who_reads_the_vocabulary():
             await engine.complete("a", SamplingParams(regex="a"))
 
     async def let_go() -> None:
-        while not engine._preparation._encoder._closed:
+        while not engine._sessions.current.preparation._encoder._closed:
             await checkpoint()
         go_on.set()
 

@@ -206,7 +206,7 @@ async def test_vectors_that_are_there_need_no_worker():
 
         def told(n_done: int) -> None:
             if n_done == 3:
-                engine._workers.close()
+                engine._sessions.workers.close()
 
         vectors = await engine.embed(TEXTS[:3], progress=told)
 

@@ -43,10 +43,12 @@ async def test_a_stream_tells_all_from_its_beginning_to_the_end_of_the_engine():
                 found = [event async for event in events]
 
     assert told(found) == [
-        EngineState.RUNNING,
+        EngineState.READY,
         (2, WAITING, None),
+        EngineState.RUNNING,
         (2, RUNNING, None),
         (2, ENDED, "length"),
+        EngineState.READY,
         EngineState.CLOSING,
         EngineState.CLOSED,
     ]
@@ -87,8 +89,8 @@ async def test_a_slow_reader_loses_the_oldest_and_is_told():
             found = [event async for event in events]
 
     assert told(found) == [
-        EventsLost(6),
-        (2, ENDED, "length"),
+        EventsLost(10),
+        EngineState.READY,
         EngineState.CLOSING,
         EngineState.CLOSED,
     ]
@@ -115,8 +117,8 @@ async def test_a_reader_is_woken():
                 await engine.aclose()
 
     assert states == [
-        EngineState.RUNNING,
-        *(WAITING, RUNNING, ENDED),
+        EngineState.READY,
+        *(WAITING, EngineState.RUNNING, RUNNING, ENDED, EngineState.READY),
         EngineState.CLOSING,
         EngineState.CLOSED,
     ]
@@ -136,7 +138,7 @@ async def test_an_engine_that_fails_says_so():
             async with engine.generate("hello"):
                 *_, last = [event async for event in events]
 
-    assert last.state is EngineState.FAILED
+    assert last.state is EngineState.ERROR
 
 
 async def test_a_closed_engine_has_no_events():
@@ -163,9 +165,15 @@ def test_a_program_without_an_event_loop_reads_them():
 
     with Engine(make) as engine, engine.events() as events:
         engine.complete("hello", SHORT)
-        states = [next(events).state for _ in range(4)]
+        states = [next(events).state for _ in range(5)]
 
-    assert states == [EngineState.RUNNING, WAITING, RUNNING, ENDED]
+    assert states == [
+        EngineState.READY,
+        WAITING,
+        EngineState.RUNNING,
+        RUNNING,
+        ENDED,
+    ]
 
 
 class Tokens(Watcher):

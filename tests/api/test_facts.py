@@ -34,7 +34,7 @@ async def test_an_engine_tells_that_it_was_closed():
     await engine.aclose()
     stats = engine.stats()
 
-    assert before == (True, "running")
+    assert before == (True, "ready")
     assert (engine.alive, engine.error, stats.state) == (False, None, "closed")
     assert (stats.submitted, stats.output_tokens) == (1, 2)
     assert engine.info.model_path == "fake.gguf"
@@ -73,10 +73,10 @@ async def test_an_engine_tells_what_has_ended_it():
     assert (engine.alive, engine.error, engine.stats().state) == (
         False,
         cause,
-        "failed",
+        "error",
     )
     await engine.aclose()
-    assert engine.stats().state == "failed"
+    assert engine.stats().state == "error"
 
 
 async def test_statistics_are_json():

@@ -55,7 +55,7 @@ def test_an_engine_that_takes_no_step_is_stalled():
     assert going == Health(HealthState.READY, 156.0, 156.0, 0.0, None, 0.0)
     assert idle == Health(HealthState.READY, 156.0, 1000.0, 0.0, None, 0.0)
     assert look(EngineState.CLOSING).state is HealthState.DRAINING
-    assert look(EngineState.FAILED).state is HealthState.DEAD
+    assert look(EngineState.ERROR).state is HealthState.DEAD
 
 
 @pytest.mark.anyio

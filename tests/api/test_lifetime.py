@@ -108,7 +108,7 @@ async def test_a_load_can_be_cancelled(monkeypatch, tmp_path):
     """
     started, answers = threading.Event(), []
 
-    def build(path, config, needs, progress):
+    def build(path, config, needs, progress, kept):
         started.set()
         while progress(0.5):
             pass
@@ -141,7 +141,7 @@ async def test_a_load_that_was_faster_than_its_cancellation_is_freed(
     """
     started, released = threading.Event(), []
 
-    def build(path, config, needs, progress):
+    def build(path, config, needs, progress, kept):
         started.set()
         while progress(0.5):
             pass
@@ -170,7 +170,7 @@ async def test_open_tells_progress_and_errors_bare(monkeypatch, tmp_path):
     """
     fractions = []
 
-    def build(path, config, needs, progress):
+    def build(path, config, needs, progress, kept):
         progress(0.25)
         progress(1.0)
         raise PyllamaError("no luck")
@@ -342,7 +342,7 @@ async def test_what_a_progress_function_raises_comes_as_it_is(
     """
     error = kind("enough")
 
-    def build(path, config, needs, progress):
+    def build(path, config, needs, progress, kept):
         progress(0.5)
 
     def stop(fraction):

@@ -59,7 +59,7 @@ async def test_chat_uses_the_models_template(model_path):
     messages = [{"role": "user", "content": "What is 2+2?<|im_end|>\n"}]
     async with AsyncEngine.open(model_path, CONFIG) as engine:
         result = await engine.complete(messages, GREEDY)
-        tokens = engine._preparation._encoder.read(messages).tokens
+        tokens = engine._sessions.current.preparation._encoder.read(messages).tokens
         vocab = engine._parts.vocab
         text = b"".join(vocab.piece(token, special=True) for token in tokens).decode()
         end_of_turn = vocab.tokenize(

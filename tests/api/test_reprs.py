@@ -32,7 +32,7 @@ async def test_an_engine_and_its_generations_tell_where_they_stand():
     assert shown == [
         "<Generation: not begun>",
         "<Generation: 2 of 2 outputs ended, 6 tokens read>",
-        "<AsyncEngine of 'model without a name': open, 4 slots, 0 run, 0 wait>",
+        "<AsyncEngine of 'model without a name': ready, 4 slots, 0 run, 0 wait>",
         "<Generation: left>",
         "<AsyncEngine of 'model without a name': closed, 4 slots, 0 run, 0 wait>",
     ]

@@ -27,6 +27,7 @@ class Noting(Watcher):
 
     def __init__(self):
         self.told = []
+        self.states = []
 
     def came(self, requests, submitted):
         self.told.append("came")
@@ -41,8 +42,8 @@ class Noting(Watcher):
     def ended(self, request, end):
         self.told.append("ended")
 
-    def engine(self, change, now):
-        self.told.append(change)
+    def engine(self, state, now):
+        self.states.append(state)
 
 
 class Raising(Noting):
@@ -129,9 +130,11 @@ def test_an_engine_goes_on_without_a_watcher_that_raises(hook, loop, started, ca
     for request_id in range(2):
         thread.submit_all((make_request(request_id),), stream := PlainStream(loop))
         ends.append(stream.read_to_end()[-1].reason)
+    thread.call(lambda: None).result(HANG_S)
 
     assert ends == [FinishReason.LENGTH] * 2
-    assert other.told == ["running", *ONE * 2]
+    assert other.told == ONE * 2
+    assert other.states == ["ready", *["running", "ready"] * 2]
     assert lines(caplog) == RAISED
 
 

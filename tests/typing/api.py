@@ -95,6 +95,12 @@ async def facts() -> None:
     assert_type(engine.error, BaseException | None)
     assert_type(engine.info.n_ctx_slot, int)
     assert_type(engine.stats().state, EngineState)
+    assert_type(engine.state, EngineState)
+    assert_type(await engine.warmup(), None)
+    assert_type(await engine.sleep(2), None)
+    assert_type(await engine.wake(), None)
+    assert_type(await engine.reload("model.gguf", progress=print), None)
+    assert_type(await engine.rebuild_session("cause"), None)
 
 
 def blocking() -> None:
@@ -111,6 +117,8 @@ def blocking() -> None:
         assert_type(engine.score("a"), Score)
         assert_type(engine.stats(), EngineStats)
         assert_type(engine.info, EngineInfo)
+        assert_type(engine.sleep(), None)
+        assert_type(engine.reload(), None)
 
 
 def sync() -> None:

@@ -75,8 +75,14 @@ class Cells {
 
     void clear() { slots_.clear(); }
 
-    // *state* is what libllama has read into *slot*, which was empty.
+    // *state* is what libllama has read into *slot*, which was empty; -1: into all slots.
     void restore(int32_t slot, const uint8_t * state, size_t size) {
+        if (slot < 0) {
+            if (!restore_all(state, size)) {
+                clear();
+            }
+            return;
+        }
         remove(slot, -1, -1);
         std::vector<bool> is_used;
         for (const Slot & other : slots_) {
@@ -109,6 +115,44 @@ class Cells {
         return slots_[slot];
     }
 
+    // The cells of a state of all slots are the first ones, each with all its slots.
+    bool restore_all(const uint8_t * state, size_t size) {
+        clear();
+        const size_t n_words = size / sizeof(int32_t);
+        if (n_words < 4 || word(state, 2) != 1) {
+            return false;
+        }
+        size_t i = 4;
+        for (int32_t cell = 0; cell < word(state, 3); ++cell) {
+            if (i + 2 > n_words) {
+                return false;
+            }
+            const int32_t pos = word(state, i), n_slots = word(state, i + 1);
+            i += 2;
+            if (pos < 0 || pos > kMostPos || n_slots < 1 || n_slots > kMostSlots ||
+                i + size_t(n_slots) > n_words) {
+                return false;
+            }
+            for (int32_t n = 0; n < n_slots; ++n, ++i) {
+                const int32_t slot = word(state, i);
+                if (slot < 0 || slot >= kMostSlots) {
+                    return false;
+                }
+                std::vector<int32_t> & cells = at(slot).cells;
+                cells.resize(std::max(cells.size(), size_t(pos) + 1), -1);
+                cells[pos] = cell;
+            }
+        }
+        std::for_each(slots_.begin(), slots_.end(), settle);
+        return true;
+    }
+
+    static int32_t word(const uint8_t * state, size_t i) {
+        int32_t value;
+        std::memcpy(&value, state + i * sizeof(value), sizeof(value));
+        return value;
+    }
+
     static void bound(const Slot & slot, int32_t & p0, int32_t & p1) {
         const auto size = int32_t(slot.cells.size());
         p0 = std::clamp(p0, 0, size);
@@ -130,21 +174,16 @@ class Cells {
     // begins with magic, slot, number of pools and number of cells; then each cell has its
     // position, its number of slots and the slot.
     static std::vector<int32_t> positions(const uint8_t * state, size_t size) {
-        const auto word = [state](size_t i) {
-            int32_t value;
-            std::memcpy(&value, state + i * sizeof(value), sizeof(value));
-            return value;
-        };
         const size_t n_words = size / sizeof(int32_t);
-        if (n_words < 4 || word(2) != 1 || word(3) < 0 ||
-            n_words < 4 + 3 * size_t(word(3))) {
+        if (n_words < 4 || word(state, 2) != 1 || word(state, 3) < 0 ||
+            n_words < 4 + 3 * size_t(word(state, 3))) {
             return {};
         }
-        const auto           n_cells = size_t(word(3));
+        const auto           n_cells = size_t(word(state, 3));
         std::vector<int32_t> found;
         for (size_t i = 0; i < n_cells; ++i) {
-            const int32_t pos = word(4 + 3 * i);
-            if (pos < 0 || pos > kMostPos || word(5 + 3 * i) != 1) {
+            const int32_t pos = word(state, 4 + 3 * i);
+            if (pos < 0 || pos > kMostPos || word(state, 5 + 3 * i) != 1) {
                 return {};
             }
             found.push_back(pos);
@@ -152,7 +191,8 @@ class Cells {
         return found;
     }
 
-    static constexpr int32_t kMostPos = 1 << 24;  // larger numbers are no positions
+    static constexpr int32_t kMostPos   = 1 << 24;  // larger numbers are no positions
+    static constexpr int32_t kMostSlots = 256;      // llama.cpp: LLAMA_MAX_SEQ
 
     std::vector<Slot> slots_;  // by slot
 };

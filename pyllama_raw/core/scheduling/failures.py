@@ -37,6 +37,12 @@ class Failures:
                 counters.failed_steps += 1
                 self._fail(plan, result, now)
 
+    def lose_slots(self) -> None:
+        """The context is another one, and empty."""
+        self._roster.counters.rebuilds += 1
+        self._roster.memory.forget_slots()
+        self._packer.repeat(from_start=True)
+
     def _rewind(self, plan: StepPlan, result: StepResult) -> None:
         for work, output in zip(plan.works, result.outputs, strict=True):
             running = self._slots.running.get(work.request_id)
@@ -74,12 +80,13 @@ class Failures:
         ]
         alone = len(plan.works) == 1
         if is_fatal:
-            roster.counters.rebuilds += 1
-            roster.memory.forget_slots()  # the new context is empty
-        elif alone:  # the slot may hold something else than is believed
-            for running, _ in parts:
-                self._slots.rewind(running, 0)
-        self._packer.repeat(from_start=is_fatal)
+            self.lose_slots()
+        else:
+            for running, _ in parts if alone else ():
+                self._slots.rewind(
+                    running, 0
+                )  # it may hold something else than is believed
+            self._packer.repeat(from_start=False)
         culprit = self._suspects.accuse(parts, alone=alone)
         if culprit is not None:
             roster.finish(culprit, result.error, now)

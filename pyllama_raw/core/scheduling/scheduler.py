@@ -205,6 +205,18 @@ class Scheduler:
         """Forget snapshots, files and idle slots; returns the host bytes freed."""
         return self._memory.clear(salt)
 
+    def lose_slots(self) -> None:
+        """
+        The context is another one, and empty: what runs is filled again.
+
+        Snapshots and files are as good as before, because the new one has the same layout.
+        """
+        self._failures.lose_slots()
+
+    def lose_texts(self) -> None:
+        """No context holds a part of a text any more."""
+        self._roster.texts.restart()
+
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""
         self._roster.check_integrity()
@@ -231,9 +243,13 @@ class Scheduler:
 
     # -- plan -------------------------------------------------------------------
 
+    def expire(self, now: float) -> None:
+        """End the requests whose time is over."""
+        self._roster.expire(now)
+
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step; a falsy plan means that there is nothing to do."""
-        self._roster.expire(now)
+        self.expire(now)
         texts = self._roster.texts.all
         if texts and self._texts_are_next:
             self._texts_are_next = False

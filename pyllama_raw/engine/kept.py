@@ -1,0 +1,48 @@
+"""Things that outlive the parts of an engine, because the next parts go on with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.engine.logs import Logs
+from pyllama_raw.engine.model_files import ModelFile
+from pyllama_raw.engine.restarts import Restarts
+from pyllama_raw.engine.span_keys import SpanKeys
+
+if TYPE_CHECKING:
+    from pyllama_raw.options.config import EngineConfig, LogConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """
+    The memory of an engine without requests, whose context and weights are freed.
+
+    The scheduler knows what idle slots hold, which is in `state`, and the snapshots and files.
+    """
+
+    scheduler: Scheduler
+    state: object  # as EngineExecutor.suspend() gives it
+    span_keys: SpanKeys  # of the prompts that the scheduler knows
+    files: tuple[ModelFile, ...]  # of the model
+    config: EngineConfig
+
+    def fits(self, files: tuple[ModelFile, ...], config: EngineConfig) -> bool:
+        """Whether a context of a model of *files* is what this one was."""
+        return bool(files) and files == self.files and config == self.config
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Things that the next parts of an engine have of earlier ones."""
+
+    logs: Logs
+    log_config: LogConfig | None
+    memory: KeptMemory | None = None
+    restarts: Restarts | None = None  # that count for the next parts, too
+
+    def logs_for(self, config: LogConfig) -> Logs | None:
+        """Logs for parts that want *config*; None: they need others."""
+        return self.logs.share() if config == self.log_config else None
