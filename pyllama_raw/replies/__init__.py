@@ -1,5 +1,5 @@
 """
-What a model says, taken apart: reasoning, content and calls of tools.
+Replies of models, taken apart: reasoning, content and calls of tools.
 
 Everything here is about text. It runs on recorded outputs, without an engine.
 """

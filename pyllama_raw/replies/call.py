@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from pyllama_raw.replies.json_text import read_short, read_value, unquoted
-from pyllama_raw.replies.source import Broken, Flow, Source
+from pyllama_raw.replies.source import Broken, Flow, TextSource
 from pyllama_raw.replies.spec import ObjectCall
 
 TYPE = (
@@ -15,7 +15,7 @@ TYPE = (
 )
 
 
-class Call:
+class OpenCall:
     """
     The call that is being read.
 
@@ -27,7 +27,7 @@ class Call:
 
     def __init__(
         self,
-        source: Source,
+        source: TextSource,
         begin: Callable[[str, str | None], None],
         write: Callable[[str], None],
         known: Container[str],
@@ -60,14 +60,14 @@ class Call:
 
 @dataclass
 class Entries:
-    """What has been read of an object."""
+    """Entries of an object that have been read."""
 
     name: str | None = None
     id: str | None = None
     arguments: list[str] = field(default_factory=list)
 
 
-def read_object(call: Call, layout: ObjectCall) -> Flow[None]:
+def read_object(call: OpenCall, layout: ObjectCall) -> Flow[None]:
     """
     Read an object that is a call.
 
@@ -94,7 +94,7 @@ def read_object(call: Call, layout: ObjectCall) -> Flow[None]:
         call.write(unquoted(text))
 
 
-def _entry(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
+def _entry(call: OpenCall, layout: ObjectCall, entries: Entries) -> Flow[None]:
     """Read a key and its value. Broken: no call has it, or has it once more."""
     source = call.source
     if call.begun:
@@ -120,7 +120,7 @@ def _entry(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
         raise Broken
 
 
-def _arguments(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
+def _arguments(call: OpenCall, layout: ObjectCall, entries: Entries) -> Flow[None]:
     """Pass the arguments on if all that belongs before them has come, or hold them."""
     complete = entries.name and (layout.id is None or entries.id is not None)
     if complete and (yield from call.source.peek()) == "{":
@@ -130,7 +130,7 @@ def _arguments(call: Call, layout: ObjectCall, entries: Entries) -> Flow[None]:
         yield from read_value(call.source, entries.arguments.append)
 
 
-def _has_place(key: str, call: Call, layout: ObjectCall, entries: Entries) -> bool:
+def _has_place(key: str, call: OpenCall, layout: ObjectCall, entries: Entries) -> bool:
     """Whether an object of a call may have *key* now."""
     if layout.name is None:
         return not call.begun
@@ -140,7 +140,7 @@ def _has_place(key: str, call: Call, layout: ObjectCall, entries: Entries) -> bo
     return key in found and found[key] is None
 
 
-def _id(source: Source) -> Flow[str]:
+def _id(source: TextSource) -> Flow[str]:
     """The value of an id, which may be a number."""
     if (yield from source.peek()) == '"':
         return (yield from read_short(source))
@@ -149,7 +149,7 @@ def _id(source: Source) -> Flow[str]:
     return "".join(found)
 
 
-def _cut(source: Source, layout: ObjectCall) -> bool:
+def _cut(source: TextSource, layout: ObjectCall) -> bool:
     """Whether the reply ends within an object that is a call so far."""
     rest = source.text[source.pos :]
     keys = (layout.arguments, layout.id, layout.name)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pyllama_raw.replies.call import Call, read_object
+from pyllama_raw.replies.call import OpenCall, read_object
 from pyllama_raw.replies.literals import read_literals
-from pyllama_raw.replies.source import Broken, Flow, Source
+from pyllama_raw.replies.source import Broken, Flow, TextSource
 from pyllama_raw.replies.spec import Headed, LiteralCall, ObjectCall, TaggedCall
 from pyllama_raw.replies.tables import Tables, matched
 from pyllama_raw.replies.tagged import read_tagged
@@ -25,7 +25,7 @@ class CallReader:
 
     def __init__(
         self,
-        source: Source,
+        source: TextSource,
         tables: Tables,
         tools: Mapping[str, Schema],
         begin: Callable[[str, str | None], None],
@@ -39,7 +39,7 @@ class CallReader:
         self._arrays = isinstance(self._layout, (ObjectCall, LiteralCall))
         self._in_array = False
         self._tools = tools
-        self._call = Call(source, begin, write, tools)
+        self._call = OpenCall(source, begin, write, tools)
 
     def section(self, *, started: bool, bare: bool = False) -> Flow[str]:
         """

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
-from pyllama_raw.replies.source import MARK, Broken, Flow, Source
+from pyllama_raw.replies.source import MARK, Broken, Flow, TextSource
 
 CLOSING = {"{": "}", "[": "]"}
 SCALAR = re.compile(r"[-+.0-9Eaeflnrstu]+")  # of numbers and of true, false and null
@@ -24,7 +24,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def read_value(source: Source, write: Write) -> Flow[None]:
+def read_value(source: TextSource, write: Write) -> Flow[None]:
     """Pass on one value. Broken: what follows is none; what was one so far is passed on."""
     brackets: list[str] = []
     while True:
@@ -45,7 +45,7 @@ def read_value(source: Source, write: Write) -> Flow[None]:
             return
 
 
-def read_string(source: Source, write: Write) -> Flow[None]:
+def read_string(source: TextSource, write: Write) -> Flow[None]:
     """Pass on one string with its quotes. Control characters, which JSON has not, are escaped."""
     write(source.take(source.pos + 1))
     while True:
@@ -68,7 +68,7 @@ def escaped(match: re.Match[str]) -> str:
     return quoted(match.group())
 
 
-def read_short(source: Source) -> Flow[str]:
+def read_short(source: TextSource) -> Flow[str]:
     """The value of a short string, as of a key. Broken: what follows is none, and stays."""
     while True:
         found = SHORT.match(source.text, source.pos)
@@ -83,7 +83,7 @@ def read_short(source: Source) -> Flow[str]:
 
 
 def text_of(string: str) -> str:
-    """What a string of JSON says. Broken: it is none."""
+    """The value of a string of JSON. Broken: it is none."""
     try:
         return str(json.loads(string, strict=False))
     except ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from pyllama_raw.replies.json_text import quoted
-from pyllama_raw.replies.source import MARK, Broken, Flow, Markers, Source
+from pyllama_raw.replies.source import MARK, Broken, Delimiters, Flow, TextSource
 from pyllama_raw.replies.spec import LiteralCall
 from pyllama_raw.replies.tables import Tables
 from pyllama_raw.replies.typed import value_of
@@ -22,7 +22,7 @@ CODES = {"x": 2, "u": 4, "U": 8}  # digits of the code of a character
 OBJECT = "}"
 
 
-def read_literals(source: Source, tables: Tables, write: Write) -> Flow[None]:
+def read_literals(source: TextSource, tables: Tables, write: Write) -> Flow[None]:
     """
     Read from after the bracket before the arguments to the bracket after them.
 
@@ -61,7 +61,7 @@ def read_literals(source: Source, tables: Tables, write: Write) -> Flow[None]:
             yield from _value(source, tables, write)
 
 
-def _key(source: Source, tables: Tables, assign: str, write: Write) -> Flow[None]:
+def _key(source: TextSource, tables: Tables, assign: str, write: Write) -> Flow[None]:
     """Read a key and what comes between the key and its value."""
     quote = yield from source.match(tables.literal_quotes)
     if quote:
@@ -76,7 +76,7 @@ def _key(source: Source, tables: Tables, assign: str, write: Write) -> Flow[None
     yield from source.space()
 
 
-def _word(source: Source) -> Flow[str]:
+def _word(source: TextSource) -> Flow[str]:
     """A key that has no quotes. Broken: there is none, or the reply ends within it."""
     while True:
         found = WORD.match(source.text, source.pos)
@@ -91,7 +91,7 @@ def _word(source: Source) -> Flow[str]:
     return source.take(end)
 
 
-def _value(source: Source, tables: Tables, write: Write) -> Flow[None]:
+def _value(source: TextSource, tables: Tables, write: Write) -> Flow[None]:
     """Read a string, which is passed on as it comes, or a word."""
     quote = yield from source.match(tables.literal_quotes)
     if quote:
@@ -104,7 +104,7 @@ def _value(source: Source, tables: Tables, write: Write) -> Flow[None]:
     write(value_of("".join(found), frozenset()))
 
 
-def _string(source: Source, quote: str, write: Write) -> Flow[None]:
+def _string(source: TextSource, quote: str, write: Write) -> Flow[None]:
     """Read a string from after the *quote* at its beginning to that at its end."""
     ends = _ends(quote)
     write('"')
@@ -119,11 +119,11 @@ def _string(source: Source, quote: str, write: Write) -> Flow[None]:
 
 
 @lru_cache(maxsize=64)
-def _ends(quote: str) -> Markers:
-    return Markers([quote, "\\"] if quote[0] in "\"'" else [quote])
+def _ends(quote: str) -> Delimiters:
+    return Delimiters([quote, "\\"] if quote[0] in "\"'" else [quote])
 
 
-def _escape(source: Source, write: Write) -> Flow[None]:
+def _escape(source: TextSource, write: Write) -> Flow[None]:
     """Read an escape of Python from after its backslash."""
     char = yield from source.peek()
     n_digits = CODES.get(char, 0)

@@ -56,7 +56,7 @@ def entries_of(text: str, layout: TaggedCall) -> list[tuple[str, str]] | None:
 
 
 def end_of(text: str, opening: str, closing: str) -> int | None:
-    """Where the *closing* that belongs to an opening before *text* begins."""
+    """The index of the *closing* that belongs to an opening before *text*."""
     depth, at = 1, 0
     while True:
         end = text.find(closing, at)

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 from pyllama_raw.replies.parts import Part
 from pyllama_raw.replies.reader import ReplyReader
-from pyllama_raw.replies.source import MARK, Source
+from pyllama_raw.replies.source import MARK, TextSource
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.replies.typed import parameters_of
-from pyllama_raw.replies.writer import Writer
+from pyllama_raw.replies.writer import PartWriter
 
 
 class ReplyParser:
@@ -41,8 +41,8 @@ class ReplyParser:
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._special = spec.special
-        self._source = Source()
-        self._writer = Writer()
+        self._source = TextSource()
+        self._writer = PartWriter()
         self._reader = ReplyReader(
             spec,
             self._source,

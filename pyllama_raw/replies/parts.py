@@ -15,7 +15,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thinks before it answers."""
+    """Text that the model thinks before it answers."""
 
     text: str
     """The new text, never empty."""

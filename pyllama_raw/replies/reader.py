@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pyllama_raw.replies.calls import HEADER_LIMIT, CallReader
-from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, Source
+from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, TextSource
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.replies.tables import Kind, Role, tables_of
 from pyllama_raw.replies.typed import Schema
-from pyllama_raw.replies.writer import Lead, Stretch, Writer
+from pyllama_raw.replies.writer import Lead, PartWriter, TextStretch
 
 
 class ReplyReader:
@@ -24,8 +24,8 @@ class ReplyReader:
     def __init__(
         self,
         spec: ReplySpec,
-        source: Source,
-        writer: Writer,
+        source: TextSource,
+        writer: PartWriter,
         tools: Mapping[str, Schema] | None,
         new_id: Callable[[], str],
     ) -> None:
@@ -171,7 +171,7 @@ class ReplyReader:
         )
         self._writer.call(name, id_ or self._new_id())
 
-    def _end(self, kind: Kind, stretch: Stretch, *, call: bool = False) -> None:
+    def _end(self, kind: Kind, stretch: TextStretch, *, call: bool = False) -> None:
         """End a stretch of text, and begin the next."""
         trim = self._trim if Kind.REASONING in (kind, self._kind) else call
         self._stretch.end(trim=trim)
@@ -181,14 +181,14 @@ class ReplyReader:
     def _write(self, text: str) -> None:
         self._stretch.write(text)
 
-    def _text(self, lead: Lead) -> Stretch:
+    def _text(self, lead: Lead) -> TextStretch:
         calls = self._spec.calls
         trim_end = bool(self._calls and calls and calls.trim)
-        return Stretch(self._writer.content, lead, trim_end=trim_end)
+        return TextStretch(self._writer.content, lead, trim_end=trim_end)
 
     @property
     def _lead(self) -> Lead:
         return Lead.DROPPED if self._trim else Lead.KEPT
 
-    def _thought(self, lead: Lead) -> Stretch:
-        return Stretch(self._writer.reasoning, lead, trim_end=self._trim)
+    def _thought(self, lead: Lead) -> TextStretch:
+        return TextStretch(self._writer.reasoning, lead, trim_end=self._trim)

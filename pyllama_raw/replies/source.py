@@ -22,14 +22,14 @@ SPACE = re.compile(r"\s*")
 
 
 class Broken(Exception):
-    """What was read is not what it seemed, or the reply ended within it."""
+    """Sign that text is not what it seemed, or that the reply ended within it."""
 
 
 def nowhere(text: str) -> None:
     """Write *text* nowhere."""
 
 
-class Markers:
+class Delimiters:
     """Delimiters that are looked for together."""
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -43,14 +43,14 @@ class Markers:
         return self._any
 
     def held(self, text: str, pos: int) -> int:
-        """Where in *text* the beginning of a delimiter stands at its end, or its length."""
+        """The index of a beginning of a delimiter at the end of *text*, or its length."""
         for at in range(max(pos, len(text) - self._longest), len(text)):
             if text[at:] in self.beginnings:
                 return at
         return len(text)
 
 
-class Source:
+class TextSource:
     """The text that has come and was not taken yet."""
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class Source:
         self._kept = [taken]
 
     def drop(self) -> None:
-        """What was kept is what it seemed."""
+        """Forget what was kept: it is what it seemed."""
         self._kept = None
 
     def kept(self) -> str:
-        """What was taken since `keep`; it is kept no longer."""
+        """Text that was taken since `keep`; it is kept no longer."""
         kept, self._kept = self._kept, None
         return "".join(kept or ())
 
@@ -120,7 +120,7 @@ class Source:
                 return
             yield
 
-    def cut(self, markers: Markers) -> bool:
+    def cut(self, markers: Delimiters) -> bool:
         """Whether the reply ends within one of *markers*, which is taken then."""
         rest = self.text[self.pos :]
         cut = self.ended and (not rest or rest in markers.beginnings)
@@ -128,7 +128,7 @@ class Source:
             self.take(len(self.text))
         return cut
 
-    def search(self, markers: Markers) -> tuple[re.Match[str] | None, int]:
+    def search(self, markers: Delimiters) -> tuple[re.Match[str] | None, int]:
         """The first of *markers*, if it is certain, and up to where there is none."""
         found = markers.pattern.search(self.text, self.pos)
         held = len(self.text) if self.ended else markers.held(self.text, self.pos)
@@ -136,7 +136,7 @@ class Source:
             return found, found.start()
         return None, held
 
-    def until(self, markers: Markers, write: Callable[[str], None]) -> Flow[str]:
+    def until(self, markers: Delimiters, write: Callable[[str], None]) -> Flow[str]:
         """Write the text before the first of *markers* and take it; nothing at the end."""
         while True:
             found, end = self.search(markers)
@@ -148,7 +148,7 @@ class Source:
                 return ""
             yield
 
-    def find(self, markers: Markers, limit: int) -> Flow[str]:
+    def find(self, markers: Delimiters, limit: int) -> Flow[str]:
         """The text before the first of *markers*, which stays. Broken: within *limit* is none."""
         while True:
             found, end = self.search(markers)
@@ -158,7 +158,7 @@ class Source:
                 return self.text[self.pos : end]
             yield
 
-    def match(self, markers: Markers) -> Flow[str]:
+    def match(self, markers: Delimiters) -> Flow[str]:
         """Take one of *markers* if it is next, or take nothing."""
         while markers:
             found = markers.pattern.match(self.text, self.pos)

@@ -1,5 +1,5 @@
 """
-How a family of models writes reasoning and calls of tools, as data.
+Specifications of how families of models write reasoning and calls of tools, as data.
 
 A delimiter is given as its spellings: the first is the one to write, all are read. Where several
 match, the one that begins first is taken, and of these the longest, so white space that belongs to
@@ -28,14 +28,14 @@ from pyllama_raw.replies.special import special_in, strings_of
 Spellings = tuple[Annotated[str, Field(min_length=1)], ...]
 
 
-class Part(BaseModel):
+class SpecPart(BaseModel):
     """A part of a specification, which never changes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ReasoningSpec(Part):
-    """What a model thinks, between two delimiters."""
+class ReasoningSpec(SpecPart):
+    """Text that a model thinks, between two delimiters."""
 
     start: Spellings = ("<think>",)
     end: Spellings = ("</think>",)
@@ -47,7 +47,7 @@ class ReasoningSpec(Part):
     """A call ends reasoning too."""
 
 
-class ObjectCall(Part):
+class ObjectCall(SpecPart):
     """A call is an object of JSON: `{"name": "f", "arguments": {}}`."""
 
     kind: Literal["object"] = "object"
@@ -60,7 +60,7 @@ class ObjectCall(Part):
     """Calls are written as an array. (Both are read.)"""
 
 
-class Headed(Part):
+class Headed(SpecPart):
     """A call that begins with a header, which has the name."""
 
     header: Spellings = ("{name}",)
@@ -89,7 +89,7 @@ class TaggedCall(Headed):
     end: Spellings
     """Ends a value; may have the {key}."""
     quotes: tuple[tuple[str, str], ...] = ()
-    """What a value may stand between, as in CDATA."""
+    """Pairs that a value may stand between, as in CDATA."""
     nested: bool = False
     """The values of arrays and objects are tagged as parameters are."""
 
@@ -102,7 +102,7 @@ class LiteralCall(Headed):
     """Ends the arguments; header_end begins them."""
     assign: Literal["=", ":"] = "="
     quotes: Spellings = ('"', "'", '"""', "'''")
-    """What begins and ends a string. Between quotes of Python, its escapes are read."""
+    """Delimiters of a string, the same on both sides. Between quotes of Python, its escapes are read."""
     array: bool = False
     """Calls are written as an array. (Both are read.)"""
 
@@ -112,7 +112,7 @@ CallLayout = Annotated[
 ]
 
 
-class CallsSpec(Part):
+class CallsSpec(SpecPart):
     """Calls: `open (start call end)... close`."""
 
     layout: CallLayout = ObjectCall()
@@ -123,7 +123,7 @@ class CallsSpec(Part):
     """Begins a call, in a section or without one."""
     end: Spellings = ()
     separator: str = ""
-    """What is written between two calls. (White space, a comma and a semicolon are read.)"""
+    """Text between two calls, as it is written. (White space, a comma and a semicolon are read.)"""
     bare: bool = False
     """Calls of tools that are known may begin a reply without any delimiter."""
     trim: bool = True
@@ -132,8 +132,8 @@ class CallsSpec(Part):
     """Ids are this many letters and digits, in models that take no others."""
 
 
-class MessageRule(Part):
-    """What a message is, by its header."""
+class MessageRule(SpecPart):
+    """Meaning of a message, by its header."""
 
     header: str
     """A regular expression of the whole header. Its group `name`, if any, is that of a tool."""
@@ -142,7 +142,7 @@ class MessageRule(Part):
     """The header to write, with the {name} of the tool."""
 
 
-class MessagesSpec(Part):
+class MessagesSpec(SpecPart):
     """A reply of several messages, whose headers say what they are: `start header middle ... end`."""
 
     start: Spellings
@@ -152,9 +152,9 @@ class MessagesSpec(Part):
     """The first that matches holds. A header without a rule is text."""
 
 
-class ReplySpec(Part):
+class ReplySpec(SpecPart):
     """
-    How the replies of a family of models are taken apart.
+    The way in which the replies of a family of models are taken apart.
 
     It is JSON both ways: `ReplySpec.model_validate_json`, `spec.model_dump_json`.
     """
@@ -167,7 +167,7 @@ class ReplySpec(Part):
     ignored: Spellings = ()
     """Delimiters without meaning, as those around the text of an answer."""
     special: frozenset[str] = frozenset()
-    """Those special tokens of a vocabulary that the delimiters have; see `bound`."""
+    """Special tokens of a vocabulary that the delimiters have; see `bound`."""
 
     def bound(self, is_special: Callable[[str], bool]) -> ReplySpec:
         """

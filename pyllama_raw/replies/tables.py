@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 
-from pyllama_raw.replies.source import MARK, Markers
+from pyllama_raw.replies.source import MARK, Delimiters
 from pyllama_raw.replies.spec import (
     CallsSpec,
     Headed,
@@ -28,7 +28,7 @@ FIELDS = {
 
 
 class Kind(Enum):
-    """What is being read."""
+    """Kind of the text that is being read."""
 
     CONTENT = "content"
     PLAIN = "content in which nothing is a call"
@@ -37,7 +37,7 @@ class Kind(Enum):
 
 
 class Role(Enum):
-    """What a delimiter does."""
+    """Effect of a delimiter."""
 
     IGNORED = "ignored"
     THINK = "begins reasoning"
@@ -56,15 +56,15 @@ class Table:
         for role, texts_of_role in texts.items():
             for text in texts_of_role:
                 self.roles.setdefault(text, role)
-        self.markers = Markers(self.roles)
+        self.markers = Delimiters(self.roles)
 
 
 class Tables:
-    """What one specification looks for, in each kind of text and in calls."""
+    """Delimiters of one specification, for each kind of text and for calls."""
 
     def __init__(self, spec: ReplySpec) -> None:
         self.spec = spec
-        self.special = Markers(spec.special)
+        self.special = Delimiters(spec.special)
         calls = spec.calls or CallsSpec()
         reasoning = spec.reasoning or ReasoningSpec(start=(), end=())
         messages = spec.messages or MessagesSpec(start=(), middle=(), rules=())
@@ -89,7 +89,7 @@ class Tables:
         self.kinds = {**self.without_calls, Kind.CONTENT: Table({**common, **opening})}
         if reasoning.calls:
             self.kinds[Kind.REASONING] = Table({**thinking, **opening})
-        self.middle = Markers(self.marked(messages.middle))
+        self.middle = Delimiters(self.marked(messages.middle))
         self.rules = [
             (re.compile(rule.header, re.DOTALL), rule.kind) for rule in messages.rules
         ]
@@ -99,34 +99,36 @@ class Tables:
     def _calls(self, calls: CallsSpec) -> None:
         layout = calls.layout
         self.tagged = layout if isinstance(layout, TaggedCall) else None
-        self.starts = Markers(self.marked(calls.start))
-        self.ends = Markers(self.marked(calls.end))
-        self.closes = Markers(self.marked(calls.close))
-        self.closing = Markers(self.marked([*calls.end, *calls.close]))
+        self.starts = Delimiters(self.marked(calls.start))
+        self.ends = Delimiters(self.marked(calls.end))
+        self.closes = Delimiters(self.marked(calls.close))
+        self.closing = Delimiters(self.marked([*calls.end, *calls.close]))
         if not isinstance(layout, Headed):
             return
         self.headers = [form(text) for text in layout.header]
         ends = self.marked(layout.header_end)
-        self.header_end = Markers(ends)
+        self.header_end = Delimiters(ends)
         last = [*ends, *self.marked(calls.end), *self.marked(calls.close)]
         if isinstance(layout, TaggedCall):
             self.parameter_starts = self.marked(layout.start)
-            self.parameter = Markers([*self.parameter_starts, *self.marked(calls.end)])
+            self.parameter = Delimiters(
+                [*self.parameter_starts, *self.marked(calls.end)]
+            )
             self.keys = [form(text) for text in layout.key]
-            self.middle_of_parameter = Markers(self.marked(layout.middle))
-            self.quotes = Markers(begin for begin, _ in layout.quotes)
+            self.middle_of_parameter = Delimiters(self.marked(layout.middle))
+            self.quotes = Delimiters(begin for begin, _ in layout.quotes)
             self._value_ends = self.marked(layout.end)
-            self._all_value_ends = Markers(self._value_ends)
+            self._all_value_ends = Delimiters(self._value_ends)
             last += self.parameter_starts
         if isinstance(layout, LiteralCall):
-            self.literal_quotes = Markers(self.marked(layout.quotes))
-        self.header_last = Markers(last)
+            self.literal_quotes = Delimiters(self.marked(layout.quotes))
+        self.header_last = Delimiters(last)
 
-    def value_ends(self, key: str) -> Markers:
-        """What ends the value of a parameter *key*."""
+    def value_ends(self, key: str) -> Delimiters:
+        """The ends of a value of the parameter *key*."""
         if "{key}" not in "".join(self._value_ends):
             return self._all_value_ends
-        return Markers(text.replace("{key}", key) for text in self._value_ends)
+        return Delimiters(text.replace("{key}", key) for text in self._value_ends)
 
     def marked(self, texts: Iterable[str]) -> list[str]:
         """*texts* as they are in a source: special tokens are behind their mark."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pyllama_raw.replies.json_text import quoted
 from pyllama_raw.replies.nested import nested_value
-from pyllama_raw.replies.source import MARK, Broken, Flow, Markers, Source
+from pyllama_raw.replies.source import MARK, Broken, Delimiters, Flow, TextSource
 from pyllama_raw.replies.tables import Tables, matched
 from pyllama_raw.replies.typed import Schema, property_of, types_of
 
@@ -18,7 +18,7 @@ STRING = frozenset({"string"})
 
 
 def read_tagged(
-    source: Source, tables: Tables, schema: Schema, write: Write
+    source: TextSource, tables: Tables, schema: Schema, write: Write
 ) -> Flow[None]:
     """
     Read parameters up to the end of their call.
@@ -52,7 +52,11 @@ def read_tagged(
 
 
 def _value(
-    source: Source, tables: Tables, fields: dict[str, str], schema: Schema, write: Write
+    source: TextSource,
+    tables: Tables,
+    fields: dict[str, str],
+    schema: Schema,
+    write: Write,
 ) -> Flow[bool]:
     """Read the value of one parameter; False where the reply ends within it."""
     layout = tables.tagged
@@ -64,7 +68,7 @@ def _value(
     ends = tables.value_ends(fields["key"])
     quote = yield from source.match(tables.quotes)
     if quote:
-        ends = Markers([dict(layout.quotes)[quote]])
+        ends = Delimiters([dict(layout.quotes)[quote]])
     if types == STRING:
         write('"')
         end = yield from source.until(ends, lambda text: write(quoted(text)))

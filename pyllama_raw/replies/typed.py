@@ -69,7 +69,7 @@ def variants(schema: Any, root: Schema, depth: int = 8) -> list[Schema]:
 
 
 def referred(reference: str, root: Schema) -> Any:
-    """What a reference within *root* points at."""
+    """The target of a reference within *root*; None if there is none."""
     found: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
         found = found.get(step) if isinstance(found, Mapping) else None

@@ -11,14 +11,14 @@ from pyllama_raw.replies.source import MARK
 
 
 class Lead(Enum):
-    """What becomes of white space at the beginning of a stretch of text."""
+    """Fate of white space at the beginning of a stretch of text."""
 
     KEPT = "kept"
     DROPPED = "dropped"
     HELD = "held"  # kept if text follows
 
 
-class Stretch:
+class TextStretch:
     """A stretch of text between delimiters, to which white space beside them may belong."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Stretch:
         self._space.clear()
 
 
-class Writer:
+class PartWriter:
     """Collects parts; neighbours that go on are one part."""
 
     def __init__(self) -> None:
