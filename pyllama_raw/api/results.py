@@ -117,7 +117,7 @@ class Result:
     finish_detail: FinishDetail | None = None
     """The stop or limit that ended the output; None for any other reason."""
     reasoning: str = ""
-    """What the model thought first, if the reply is taken apart."""
+    """Text that the model thought first, if the reply is taken apart."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the model calls, if the reply is taken apart."""
 

@@ -28,7 +28,7 @@ from pyllama_raw.replies.samples import (
     common_end,
     common_start,
 )
-from pyllama_raw.replies.sections import Answer, section_of, without
+from pyllama_raw.replies.sections import Wrapper, section_of, without
 from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
 
 _THINKS = re.compile(r"<([^<>/]{0,20}think[^<>]{0,20})>\s*\Z")
@@ -51,15 +51,15 @@ def derive(render: Render) -> ReplySpec | None:
     Returns:
         None if nothing is found, or if it does not hold.
     """
-    return Rendered(render).derived()
+    return RenderedReplies(render).derived()
 
 
-class Rendered:
-    """What a template prints, and what was found in it."""
+class RenderedReplies:
+    """Text that a template prints, and findings in it."""
 
     def __init__(self, render: Render) -> None:
         self._samples = samples = Samples(render)
-        self._answer = Answer(*samples.reply(CONTENT).partition(CONTENT)[::2])
+        self._answer = Wrapper(*samples.reply(CONTENT).partition(CONTENT)[::2])
         self._reasoning = _reasoning(samples)
         self._section = section_of(samples, self._answer, self._reasoning)
 
@@ -87,7 +87,7 @@ class Rendered:
         )
 
     def _closing(self) -> str:
-        """What ends a text and not a turn."""
+        """Ends of texts that do not end a turn."""
         after, section = self._answer.after, self._section
         turn_end = common_end(after, section.after) if section else after
         return after[: len(after) - len(turn_end)]

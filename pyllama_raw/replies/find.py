@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyllama_raw.replies.derive import Rendered
+from pyllama_raw.replies.derive import RenderedReplies
 from pyllama_raw.replies.samples import Render
 from pyllama_raw.replies.spec import ReplySpec, bundled
 
@@ -12,7 +12,7 @@ _known: dict[str, ReplySpec | None] = {}
 
 def spec_for(template: str, render: Render) -> ReplySpec | None:
     """
-    How the replies of the model of *template* are taken apart; any thread may call.
+    Specification for replies of the model of *template*; any thread may call.
 
     It is a bundled one that reads what the template prints. If there is none, it is derived,
     and if that fails, a bundled one by its markers alone. A template is asked once.
@@ -45,7 +45,7 @@ def by_markers(template: str) -> ReplySpec | None:
 
 
 def _found(template: str, render: Render) -> ReplySpec | None:
-    rendered = Rendered(render)
+    rendered = RenderedReplies(render)
     fitting = by_markers(template)
     if fitting and rendered.are_read_by(fitting):
         return fitting

@@ -21,8 +21,8 @@ _BRACKETS = {"(": ")", "{": "}"}
 _DECODER = json.JSONDecoder()
 
 
-class Found(NamedTuple):
-    """Where a call stands, without what is around it, and its layout."""
+class FoundCall(NamedTuple):
+    """Place of a call, without what is around it, and its layout."""
 
     begin: int
     end: int
@@ -35,7 +35,7 @@ def spelled(*delimiters: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(both))
 
 
-def call_in(text: str, call: Sample, index: int) -> Found | None:
+def call_in(text: str, call: Sample, index: int) -> FoundCall | None:
     """
     The *call*, the one of number *index*, in *text*.
 
@@ -55,7 +55,7 @@ def call_in(text: str, call: Sample, index: int) -> Found | None:
     return _by_key(text, call, text.rfind(call.name, 0, text.find(KEYS[0], name)))
 
 
-def _object(text: str, call: Sample, span: tuple[int, int]) -> Found | None:
+def _object(text: str, call: Sample, span: tuple[int, int]) -> FoundCall | None:
     """An object that has the arguments and the name."""
     begin, end = span
     while (begin := text.rfind("{", 0, begin)) >= 0:
@@ -66,7 +66,7 @@ def _object(text: str, call: Sample, span: tuple[int, int]) -> Found | None:
         if end < span[1]:
             return None
         if layout := _keys(value, call):
-            return Found(begin, end, layout)
+            return FoundCall(begin, end, layout)
     return None
 
 
@@ -83,7 +83,9 @@ def _keys(value: dict[str, Any], call: Sample) -> ObjectCall | None:
     return ObjectCall(name=name, arguments=arguments, id=ids[0] if ids else None)
 
 
-def _json(text: str, call: Sample, index: int, span: tuple[int, int]) -> Found | None:
+def _json(
+    text: str, call: Sample, index: int, span: tuple[int, int]
+) -> FoundCall | None:
     """A header with the name before the arguments, and perhaps with the id."""
     ends = [text.rfind(word, 0, span[0]) for word in (call.name, call.id)]
     if ends[0] < 0:
@@ -103,14 +105,14 @@ def _json(text: str, call: Sample, index: int, span: tuple[int, int]) -> Found |
         header_end=_header_end(text[end : span[0]]),
         header_is_id="{index}" in header,
     )
-    return Found(begin, span[1], layout)
+    return FoundCall(begin, span[1], layout)
 
 
 def _header_end(text: str) -> tuple[str, ...]:
     return spelled(text) or ((text,) if text else ())
 
 
-def _by_key(text: str, call: Sample, name: int) -> Found | None:
+def _by_key(text: str, call: Sample, name: int) -> FoundCall | None:
     """Keys and values one by one."""
     places = [name]
     for word in (KEYS[0], call.text, KEYS[1], str(call.number)):
@@ -123,7 +125,7 @@ def _by_key(text: str, call: Sample, name: int) -> Found | None:
     rest = text[ends[-1] :]
     if gaps[0] in _BRACKETS and rest[:1] == _BRACKETS[gaps[0]]:
         literal = _literal(gaps)
-        return Found(name, ends[-1] + 1, literal) if literal else None
+        return FoundCall(name, ends[-1] + 1, literal) if literal else None
     return _tagged(name, ends[-1], gaps, rest)
 
 
@@ -141,7 +143,7 @@ def _literal(gaps: list[str]) -> LiteralCall | None:
     )
 
 
-def _tagged(begin: int, end: int, gaps: list[str], rest: str) -> Found | None:
+def _tagged(begin: int, end: int, gaps: list[str], rest: str) -> FoundCall | None:
     to_key, to_text, between, to_number = gaps
     between = between.replace(KEYS[0], "{key}")
     start = common_end(to_key, between)
@@ -159,7 +161,7 @@ def _tagged(begin: int, end: int, gaps: list[str], rest: str) -> Found | None:
         middle=spelled(middle),
         end=spelled(closing),
     )
-    return Found(begin, end + len(closing.replace("{key}", KEYS[1])), layout)
+    return FoundCall(begin, end + len(closing.replace("{key}", KEYS[1])), layout)
 
 
 def _keyed(text: str) -> str:

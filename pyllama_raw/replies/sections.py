@@ -1,11 +1,11 @@
-"""What stands before, between and after calls, found in a text that has known ones."""
+"""Text before, between and after calls, found in a text that has known ones."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from pyllama_raw.replies.layouts import Found, call_in, spelled
+from pyllama_raw.replies.layouts import FoundCall, call_in, spelled
 from pyllama_raw.replies.samples import (
     FIRST,
     SECOND,
@@ -18,8 +18,8 @@ from pyllama_raw.replies.samples import (
 from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReasoningSpec
 
 
-class Answer(NamedTuple):
-    """What stands around the text of a reply that is only text."""
+class Wrapper(NamedTuple):
+    """Text around the text of a reply that is only text."""
 
     before: str
     after: str
@@ -49,7 +49,7 @@ class _Around(NamedTuple):
 
 
 def section_of(
-    samples: Samples, answer: Answer, reasoning: ReasoningSpec | None
+    samples: Samples, answer: Wrapper, reasoning: ReasoningSpec | None
 ) -> Section | None:
     """Two calls, or one where the template prints no more."""
     for calls in ((FIRST, SECOND), (FIRST,)):
@@ -72,19 +72,19 @@ def without(reasoning: ReasoningSpec | None, text: str) -> str:
     return re.sub(rf"^\s*(?:{start}\s*)?(?:{end}\s*)?", "", text)
 
 
-def _found(text: str, calls: tuple[Sample, ...]) -> list[Found]:
+def _found(text: str, calls: tuple[Sample, ...]) -> list[FoundCall]:
     """All *calls*, or none."""
-    found: list[Found] = []
+    found: list[FoundCall] = []
     for index, call in enumerate(calls):
         begin = found[-1].end if found else 0
         place = call_in(text[begin:], call, index)
         if place is None:
             return []
-        found.append(Found(begin + place.begin, begin + place.end, place.layout))
+        found.append(FoundCall(begin + place.begin, begin + place.end, place.layout))
     return found
 
 
-def _around(text: str, found: list[Found], lead: str, turn_end: str) -> _Around:
+def _around(text: str, found: list[FoundCall], lead: str, turn_end: str) -> _Around:
     rest = text[found[-1].end :].rstrip()
     rest = rest[: len(rest) - len(common_end(rest, turn_end.rstrip()))]
     if len(found) == 1:
@@ -101,7 +101,7 @@ def _around(text: str, found: list[Found], lead: str, turn_end: str) -> _Around:
     return _Around(opening, start, end, between[len(end) :], closing)
 
 
-def _spec(found: Found, around: _Around) -> CallsSpec:
+def _spec(found: FoundCall, around: _Around) -> CallsSpec:
     layout = found.layout
     if isinstance(layout, ObjectCall):
         opening, start = (_before(text, "[") for text in (around.opening, around.start))

@@ -15,7 +15,7 @@ from pyllama_raw.replies.spec import ReplySpec
 
 def reply_spec(source: str) -> ReplySpec | None:
     """
-    How the replies of the model of the template *source* are taken apart; once for a template.
+    Specification for replies of the model of the template *source*, found once.
 
     The first call may take a second, and some for a template that exceeds its limits.
 
