@@ -238,8 +238,9 @@ async def test_a_reply_that_is_left_keeps_what_was_read():
     """
     CANCELLED has the parts that were there, as it has text otherwise.
     """
-    async with reply_engine(REPLY) as engine:
-        async with engine.generate(CHAT, LONG, tools=[TOOL]) as generation:
+    params = SamplingParams(max_tokens=1900)
+    async with reply_engine(REPLY + 1800 * "x") as engine:
+        async with engine.generate(CHAT, params, tools=[TOOL]) as generation:
             async for delta in generation:
                 if any(isinstance(part, Content) for part in delta.parts):
                     break
