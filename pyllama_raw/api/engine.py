@@ -138,7 +138,7 @@ class AsyncEngine(LifeVerbs):
             self._forget()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_supervisor"):
+        if not hasattr(self, "_supervisor") or not self._thread.is_ours:
             return
         self._supervisor.close()
         self._sessions.workers.close()  # also of an engine that has failed

@@ -123,12 +123,18 @@ class Sessions:
             DeadlineExceeded: no session ran until then.
         """
         check_may_wait()
+        self._check_ours()
         found = self._enter() or await self._wait(deadline_s)
         try:
             found.thread.check()
             yield found
         finally:
             self._leave(found)
+
+    def _check_ours(self) -> None:
+        """Raise ClosedError in a fork, where nobody lets go of the lock."""
+        if not self.current.thread.is_ours:
+            self.current.thread.check()
 
     def _enter(self) -> Session | None:
         with self._lock:
@@ -245,6 +251,7 @@ class Sessions:
 
     def watch(self, watcher: Watcher) -> Future[None]:
         """See Facts.watch."""
+        self._check_ours()
         with self._lock:
             if self._state is None:
                 begun = self.current.thread.watch(watcher)

@@ -14,7 +14,7 @@ from logging import getLogger
 from pyllama_raw.core.request import Event, Finished, FinishReason, Request
 from pyllama_raw.core.scheduling.scheduler import Scheduler
 from pyllama_raw.core.scheduling.slot_change import SlotChange
-from pyllama_raw.core.step import DecodeStatus, Executor, StepPlan, StepResult
+from pyllama_raw.core.step import Executor, StepPlan
 from pyllama_raw.engine.requests import OpenRequest, OpenRequests
 from pyllama_raw.engine.step_log import step_record
 from pyllama_raw.engine.watcher import Watcher
@@ -124,8 +124,7 @@ class Driver:
         """After such an exception, when the executor has another context: all go on."""
         assert self._begun is not None
         plan, self._begun = self._begun, None
-        failed = StepResult(DecodeStatus.FAILED, error=error)
-        self._report(self.scheduler.apply(plan, failed, self.clock()))
+        self._report(self.scheduler.give_up(plan, error, self.clock()))
 
     def tell_rest(self) -> bool:
         """Tell what does not wait for a step; False if there is nothing."""

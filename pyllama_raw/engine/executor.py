@@ -190,40 +190,24 @@ class NativeExecutor:
         for request_id in self._open.request_ids:
             self.close(request_id)
 
-    def suspend(self) -> object:
-        """
-        Free the contexts; the value is what theirs held, for resume().
+    # As EngineExecutor says, of this context and those of texts.
 
-        Raises:
-            SnapshotFailed, MemoryError: there is no room for a copy, and nothing has changed.
-        """
+    def suspend(self) -> object:
         self._lost |= self._drop()
-        state = captured(self.context)
+        copies = captured(self.context)
         self.context.close()
         self.adapters.renew()
         if self._texts is not None:
             self._texts.suspend()
-        return state
+        return copies
 
     def resume(self, state: object) -> bool:
-        """
-        Make the contexts again after suspend(); False: what theirs held is gone.
-
-        Raises:
-            ContextFailed, NativeError: there is none, and the call can be repeated.
-        """
         self._use(self._make_context(self.lanes.fresh()))
         if self._texts is not None:
             self._texts.resume(None)
         return restored(self.context, state)
 
     def rebuild(self) -> None:
-        """
-        Have an empty context in place of this one.
-
-        Raises:
-            ContextFailed, NativeError: there is none, and the call can be repeated.
-        """
         if not self.context.closed:
             self.context.drop()
         self._advanced, self._lost = (), frozenset()
@@ -233,7 +217,6 @@ class NativeExecutor:
             self._texts.rebuild()
 
     def warm_up(self) -> bool:
-        """See whole_memory.warm_up()."""
         self._lost |= self._drop()
         if self._texts is not None:
             self._texts.warm_up()

@@ -26,7 +26,7 @@ from pyllama_raw.core.memory.tiers import Tiers
 from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.speed import PrefillSpeed
-from pyllama_raw.core.step import Move, StepResult
+from pyllama_raw.core.step import Delete, Move, StepResult
 
 
 class Memory:
@@ -162,7 +162,10 @@ class Memory:
 
     def forget_slots(self) -> None:
         """The context is new: no slot holds anything, and what runs is to be filled again."""
+        moves = self.slots.take_moves()
+        self.tiers.give_up(moves)
         self.slots.lose_all()
+        self.slots.add(move for move in moves if isinstance(move, Delete))
         running = self.slots.running.values()
         for each in running:
             each.leader = None

@@ -147,8 +147,11 @@ class Tier:
         return moves
 
     def end_save(self, save_id: int, saved: Saved | None) -> None:
-        """The state is complete; None: there is none."""
-        reservation, free = self._saves.pop(save_id)
+        """The state is complete; None: there is none. Unknown ids are ignored."""
+        saving = self._saves.pop(save_id, None)
+        if saving is None:
+            return
+        reservation, free = saving
         free()
         if saved is None:
             self.cache.abandon(reservation)

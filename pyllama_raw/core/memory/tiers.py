@@ -8,7 +8,7 @@ while its sequence has a slot and no work and all others go on.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pyllama_raw.core.memory.cache_entry import Hit
@@ -19,7 +19,16 @@ from pyllama_raw.core.request import CacheTier
 from pyllama_raw.core.sequence import Running, Sequence
 from pyllama_raw.core.spans import Spans
 from pyllama_raw.core.speed import CopySpeed, PrefillSpeed
-from pyllama_raw.core.step import Fetch, Fetched, Load, Move, Piece, StepResult, Written
+from pyllama_raw.core.step import (
+    Fetch,
+    Fetched,
+    Load,
+    Move,
+    Piece,
+    Save,
+    StepResult,
+    Written,
+)
 
 
 class Loading(NamedTuple):
@@ -133,7 +142,19 @@ class Tiers:
     def take_fetched(self) -> list[tuple[int, Loading | None]]:
         """The fetches that have ended, by id; None: there is nothing to load."""
         ended, self._fetched = self._fetched, []
-        return [(fetched.fetch_id, self._loading_of(fetched)) for fetched in ended]
+        return [
+            (fetched.fetch_id, self._loading_of(fetched))
+            for fetched in ended
+            if fetched.fetch_id in self._fetching
+        ]
+
+    def give_up(self, moves: Iterable[Move]) -> None:
+        """Wait for no file of *moves*, which may not have been done; late reports are ignored."""
+        for move in moves:
+            if isinstance(move, Save) and move.tier is CacheTier.DISK:
+                self.disk.end_save(move.save_id, None)
+            elif isinstance(move, Fetch):
+                self._fetched.append(Fetched(move.fetch_id, None, 0.0))
 
     def _loading_of(self, fetched: Fetched) -> Loading | None:
         chosen = self._fetching.pop(fetched.fetch_id)

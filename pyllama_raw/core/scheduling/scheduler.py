@@ -331,6 +331,11 @@ class Scheduler:
 
     # -- results ----------------------------------------------------------------
 
+    def give_up(self, plan: StepPlan, error: PyllamaError, now: float) -> list[Event]:
+        """As apply(), where there is no result: nothing may be done, and the context is empty."""
+        self._memory.tiers.give_up(plan.moves)
+        return self.apply(plan, StepResult(DecodeStatus.FAILED, error=error), now)
+
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take in what the executor did; returns the events of this step in order."""
         self._roster.counters.steps += 1
