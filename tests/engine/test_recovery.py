@@ -14,6 +14,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
+from tests.held import check_held
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -77,7 +78,7 @@ class Served:
             scheduler.check_integrity()
             assert scheduler.stats().steps < before.steps + 5000
         lib.plr_fail_decode(0, 0, -1)
-        parts.executor._drop()
+        check_held(parts)
         after = scheduler.stats()
         self.n_steps = after.steps - before.steps
         self.n_failed = after.failed_steps - before.failed_steps
