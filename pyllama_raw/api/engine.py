@@ -103,7 +103,12 @@ class AsyncEngine(VectorVerbs):
             path = None if isinstance(model, Model) else model
             check_opening(path, config, progress, needs)
             build = partial(parts_of, model, config, needs)
-            return cls(await load(build, progress, release))
+            parts = await load(build, progress, release)
+            try:
+                return cls(parts)
+            except BaseException:
+                release(parts)
+                raise
 
         return Opening(make)
 

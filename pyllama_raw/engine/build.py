@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,13 @@ def assemble(
         raise
 
     def release() -> None:
-        if writer is not None:
-            writer.close()
-        executor.shutdown()
-        if media is not None:
-            media.close()
-        use.close()
+        with ExitStack() as stack:  # all is freed, whatever fails
+            stack.callback(use.close)
+            if media is not None:
+                stack.callback(media.close)
+            stack.callback(executor.shutdown)
+            if writer is not None:
+                stack.callback(writer.close)
 
     return EngineParts(
         scheduler,

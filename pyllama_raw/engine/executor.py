@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
@@ -179,13 +180,14 @@ class NativeExecutor:
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
-        self.context.drop()
-        self.context.close()
-        self.adapters.close()
-        if self._texts is not None:
-            self._texts.shutdown()
-        for request_id in self._open.request_ids:
-            self.close(request_id)
+        with ExitStack() as stack:  # all is freed, whatever fails
+            for request_id in self._open.request_ids:
+                stack.callback(self.close, request_id)
+            if self._texts is not None:
+                stack.callback(self._texts.shutdown)
+            stack.callback(self.adapters.close)
+            stack.callback(self.context.close)
+            stack.callback(self.context.drop)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do the moves, decode and sample."""

@@ -91,10 +91,10 @@ def build_on(
         parts = make(use, config, capabilities)
     except BaseException:
         use.close()
-        raise
-    finally:
         pass_on_lines()
+        raise
     try:
+        pass_on_lines()
         from pyllama_raw.engine.logs import open_logs
 
         opened = replace(parts, logs=open_logs(config.log))
