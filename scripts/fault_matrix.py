@@ -3,7 +3,8 @@ Fail each native call of some runs, once at each index, and look at what comes o
 
     python -m scripts.fault_matrix [RUN ...] [--thin] [--only CALL] [--out FILE]
 
-With --thin only the first, second, middle and last call of a function are failed. A run is played
+Of a function that is called more than 50 times only so many calls are failed, evenly spread; with
+--thin only the first, second, middle and last one. A run is played
 in a process of its own, because a call that is not checked may end it. The exit status is 1 if
 anything was not as it must be.
 """
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+MOST = 50  # calls of a function, evenly spread
 DEAD_S = 90  # a process that is silent for so long hangs in C
 
 
@@ -30,7 +32,9 @@ def main() -> None:
     """Try all runs, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("runs", nargs="*", metavar="RUN")
-    parser.add_argument("--thin", action="store_true", help="few calls of each function")
+    parser.add_argument(
+        "--thin", action="store_true", help="few calls of each function"
+    )
     parser.add_argument("--only", metavar="CALL", help="a function")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--start", type=int, help=argparse.SUPPRESS)
@@ -85,7 +89,14 @@ def tried(name: str, thin: bool, only: str | None) -> dict[str, Any]:
 
 
 def _lines(name: str, start: int, thin: bool, only: str | None) -> Iterator[Any]:
-    command = [sys.executable, "-m", "scripts.fault_matrix", name, "--start", str(start)]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.fault_matrix",
+        name,
+        "--start",
+        str(start),
+    ]
     command += ["--thin"] * thin + (["--only", only] if only else [])
     environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
     with subprocess.Popen(
@@ -117,6 +128,7 @@ def play_all(name: str, start: int, thin: bool, only: str | None) -> None:
     for other in wholes:
         other.compared(whole)
         assert not other.broken + other.errors, (other.broken, other.errors)
+    faulthandler.dump_traceback_later(DEAD_S, exit=True)  # has a thread of its own
     ground = Ground(faulty)
     ground.left()
     faulty_counts = _counted(run, faulty)
@@ -129,7 +141,6 @@ def play_all(name: str, start: int, thin: bool, only: str | None) -> None:
         outcome = play(run, faulty, fault)
         judge(outcome, whole, fault, run)
         outcome.broken += [f"left: {one}" for one in ground.left()]
-        faulthandler.cancel_dump_traceback_later()
         said = {"is": "end", "cell": cell, "call": fault.name, "came": _came(outcome)}
         _say(said | {"broken": outcome.broken})
 
@@ -153,8 +164,9 @@ def _faults(counts: dict[str, int], thin: bool, only: str | None) -> Iterator[An
         if not is_failed(name) or (only and name != only):
             continue
         few = sorted({0, 1, count // 2, count - 1} & set(range(count)))
+        step = -(-count // MOST)
         for way in failures(name) or (RAISES,):
-            for index in few if thin else range(count):
+            for index in few if thin else range(0, count, step):
                 yield Fault(name, index, way)
 
 

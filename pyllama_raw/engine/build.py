@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,46 +100,49 @@ def assemble(
         disk=writer,
         texts=texts,
     )
-    tell_changes(config.context, executor.context)
+    opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(executor.shutdown)
+    if writer is not None:
+        opened.callback(writer.close)
     try:
+        tell_changes(config.context, executor.context)
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
         media = _open_media(use, config, keys)
+        if media is not None:
+            opened.callback(media.close)
+        return EngineParts(
+            scheduler,
+            executor,
+            model.vocab,
+            model.chat_template(),
+            partial(_release, opened, use),
+            Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
+            describer(executor.context, config, scheduler.limits),
+            capabilities,
+            config.cache.scope,
+            writer,
+            make_rules=Constraints(model.vocab).rules,
+            metadata=model.meta,
+            labels=model.labels,
+            texts=texts,
+            span_keys=keys,
+            media=media,
+            adapter_host=executor,
+            max_adapter_bytes=config.max_adapter_bytes,
+        )
     except BaseException:
-        executor.shutdown()
+        opened.close()
         raise
 
-    def release() -> None:
-        with ExitStack() as stack:  # all is freed, whatever fails
-            stack.callback(use.close)
-            if media is not None:
-                stack.callback(media.close)
-            stack.callback(executor.shutdown)
-            if writer is not None:
-                stack.callback(writer.close)
 
-    return EngineParts(
-        scheduler,
-        executor,
-        model.vocab,
-        model.chat_template(),
-        release,
-        Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
-        describer(executor.context, config, scheduler.limits),
-        capabilities,
-        config.cache.scope,
-        writer,
-        make_rules=Constraints(model.vocab).rules,
-        metadata=model.meta,
-        labels=model.labels,
-        texts=texts,
-        span_keys=keys,
-        media=media,
-        adapter_host=executor,
-        max_adapter_bytes=config.max_adapter_bytes,
-    )
+def _release(opened: ExitStack, use: ModelUse) -> None:
+    try:
+        opened.close()
+    finally:
+        use.close()
 
 
 def _open_media(

@@ -40,7 +40,9 @@ DRAWN = SamplingParams(
     top_n_sigma=2.0,
 )
 GRAMMAR = SamplingParams(max_tokens=8, temperature=0, regex="[a-z ]{20,40}")
-MIROSTAT = GREEDY.model_copy(update={"temperature": 1.0, "mirostat": 2, "seed": 3, "typical_p": 1.0})
+MIROSTAT = GREEDY.model_copy(
+    update={"temperature": 1.0, "mirostat": 2, "seed": 3, "typical_p": 1.0}
+)
 START = [3 + 7 * i % 200 for i in range(40)]
 
 
@@ -162,7 +164,9 @@ def runs() -> dict[str, Run]:
         ),
         "vectors": Run(tiny_model("bert"), _config(), (mixed[0], mixed[1])),
         "vectors beside": Run(llama, _config(), mixed),
-        "images": Run(seeing, _config(media=media), (*map(_picture, range(2)), TEXTS[3])),
+        "images": Run(
+            seeing, _config(media=media), (*map(_picture, range(2)), TEXTS[3])
+        ),
         "adapters": Run(
             llama, _config(), adapted, adapters=("lora-a", "lora-b", "control")
         ),
