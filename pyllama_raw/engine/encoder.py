@@ -161,8 +161,8 @@ class Encoder:
         """With the lock, but while it is computed."""
         try:
             self._control = control = task.control()
-        except BaseException as error:  # noqa: BLE001 - the reader is told
-            self._fail(task, _fault(error))
+        except BaseException as caught:  # noqa: BLE001 - the reader is told
+            self._fail(task, _fault(caught))
             return
         start = monotonic()
         self._changed.release()

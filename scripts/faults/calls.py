@@ -2,7 +2,7 @@
 How each native function can fail, and what of a run may end then.
 
 A function that is named nowhere has no value for a failure, as most that only tell a number. It
-raises MemoryError instead, in the place of the call: the worst that Python itself can do there.
+raises an error instead that nobody expects, in the place of the call.
 """
 
 from __future__ import annotations

@@ -25,6 +25,10 @@ from scripts.faults.calls import (
 RAISES = "raises"
 
 
+class InjectedError(Exception):
+    """What nobody expects of a call that has no value for a failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """The call with the number *index* of *name* fails in the given way."""
@@ -80,7 +84,7 @@ class FaultyLib:
         if way == RAISES:
             if name == TAKES_OVER:  # nothing can fail before that
                 self._note(name, arguments, function(*arguments))
-            raise MemoryError(f"{name} is made to fail")
+            raise InjectedError(f"{name} is made to fail")
         if way == ROW:
             return self._fail_row(function, arguments)
         if name == "plr_step":

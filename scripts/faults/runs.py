@@ -56,6 +56,7 @@ class Run:
     adapters: tuple[str, ...] = ()
     n_opens: int = 1  # one after the other; the jobs are asked of each
     has_files: bool = False
+    opens_later: bool = False  # its first request for vectors opens a context
 
     def folder(self) -> Any:
         """A folder for the files of one cell."""
@@ -163,7 +164,7 @@ def runs() -> dict[str, Run]:
             jamba, _config(n_slots=2, deterministic=True), PREFIXES, **files
         ),
         "vectors": Run(tiny_model("bert"), _config(), (mixed[0], mixed[1])),
-        "vectors beside": Run(llama, _config(), mixed),
+        "vectors beside": Run(llama, _config(), mixed, opens_later=True),
         "images": Run(
             seeing, _config(media=media), (*map(_picture, range(2)), TEXTS[3])
         ),
