@@ -1,7 +1,7 @@
 """
 Fail each native call of some runs, once at each index, and look at what comes of it.
 
-    python -m scripts.fault_matrix [RUN ...] [--thin] [--only CALL] [--out FILE]
+    python -m scripts.fault_matrix [RUN ...] [--thin] [--values] [--only CALL] [--out FILE]
 
 Of a function that is called more than 50 times only so many calls are failed, evenly spread; with
 --thin only the first, second, middle and last one. A run is played
@@ -35,18 +35,19 @@ def main() -> None:
     parser.add_argument(
         "--thin", action="store_true", help="few calls of each function"
     )
+    parser.add_argument(
+        "--values", action="store_true", help="only failures that have a value"
+    )
     parser.add_argument("--only", metavar="CALL", help="a function")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--start", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.start is not None:
-        play_all(options.runs[0], options.start, options.thin, options.only)
+        play_all(options.runs[0], options.start, options)
         return
     from scripts.faults.runs import runs
 
-    report = {
-        name: tried(name, options.thin, options.only) for name in options.runs or runs()
-    }
+    report = {name: tried(name, options) for name in options.runs or runs()}
     for name, figures in report.items():
         print(name, json.dumps({k: v for k, v in figures.items() if k != "wrong"}))
         print(*(f"  {said}" for said in figures["wrong"]), sep="\n", end="")
@@ -55,7 +56,7 @@ def main() -> None:
     raise SystemExit(any(figures["wrong"] for figures in report.values()))
 
 
-def tried(name: str, thin: bool, only: str | None) -> dict[str, Any]:
+def tried(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one run, whose processes are begun again after a cell that ended one."""
     counts: Counter[str] = Counter()
     calls: set[str] = set()
@@ -64,7 +65,7 @@ def tried(name: str, thin: bool, only: str | None) -> dict[str, Any]:
     start = 0
     while True:
         last = None
-        for line in _lines(name, start, thin, only):
+        for line in _lines(name, start, options):
             match line["is"]:
                 case "begin":
                     last = line["cell"]
@@ -88,7 +89,7 @@ def tried(name: str, thin: bool, only: str | None) -> dict[str, Any]:
     }
 
 
-def _lines(name: str, start: int, thin: bool, only: str | None) -> Iterator[Any]:
+def _lines(name: str, start: int, options: argparse.Namespace) -> Iterator[Any]:
     command = [
         sys.executable,
         "-m",
@@ -97,7 +98,8 @@ def _lines(name: str, start: int, thin: bool, only: str | None) -> Iterator[Any]
         "--start",
         str(start),
     ]
-    command += ["--thin"] * thin + (["--only", only] if only else [])
+    command += ["--thin"] * options.thin + ["--values"] * options.values
+    command += [] if options.only is None else ["--only", options.only]
     environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True
@@ -111,7 +113,7 @@ def _lines(name: str, start: int, thin: bool, only: str | None) -> Iterator[Any]
         raise SystemExit(f"{name}: no cell could be tried")
 
 
-def play_all(name: str, start: int, thin: bool, only: str | None) -> None:
+def play_all(name: str, start: int, options: argparse.Namespace) -> None:
     """The cells of a run from number *start* on, told line by line."""
     from scripts.faults.lib import install
 
@@ -132,7 +134,7 @@ def play_all(name: str, start: int, thin: bool, only: str | None) -> None:
     ground = Ground(faulty)
     ground.left()
     faulty_counts = _counted(run, faulty)
-    for number, fault in enumerate(_faults(faulty_counts, thin, only)):
+    for number, fault in enumerate(_faults(faulty_counts, options)):
         if number < start:
             continue
         cell = f"{fault.name} {fault.index} {fault.way}"
@@ -156,17 +158,18 @@ def _counted(run: Any, faulty: Any) -> dict[str, int]:
     return dict(faulty.counts)
 
 
-def _faults(counts: dict[str, int], thin: bool, only: str | None) -> Iterator[Any]:
+def _faults(counts: dict[str, int], options: argparse.Namespace) -> Iterator[Any]:
     from scripts.faults.calls import failures, is_failed
     from scripts.faults.lib import RAISES, Fault
 
     for name, count in sorted(counts.items()):
-        if not is_failed(name) or (only and name != only):
+        if not is_failed(name) or options.only not in (None, name):
             continue
         few = sorted({0, 1, count // 2, count - 1} & set(range(count)))
         step = -(-count // MOST)
-        for way in failures(name) or (RAISES,):
-            for index in few if thin else range(0, count, step):
+        ways = failures(name) or (() if options.values else (RAISES,))
+        for way in ways:
+            for index in few if options.thin else range(0, count, step):
                 yield Fault(name, index, way)
 
 
