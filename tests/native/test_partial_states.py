@@ -5,6 +5,7 @@ A point of a prompt can be restored from a whole state of a longer prompt with t
 that state, then the partial one of the point, then a cut behind the point.
 """
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ import pytest
 from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import ffi, lib
 from pyllama_raw.native.model import Model
-from tests.native.support import last_logits, make_context, make_prompt, prefill
+from tests.native.support import (
+    EXACT,
+    last_logits,
+    make_context,
+    make_prompt,
+    prefill,
+)
 from tests.tiny import HYBRID, SWA, tiny_model
 
 pytestmark = pytest.mark.native
@@ -22,6 +29,10 @@ WHOLE, PARTIAL = 0, 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 POINT, LENGTH = 64, 128
 TEXT, OTHER = make_prompt(LENGTH), make_prompt(5, seed=1)
 NAMES = [recipe.name for recipe in (*HYBRID, *SWA)]
+
+
+def allowed(tokens: array, model: Model) -> array:
+    return array("i", [token % model.n_vocab for token in tokens])
 
 
 def captured(context: Context, slot: int, flags: int) -> Any:
@@ -45,13 +56,11 @@ def restore(context: Context, slot: int, state: Any, flags: int) -> None:
 @pytest.fixture(params=NAMES)
 def states(request):
     """A context whose slot 0 holds TEXT, and states of it at the point and at the end."""
-    unified = {"kv_unified": True, "swa_full": True}
     with (
         Model.load(tiny_model(request.param)) as model,
-        make_context(model, **unified) as context,
+        make_context(model, **EXACT) as context,
     ):
-        text = np.asarray(TEXT) % model.n_vocab
-        text = type(TEXT)("i", text.tolist())
+        text = allowed(TEXT, model)
         prefill(context, text[:POINT])
         partial = captured(context, 0, PARTIAL)
         at_point = captured(context, 0, WHOLE)
@@ -65,7 +74,7 @@ def test_a_point_is_restored_over_a_longer_state(states):
     after a whole state of the point, and the partial one is smaller.
     """
     context, partial, at_point, at_end = states
-    other = type(OTHER)("i", [token % context.model.n_vocab for token in OTHER])
+    other = allowed(OTHER, context.model)
     restore(context, 1, at_point, WHOLE)
     wanted = last_logits(context, other, slot=1, pos=POINT)
     restore(context, 2, at_end, WHOLE)
