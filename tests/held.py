@@ -21,6 +21,8 @@ def check_held(parts: Any) -> None:
     executor._lost |= executor._drop()
     left_out = executor._lost.union(*map(_changed, slots._moves))
     context = executor.context
+    if context.closed:  # it is made anew by the next step
+        return
     believed = [0] * context.n_seq_max  # that of snapshots is empty between two moves
     for place in slots.all:
         believed[place.slot] = _n_positions(place)
