@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -67,10 +68,10 @@ class Fate:
 
 def fates(
     seed: int, count: int, n_vocab: int, max_prompt: int, max_output: int
-) -> list[Fate]:
-    """Half of the requests may run to their end."""
+) -> Iterator[Fate]:
+    """One after the other, so that none takes memory; half of them may run to their end."""
     rng = generator(seed)
-    return [_fate(rng, n_vocab, max_prompt, max_output) for _ in range(count)]
+    return (_fate(rng, n_vocab, max_prompt, max_output) for _ in range(count))
 
 
 def _fate(rng: Random, n_vocab: int, max_prompt: int, max_output: int) -> Fate:
@@ -119,7 +120,7 @@ async def stream(engine: AsyncEngine, n_tokens: int) -> int:
 
 
 async def half(
-    engine: AsyncEngine, work: list[Fate], seen: Counter[str], n_long: int
+    engine: AsyncEngine, work: Iterator[Fate], seen: Counter[str], n_long: int
 ) -> tuple[int, int]:
     """
     Live all fates, wait until the engine is idle, and read the memory.
@@ -132,10 +133,8 @@ async def half(
         nonlocal n_told
         n_told = await stream(engine, n_long)
 
-    waiting = iter(work)
-
     async def client() -> None:
-        for fate in waiting:
+        for fate in work:
             try:
                 seen[await live(engine, fate)] += 1
             except PyllamaError as error:

@@ -4,6 +4,7 @@ import logging
 import os
 from array import array
 from contextlib import contextmanager
+from itertools import chain, repeat
 
 import pytest
 
@@ -230,8 +231,12 @@ def test_a_context_that_cannot_be_made_anew_is_tried_again(name, n_short):
     requests = make_requests()
     with opened(tiny_model(name)) as parts:
         whole = Served(parts, requests)
-        make, failures = parts.executor._make_context, iter([make_nothing] * n_short)
-        parts.executor._make_context = lambda lanes: next(failures, make)(lanes)
+        makers = chain([make_nothing] * n_short, repeat(parts.executor._make_context))
+
+        def make(lanes):
+            return next(makers)(lanes)
+
+        parts.executor._make_context = make
 
         run = Served(parts, requests, -3, whole.n_steps // 2)
 
