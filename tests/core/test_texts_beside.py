@@ -144,6 +144,23 @@ def test_a_text_that_fails_once_is_computed_again(status):
     assert texts.ends_of(house.events) == {1: FinishReason.STOP}
 
 
+def test_a_text_in_parts_whose_last_step_always_fails_ends():
+    """
+    Steps of its first part do not clear it.
+    """
+    house = House()
+    error = DecodeFailed("llama_decode", -3, "no")
+    house.add(texts.make_request(1, [15], may_cut=True, lot=texts.LAST))
+
+    def fail(plan, result):
+        is_last = plan.works[0].is_last
+        return StepResult(DecodeStatus.FAILED, error=error) if is_last else result
+
+    house.run(fail)
+
+    assert texts.ends_of(house.events) == {1: error}
+
+
 def test_a_text_in_parts_may_fail_with_its_last_one():
     """
     The parts of it are forgotten, and others go on.

@@ -43,7 +43,6 @@ class TextSteps:
         self._budget = StepBudget(token_budget, target_s, limits.n_batch, self._speed)
         self._planned = 0.0
         self._n_alone = 0  # steps to come with a single text, after one that failed
-        self._suspects = set[int]()  # requests one of whose texts has failed alone
 
     def plan(self, now: float) -> StepPlan:
         """The next step, while a request for vectors is there."""
@@ -83,7 +82,6 @@ class TextSteps:
                 continue  # another of its texts has failed
             assert isinstance(sequence, TextSequence)
             served[sequence] = None
-            self._suspects.discard(work.request_id)
             if isinstance(output, Vector):
                 index = sequence.complete()
                 roster.events.append(Embedded(work.request_id, index, output.values))
@@ -96,14 +94,13 @@ class TextSteps:
         roster.texts.served(served)
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Have each text computed alone, because nobody knows which was the cause; then twice."""
-        request_id = plan.works[0].request_id
-        self._suspects &= self._roster.alive.keys()
+        """Have each text computed alone: nobody knows the cause; a text that is has a second try."""
+        sequence = self._roster.alive.get(plan.works[0].request_id)
         if len(plan.works) > 1:
             self._n_alone = len(plan.works)
-        elif request_id not in self._suspects:
-            self._suspects.add(request_id)
+        elif isinstance(sequence, TextSequence) and not sequence.has_failed:
+            sequence.has_failed = True
             self._n_alone += 1
         else:
             assert result.error is not None
-            self._roster.end(request_id, result.error, now)
+            self._roster.end(plan.works[0].request_id, result.error, now)
