@@ -1,8 +1,9 @@
 """
-2,000 requests of every fate: each ends once, no law is broken, no memory is lost.
+10,000 requests of every fate: each ends once, no law is broken, no memory is lost.
 
-Random lengths, priorities, deadlines, and clients that leave at random moments. After
-each step the scheduler checks its conservation laws. Memory is read after each half; the
+Random lengths, priorities, deadlines, and clients that leave at random moments, a third of all.
+Beside the first half runs one stream of 10,000 tokens, whose context is shifted again and again.
+After each step the scheduler checks its conservation laws. Memory is read after each half; the
 prefix cache is limited, so that it is full, and evicts, well before the first reading.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -32,6 +34,7 @@ from pyllama_raw.engine import build
 N_CLIENTS, N_SLOTS, N_CTX = 32, 8, 512
 CACHE_BYTES = 16 * 2**20
 MAX_PROMPT, MAX_OUTPUT = 24, 12  # tokens, of the real model
+LONG_OUTPUT = 10_000  # tokens of one stream
 TINY_PROMPT, TINY_OUTPUT = 200, 200  # 8 do not fit the cells: some are preempted
 
 
@@ -65,15 +68,16 @@ class Fate:
 
 def fates(
     seed: int, count: int, n_vocab: int, max_prompt: int, max_output: int
-) -> list[Fate]:
-    """Half of the requests run to their end."""
+) -> Iterator[Fate]:
+    """One after the other, so that none takes memory; half of them may run to their end."""
     rng = generator(seed)
-    return [_fate(rng, n_vocab, max_prompt, max_output) for _ in range(count)]
+    return (_fate(rng, n_vocab, max_prompt, max_output) for _ in range(count))
 
 
 def _fate(rng: Random, n_vocab: int, max_prompt: int, max_output: int) -> Fate:
     n_prompt = rng.randint(1, max_prompt)
-    fate = rng.choice(("end", "end", "end", "deadline", "leave", "break"))
+    kinds = ("end", "deadline", "leave", "break")
+    [fate] = rng.choices(kinds, weights=(50, 10, 10, 30))
     return Fate(
         prompt=[rng.randrange(n_vocab) for _ in range(n_prompt)],
         params=SamplingParams(
@@ -84,7 +88,7 @@ def _fate(rng: Random, n_vocab: int, max_prompt: int, max_output: int) -> Fate:
         ),
         priority=rng.randint(-2, 2),
         deadline_s=rng.uniform(0.001, 2.0) if fate == "deadline" else None,
-        leave_s=rng.uniform(0.0, 2.0) if fate == "leave" else None,
+        leave_s=rng.uniform(0.0, 0.2) if fate == "leave" else None,
         leave_after=rng.randint(0, 4) if fate == "break" else None,
     )
 
@@ -106,23 +110,44 @@ async def live(engine: AsyncEngine, fate: Fate) -> str:
     return "left"
 
 
-async def half(engine: AsyncEngine, work: list[Fate], seen: Counter[str]) -> int:
-    """Live all fates, wait until the engine is idle, and read the memory."""
-    waiting = iter(work)
+async def stream(engine: AsyncEngine, n_tokens: int) -> int:
+    """One long output, which a client reads to its end; its tokens."""
+    params = SamplingParams(max_tokens=n_tokens, seed=0, ignore_eos=True)
+    async with engine.generate([1, 2, 3], params, priority=-9) as generation:
+        async for _ in generation:
+            pass
+    return generation.result.usage.completion_tokens
+
+
+async def half(
+    engine: AsyncEngine, work: Iterator[Fate], seen: Counter[str], n_long: int
+) -> tuple[int, int]:
+    """
+    Live all fates, wait until the engine is idle, and read the memory.
+
+    Also the tokens of a long stream beside, of *n_long* tokens.
+    """
+    n_told = 0
+
+    async def long() -> None:
+        nonlocal n_told
+        n_told = await stream(engine, n_long)
 
     async def client() -> None:
-        for fate in waiting:
+        for fate in work:
             try:
                 seen[await live(engine, fate)] += 1
             except PyllamaError as error:
                 seen[type(error).__name__] += 1
 
     async with anyio.create_task_group() as group:
+        if n_long:
+            group.start_soon(long)
         for _ in range(N_CLIENTS):
             group.start_soon(client)
     while engine.stats().running or engine.stats().waiting:  # noqa: ASYNC110
         await anyio.sleep(0.01)
-    return settled_rss_bytes()
+    return settled_rss_bytes(), n_told
 
 
 async def soak(options: Namespace, report: Report) -> None:
@@ -132,14 +157,22 @@ async def soak(options: Namespace, report: Report) -> None:
     seen: Counter[str] = Counter()
     rss: list[int] = []
     opening = open_engine(
-        options, n_slots=N_SLOTS, n_ctx=N_CTX, cache_bytes=CACHE_BYTES
+        options,
+        n_slots=N_SLOTS,
+        n_ctx=N_CTX,
+        cache_bytes=CACHE_BYTES,
+        context_full="shift",
     )
+    n_long = 0
     async with opening as engine:
         n_vocab = _n_vocab(options.model)
         for part in range(2):
             started = perf_counter()
             work = fates(part, options.requests // 2, n_vocab, *sizes)
-            rss.append(await half(engine, work, seen))
+            want = options.long if part == 0 else 0
+            n_bytes, n_told = await half(engine, work, seen, want)
+            rss.append(n_bytes)
+            n_long += n_told
             say(f"half {part + 1}: {perf_counter() - started:.0f} s, {dict(seen)}")
         stats = engine.stats()
     ends = CheckedScheduler.ends
@@ -158,6 +191,8 @@ async def soak(options: Namespace, report: Report) -> None:
     report.claim("ended_not_once", more_than_once, "<=", 0)
     report.claim("never_ended", stats.submitted - len(ends), "<=", 0)
     report.claim("errors", unhappy + stats.failed, "<=", 0)
+    report.claim("cancelled_of_all", seen["left"] / seen.total(), ">=", 0.3)
+    report.claim("tokens_of_one_stream", n_long, ">=", options.long)
     report.claim("rss_second_half_to_first", rss[1] / rss[0], "<=", 1.02)
     report.details |= {"seen": dict(seen), "rss_bytes": rss}
 
@@ -179,7 +214,8 @@ def _tiny_model() -> Path:
 def main() -> int:
     """Run the script."""
     parser = arguments(__doc__)
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--long", type=int, default=LONG_OUTPUT, help="tokens")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model")
     options = parse(parser)
     if options.tiny:

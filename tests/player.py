@@ -47,6 +47,7 @@ from pyllama_raw.options.config import (
     SchedulerConfig,
 )
 from tests.experts import Routers, Scores, listening
+from tests.held import check_held
 
 GREEDY = SamplingParams(temperature=0, seed=0, ignore_eos=True)
 
@@ -176,6 +177,7 @@ class Player:
         """One step; False if there was nothing to do."""
         worked = self._driver.step()
         self.parts.scheduler.check_integrity()
+        check_held(self.parts)
         return worked
 
     def open(self, request: Request) -> None:

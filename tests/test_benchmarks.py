@@ -218,7 +218,7 @@ def test_figures_of_our_server_have_a_line_a_load():
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        ("soak.py", ["--requests", "40"]),
+        ("soak.py", ["--requests", "100", "--long", "40"]),
         ("interference.py", ["--no-peers"]),
         pytest.param("fidelity.py", [], marks=pytest.mark.nightly),
         pytest.param("preemption.py", [], marks=pytest.mark.nightly),

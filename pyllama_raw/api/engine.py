@@ -91,7 +91,12 @@ class AsyncEngine(LifeVerbs):
             path = None if isinstance(model, Model) else model
             check_opening(path, config, progress, needs)
             source = Opener(model, config, needs)
-            return cls(await load(source.parts, progress, release), source)
+            parts = await load(source.parts, progress, release)
+            try:
+                return cls(parts, source)
+            except BaseException:
+                release(parts)
+                raise
 
         return Opening(make)
 

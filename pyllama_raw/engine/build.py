@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,49 +116,53 @@ def assemble(
         disk=writer,
         texts=texts,
     )
-    tell_changes(config.context, executor.context)
+    opened = ExitStack()  # all of it is closed, whatever fails
+    opened.callback(executor.shutdown)
+    if writer is not None:
+        opened.callback(writer.close)
     try:
+        tell_changes(config.context, executor.context)
         limits = None if texts is None else texts.limits
         scheduler = _make_scheduler(
             executor.context, config, layout, store, keys, texts=limits
         )
         scheduler = _scheduler_of(memory, executor.context) or scheduler
         media = _open_media(use, config, keys)
+        if media is not None:
+            opened.callback(media.close)
+        return EngineParts(
+            scheduler,
+            executor,
+            model.vocab,
+            model.chat_template() if start is None else None,
+            partial(_release, opened, use),
+            Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
+            describer(executor.context, config, scheduler.limits),
+            capabilities,
+            config.cache.scope,
+            writer,
+            make_rules=Constraints(model.vocab).rules,
+            metadata=model.meta,
+            labels=model.labels,
+            texts=texts,
+            span_keys=keys,
+            media=media,
+            adapter_host=executor if start is None else None,
+            max_adapter_bytes=config.max_adapter_bytes,
+            decoder_start=start,
+            restarts=Restarts(config.max_restarts),
+            model_files=use.files,
+        )
     except BaseException:
-        executor.shutdown()
+        opened.close()
         raise
 
-    def release() -> None:
-        if writer is not None:
-            writer.close()
-        executor.shutdown()
-        if media is not None:
-            media.close()
-        use.close()
 
-    return EngineParts(
-        scheduler,
-        executor,
-        model.vocab,
-        model.chat_template() if start is None else None,
-        release,
-        Admission(n_slots, waits.max_waiting, waits.max_waiting_tokens),
-        describer(executor.context, config, scheduler.limits),
-        capabilities,
-        config.cache.scope,
-        writer,
-        make_rules=Constraints(model.vocab).rules,
-        metadata=model.meta,
-        labels=model.labels,
-        texts=texts,
-        span_keys=keys,
-        media=media,
-        adapter_host=executor if start is None else None,
-        max_adapter_bytes=config.max_adapter_bytes,
-        decoder_start=start,
-        restarts=Restarts(config.max_restarts),
-        model_files=use.files,
-    )
+def _release(opened: ExitStack, use: ModelUse) -> None:
+    try:
+        opened.close()
+    finally:
+        use.close()
 
 
 def _scheduler_of(memory: KeptMemory | None, context: Context) -> Scheduler | None:

@@ -40,8 +40,10 @@ def assemble_embedder(
     limits = replace(executor.limits, n_cells=context.n_ctx)
 
     def release() -> None:
-        executor.shutdown()
-        use.close()
+        try:
+            executor.shutdown()
+        finally:
+            use.close()
 
     return EngineParts(
         Scheduler(

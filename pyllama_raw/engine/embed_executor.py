@@ -36,6 +36,7 @@ from pyllama_raw.errors import (
     ClosedError,
     DecodeAborted,
     EmbeddingFailed,
+    InvalidRequest,
     NativeError,
 )
 from pyllama_raw.native.batch import Batch
@@ -211,10 +212,8 @@ class EmbedExecutor:
             end = row + len(work.tokens)
             if not work.is_last:
                 outputs.append(Computed())
-            elif pooling is Pooling.NONE:
-                outputs.append(_checked(context.token_vectors(row, end)))
             else:
-                outputs.append(_checked(context.vector(work.slot)))
+                outputs.append(_output(context, work, pooling, row))
             row = end
         return tuple(outputs)
 
@@ -244,6 +243,18 @@ class EmbedExecutor:
             context = self._contexts.pop(pooling, None)
             if context is not None:
                 context.close()
+
+
+def _output(
+    context: Context, work: Encode, pooling: Pooling, row: int
+) -> Vector | RowFailed:
+    """The vector of *work*, whose first token was in *row*; libllama may have none."""
+    try:
+        if pooling is Pooling.NONE:
+            return _checked(context.token_vectors(row, row + len(work.tokens)))
+        return _checked(context.vector(work.slot))
+    except InvalidRequest as error:
+        return RowFailed(NativeError("llama_get_embeddings", None, str(error)))
 
 
 def _checked(values: bytes) -> Vector | RowFailed:

@@ -159,7 +159,11 @@ class Encoder:
 
     def _encode(self, task: Task) -> None:
         """With the lock, but while it is computed."""
-        self._control = control = task.control()
+        try:
+            self._control = control = task.control()
+        except BaseException as caught:  # noqa: BLE001 - the reader is told
+            self._fail(task, _fault(caught))
+            return
         start = monotonic()
         self._changed.release()
         rows, error = _attempt(task, control)
@@ -167,17 +171,20 @@ class Encoder:
         self._control = None
         self._note_time(task.wanted.key, monotonic() - start)
         if error is not None:
-            self._n_failed += 1
-            for failed in self._encodes.fail():
-                keys = [each.wanted.key for each in failed.tasks]
-                failed.error = _own(error, keys.index(task.wanted.key))
-                self.report(failed.request_id)
+            self._fail(task, error)
         elif rows is None:
             self._n_cancelled += 1
             self._encodes.drop()
         else:
             for encodes in self._encodes.done(rows):
                 self.report(encodes.request_id)
+
+    def _fail(self, task: Task, error: PyllamaError) -> None:
+        self._n_failed += 1
+        for failed in self._encodes.fail():
+            keys = [each.wanted.key for each in failed.tasks]
+            failed.error = _own(error, keys.index(task.wanted.key))
+            self.report(failed.request_id)
 
     def _note_time(self, key: RowKey, seconds: float) -> None:
         self._encode_s += seconds
@@ -203,4 +210,8 @@ def _attempt(
     except PyllamaError as error:
         return None, _own(error)
     except BaseException as error:  # noqa: BLE001 - the reader is told
-        return None, EngineFault(f"an encode failed, the engine goes on: {error!r}")
+        return None, _fault(error)
+
+
+def _fault(error: BaseException) -> EngineFault:
+    return EngineFault(f"an encode failed, the engine goes on: {error!r}")

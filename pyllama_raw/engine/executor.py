@@ -2,8 +2,8 @@
 Does what a plan says, on a context.
 
 Rules:
-1. Failures of libllama come back as a status; only a context that cannot be built again
-   is an exception, and ends the engine.
+1. Failures of libllama come back as a status. A context that cannot be built again, because
+   memory is short, is tried again by the next step.
 2. After an abort the memory tells how far it got. A token whose output row is lost is
    dropped again; memory that cannot drop one is cleared, and the result says so.
 3. One C call a step.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import cast
 
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
@@ -49,7 +50,7 @@ from pyllama_raw.engine.rows import Rows
 from pyllama_raw.engine.sampling import open_sampler
 from pyllama_raw.engine.scores import watch
 from pyllama_raw.engine.whole_memory import captured, restored, warm_up
-from pyllama_raw.errors import InvalidBatch, NativeError
+from pyllama_raw.errors import ContextFailed, InvalidBatch, NativeError
 from pyllama_raw.native.adapter import Adapter, load_adapter
 from pyllama_raw.native.check import decode_error
 from pyllama_raw.native.context import Context, StepOutcome
@@ -181,14 +182,15 @@ class NativeExecutor:
 
     def shutdown(self) -> None:
         """Free the context and all samplers; no call may follow."""
-        if not self.context.closed:  # it is, while the engine sleeps
-            self.context.drop()
-            self.context.close()
-        self.adapters.close()
-        if self._texts is not None:
-            self._texts.shutdown()
-        for request_id in self._open.request_ids:
-            self.close(request_id)
+        with ExitStack() as stack:  # all is freed, whatever fails
+            for request_id in self._open.request_ids:
+                stack.callback(self.close, request_id)
+            if self._texts is not None:
+                stack.callback(self._texts.shutdown)
+            stack.callback(self.adapters.close)
+            if not self.context.closed:  # it is, while the engine sleeps
+                stack.callback(self.context.close)
+                stack.callback(self.context.drop)
 
     # As EngineExecutor says, of this context and those of texts.
 
@@ -240,6 +242,8 @@ class NativeExecutor:
         self._gate.stop(request_id)
 
     def _execute(self, plan: StepPlan) -> StepResult:
+        if self.context.closed and (error := self._rebuild()) is not None:
+            return StepResult(DecodeStatus.FAILED, error=error)
         moves, works, lot, steady = plan
         is_on = lot.adapters == self.adapters.on
         if is_on and self._continues(works) and _are_beside(moves, works):
@@ -344,7 +348,7 @@ class NativeExecutor:
         Returns slots that could not be cut for that, and are empty.
         """
         advanced, self._advanced = self._advanced, ()
-        if not self.context.drop():
+        if self.context.closed or not self.context.drop():
             return frozenset()
         self._n_dropped += 1
         lost = set()
@@ -416,10 +420,19 @@ class NativeExecutor:
                 return Lost()
         return Held(n_held)
 
-    def _rebuild(self) -> None:
+    def _rebuild(self) -> NativeError | None:
+        """Make the context anew; the error if that cannot be done now."""
         self.context.close()  # first, so that there is memory for the new one
+        self._advanced = ()
         self.lanes.give_up()
-        self._use(self._make_context(self.lanes.fresh()))
+        try:
+            self._use(self._make_context(self.lanes.fresh()))
+        except NativeError as error:
+            log.warning("the context cannot be made anew now: %s", error)
+            return error
+        except MemoryError:
+            return ContextFailed("llama_init_from_model", None, "no memory is left")
+        return None
 
     def _use(self, context: Context) -> None:
         self.context = context

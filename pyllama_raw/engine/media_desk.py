@@ -100,9 +100,9 @@ class MediaDesk:
             max_pixels=config.max_pixels,
             max_seconds=config.max_seconds,
         )
-        self.encoder = Encoder(Encodes(config.max_open_bytes, config.max_kept_bytes))
         self._reader = MediaReader(projector, identity)
         self._keys = keys
+        self.encoder = Encoder(Encodes(config.max_open_bytes, config.max_kept_bytes))
 
     @classmethod
     def open(cls, use: ModelUse, config: EngineConfig, keys: SpanKeys) -> Self:
@@ -123,8 +123,12 @@ class MediaDesk:
             max_tokens=wanted.image_max_tokens,
         )
         limits = {"min": wanted.image_min_tokens, "max": wanted.image_max_tokens}
-        name = fingerprint(model_files(Path(wanted.mmproj)), 0, limits, {})
-        return cls(projector, name.encode(), wanted, keys)
+        try:
+            name = fingerprint(model_files(Path(wanted.mmproj)), 0, limits, {})
+            return cls(projector, name.encode(), wanted, keys)
+        except BaseException:
+            close_projector(projector)
+            raise
 
     @property
     def stats(self) -> MediaStats:
@@ -195,8 +199,10 @@ class MediaDesk:
 
     def close(self) -> None:
         """End the encodes; the last desk frees the projector."""
-        self.encoder.close()
-        close_projector(self.projector)
+        try:
+            self.encoder.close()
+        finally:
+            close_projector(self.projector)
 
 
 def _tasks(request: Request) -> list[MediaTask]:

@@ -106,10 +106,10 @@ def build_on(
             parts = assemble_embedder(use, config, capabilities)
     except BaseException:
         use.close()
-        raise
-    finally:
         pass_on_lines()
+        raise
     try:
+        pass_on_lines()
         from pyllama_raw.engine.logs import open_logs
 
         logs = None if kept is None else kept.logs_for(config.log)

@@ -22,7 +22,10 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.built_samplers import BuiltSampler, BuiltSamplers
+from pyllama_raw.errors import InvalidRequest, SamplingFailed
+from pyllama_raw.native.check import EXCEPTION
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.logprobs import RowLogprobs
 from pyllama_raw.native.sampler import RowSampler
 from pyllama_raw.options.sampling import SamplingParams
@@ -57,8 +60,13 @@ def with_logprobs(
         if type(work) is ScoredPrefill:
             assert isinstance(output, Sampled | RowFailed | Computed)
             n_top = request.params.prompt_logprobs or 0
-            scores = _of_targets(work.targets, n_top, start, context)
-            output = Scored(scores, output)  # noqa: PLW2901
+            try:
+                scores = _of_targets(work.targets, n_top, start, context)
+            except InvalidRequest:
+                failed = SamplingFailed("plr_score", EXCEPTION, last_error())
+                output = RowFailed(failed)  # noqa: PLW2901
+            else:
+                output = Scored(scores, output)  # noqa: PLW2901
         told.append(output)
         start += len(work.tokens)
     return tuple(told)

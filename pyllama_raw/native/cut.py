@@ -56,7 +56,7 @@ Run = TokenRun | RowRun
 class Cut(Handle):
     """Runs of one image or sound; it keeps the pixels or the spectrum for the encodes."""
 
-    def __init__(self, pointer: Any, runs: tuple[Run, ...], projector: Handle) -> None:
+    def __init__(self, pointer: Any, projector: Handle) -> None:
         super().__init__(pointer, lib.mtmd_input_chunks_free, parents=[projector])
-        self.runs = runs
+        self.runs: tuple[Run, ...] = ()  # read from the chunks by Projector.cut()
         self.projector = projector  # no other one knows the content

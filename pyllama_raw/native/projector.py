@@ -111,7 +111,13 @@ class Projector(Handle):
         raw = lib.plr_bitmap_cut(self.ptr, bitmap.ptr)
         if raw == ffi.NULL:
             raise BadMedia(f"it cannot be cut for the projector: {log.reason(since)}")
-        return Cut(raw, tuple(self._runs(raw)), self)
+        cut = Cut(raw, self)
+        try:
+            cut.runs = tuple(self._runs(raw))
+        except BaseException:
+            cut.close()
+            raise
+        return cut
 
     def check_support(self, *, is_sound: bool) -> None:
         """Raise Unsupported for a sound if it does not hear, for an image if it does not see."""

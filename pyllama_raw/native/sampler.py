@@ -17,7 +17,7 @@ from pyllama_raw.native.grammar import Grammar
 from pyllama_raw.native.handle import Handle
 from pyllama_raw.native.libllama import ffi, last_error, lib
 from pyllama_raw.native.logprobs import RowLogprobs
-from pyllama_raw.native.stages import Stage, check
+from pyllama_raw.native.stages import Stage, check, made
 from pyllama_raw.native.vocab import INT32_MAX, Vocab
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class SamplerChain(Handle):
         Raises:
             InvalidRequest: a number out of range.
             Unsupported: the vocabulary lacks what a stage needs.
+            NativeError: libllama could not make a stage.
         """
         params = lib.llama_sampler_chain_default_params()
         chain = cls(
@@ -50,7 +51,8 @@ class SamplerChain(Handle):
         )
         try:
             for stage in stages:
-                lib.llama_sampler_chain_add(chain.ptr, stage.make(vocab))
+                stage_ptr = made(type(stage).__name__, stage.make(vocab))
+                lib.llama_sampler_chain_add(chain.ptr, stage_ptr)
         except BaseException:
             chain.close()
             raise

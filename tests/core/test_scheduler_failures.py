@@ -1,6 +1,6 @@
 """Steps that fail, are aborted or find no memory."""
 
-from pyllama_raw.core.request import NewTokens
+from pyllama_raw.core.request import FinishReason, NewTokens
 from pyllama_raw.core.step import (
     DecodeStatus,
     Held,
@@ -17,6 +17,7 @@ from pyllama_raw.errors import (
     SamplingFailed,
 )
 from tests.core.support import (
+    answer,
     finished,
     make_request,
     make_scheduler,
@@ -60,6 +61,25 @@ def test_no_space_shrinks_prefill_then_preempts_then_ends():
     ends = finished(events)
     assert all(isinstance(end.error, NoKVSpace) for end in ends.values())
     assert scheduler.stats().preempted >= 1
+
+
+def test_a_request_that_finds_no_space_once_goes_on():
+    """
+    Alone, it is computed anew, because its cells may have lain badly; it ends the second time.
+    """
+    scheduler = make_scheduler()
+    scheduler.add(make_request(0, n_prompt=1, max_tokens=3), 0.0)
+    refusals = iter([True])
+
+    def refuse_once(plan):
+        if next(refusals, False):
+            return StepResult(DecodeStatus.NO_SPACE)
+        return answer(plan)
+
+    _, events = run_until_idle(scheduler, refuse_once)
+
+    assert [end.reason for end in finished(events).values()] == [FinishReason.LENGTH]
+    assert scheduler.stats().no_space_steps == 1
 
 
 def test_an_aborted_step_goes_on_from_what_memory_holds():

@@ -130,6 +130,37 @@ def test_a_step_of_texts_that_fails_loses_no_sequence(status):
     assert texts.ends_of(house.events) == {0: FinishReason.LENGTH, 1: error}
 
 
+@pytest.mark.parametrize("status", [DecodeStatus.INVALID, DecodeStatus.FAILED])
+def test_a_text_that_fails_once_is_computed_again(status):
+    """
+    Most failures are of the moment, also where a text is alone in its step.
+    """
+    house = House()
+    house.add(texts.make_request(1, [9]))
+    results = iter([StepResult(status, error=DecodeFailed("llama_decode", -3, "no"))])
+
+    house.run(lambda _, result: next(results, result))
+
+    assert texts.ends_of(house.events) == {1: FinishReason.STOP}
+
+
+def test_a_text_in_parts_whose_last_step_always_fails_ends():
+    """
+    Steps of its first part do not clear it.
+    """
+    house = House()
+    error = DecodeFailed("llama_decode", -3, "no")
+    house.add(texts.make_request(1, [15], may_cut=True, lot=texts.LAST))
+
+    def fail(plan, result):
+        is_last = plan.works[0].is_last
+        return StepResult(DecodeStatus.FAILED, error=error) if is_last else result
+
+    house.run(fail)
+
+    assert texts.ends_of(house.events) == {1: error}
+
+
 def test_a_text_in_parts_may_fail_with_its_last_one():
     """
     The parts of it are forgotten, and others go on.

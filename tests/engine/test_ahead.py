@@ -13,6 +13,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.engine.parts import StepTimes
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
+from tests.held import check_held
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -72,6 +73,7 @@ def play(
                 driver.cancel(rng.randrange(n_added))
             driver.step()
             driver.scheduler.check_integrity()
+        check_held(parts)
         return tokens, parts.executor.times
     finally:
         parts.release()

@@ -33,6 +33,7 @@ class FakeTask:
     log: list[str] = field(default_factory=list)
     error: Exception | None = None
     is_held: bool = False
+    has_control: bool = True
     begun: Event = field(default_factory=Event)
 
     @property
@@ -40,6 +41,8 @@ class FakeTask:
         return Wanted(self.name.encode(), N_BYTES)
 
     def control(self) -> FakeControl:
+        if not self.has_control:
+            raise MemoryError
         return FakeControl()
 
     def encode(self, control: FakeControl) -> array | None:
@@ -105,6 +108,19 @@ def test_a_task_of_several_requests_runs_once(encoder, news):
     assert encoder.rows(tasks[0]) is encoder.rows(tasks[1])
     assert encoder.rows(tasks[2]) == rows("b")
     assert (encoder.stats.encodes, encoder.stats.encodes_shared) == (2, 1)
+
+
+def test_a_task_that_cannot_begin_hangs_nobody(encoder, news):
+    """
+    Its request is told, and others go on.
+    """
+    failing, good = of(1, FakeTask("x", has_control=False)), of(2, FakeTask("b"))
+
+    encoder.enter([failing, good])
+    news.wait_until(lambda: encoder.is_done(good))
+
+    assert isinstance(failing.error, EngineFault)
+    assert encoder.stats.encodes_failed == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pyllama_raw.engine.opening import build
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.context import Context, StepOutcome
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
+from tests.held import check_held
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -103,6 +104,7 @@ def play(name: str, begin=lambda: None) -> tuple[dict[int, list[int]], list[Fini
                 if not driver.step() and step > 6:
                     break
                 driver.scheduler.check_integrity()
+            check_held(parts)
     finally:
         parts.release()
     return tokens, ends

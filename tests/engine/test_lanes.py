@@ -17,6 +17,7 @@ from pyllama_raw.native.context import Context
 from pyllama_raw.native.libllama import Device
 from pyllama_raw.options.config import ContextConfig, ModelConfig, SchedulerConfig
 from tests.engine.test_executor import make_prompt
+from tests.held import check_held
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -93,6 +94,7 @@ def run(parts, *requests: Request) -> tuple[dict[int, list[int]], dict]:
     runs.add(*requests)
     while runs.driver.step():
         pass
+    check_held(parts)
     return runs.tokens, runs.used
 
 

@@ -4,6 +4,7 @@ import logging
 import os
 from array import array
 from contextlib import contextmanager
+from itertools import chain, repeat
 
 import pytest
 
@@ -11,9 +12,10 @@ from pyllama_raw import EngineConfig, SamplingParams
 from pyllama_raw.core.request import Finished, Request
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
-from pyllama_raw.errors import DecodeFailed, InvalidBatch
+from pyllama_raw.errors import ContextFailed, DecodeFailed, InvalidBatch
 from pyllama_raw.native.libllama import lib
 from pyllama_raw.options.config import ContextConfig, SchedulerConfig
+from tests.held import check_held
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -77,7 +79,7 @@ class Served:
             scheduler.check_integrity()
             assert scheduler.stats().steps < before.steps + 5000
         lib.plr_fail_decode(0, 0, -1)
-        parts.executor._drop()
+        check_held(parts)
         after = scheduler.stats()
         self.n_steps = after.steps - before.steps
         self.n_failed = after.failed_steps - before.failed_steps
@@ -212,4 +214,49 @@ def test_a_context_that_always_fails_ends_all_and_serves_again(caplog):
     ours = [each.getMessage() for each in caplog.records if each.name == "pyllama_raw"]
     assert len(ours) == broken.n_rebuilt
     assert f"rebuild {broken.n_rebuilt}" in ours[-1]
+    assert later.tokens == whole.tokens
+
+
+def make_nothing(lanes):
+    """As the executor makes a context, while memory is short."""
+    raise ContextFailed("llama_init_from_model", None, "no memory")
+
+
+@pytest.mark.parametrize("name", ["llama", "jamba"])
+@pytest.mark.parametrize("n_short", [1, 2])
+def test_a_context_that_cannot_be_made_anew_is_tried_again(name, n_short):
+    """
+    Memory that is short for a moment ends neither the engine nor a request.
+    """
+    requests = make_requests()
+    with opened(tiny_model(name)) as parts:
+        whole = Served(parts, requests)
+        makers = chain([make_nothing] * n_short, repeat(parts.executor._make_context))
+
+        def make(lanes):
+            return next(makers)(lanes)
+
+        parts.executor._make_context = make
+
+        run = Served(parts, requests, -3, whole.n_steps // 2)
+
+    assert run.errors == {}
+    assert run.tokens == whole.tokens
+
+
+def test_an_engine_without_memory_tells_all_and_serves_again():
+    """
+    Requests end with the error, the engine does not, and it closes without a context.
+    """
+    requests = make_requests()
+    with opened(tiny_model("llama")) as parts:
+        whole = Served(parts, requests)
+        make, parts.executor._make_context = parts.executor._make_context, make_nothing
+        short = Served(parts, requests, -3, whole.n_steps // 2)
+        parts.executor._make_context = make
+        later = Served(parts, requests)
+        parts.executor._make_context = make_nothing
+        Served(parts, requests, -3, 0)
+
+    assert {type(error) for error in short.errors.values()} == {ContextFailed}
     assert later.tokens == whole.tokens

@@ -14,6 +14,7 @@ from pyllama_raw.core.stats import SchedulerStats
 from pyllama_raw.engine.driver import Driver
 from pyllama_raw.engine.opening import build
 from pyllama_raw.options.config import CacheConfig, ContextConfig, SchedulerConfig
+from tests.held import check_held
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.native
@@ -93,6 +94,9 @@ def play(
                 break
             driver.step()
             driver.scheduler.check_integrity()
+            if step % 16 == 0:
+                check_held(parts)
+        check_held(parts)
         return tokens, parts.scheduler.stats()
     finally:
         parts.release()

@@ -7,6 +7,8 @@ the error.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyllama_raw.core.exact import N_FRESH
 from pyllama_raw.core.scheduling.packer import Packer
 from pyllama_raw.core.scheduling.roster import Roster
@@ -66,18 +68,23 @@ class Failures:
         n_prefill = sum(len(w.tokens) for w in plan.works if len(w.tokens) > 1)
         self._packer.prefill_cap = max(n_prefill // 2, 1)
         if plan.lot.is_whole or not n_prefill:
-            self._roster.make_room(now)
+            self._make_room(plan, now)
+
+    def _make_room(self, plan: StepPlan, now: float) -> None:
+        """Preempt a sequence; one that is alone is computed anew, and ends the second time."""
+        running = list(self._slots.running.values())
+        if len(running) == 1:
+            parts = self._parts(plan)
+            self._slots.rewind(running[0], 0)  # its cells may have lain badly
+            if parts and self._suspects.accuse(parts, alone=True) is None:
+                return
+        self._roster.make_room(now)
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """All go on, with what is known of them, but for the one that is sure to be the cause."""
         assert result.error is not None
         roster, is_fatal = self._roster, result.status is DecodeStatus.FAILED
-        parts = [
-            Part(running, running.n_computed + len(work.tokens))
-            for work in plan.works
-            if (running := self._slots.running.get(work.request_id)) is not None
-            and work.slot not in result.not_restored
-        ]
+        parts = self._parts(plan, result.not_restored)
         alone = len(plan.works) == 1
         if is_fatal:
             self.lose_slots()
@@ -90,3 +97,12 @@ class Failures:
         culprit = self._suspects.accuse(parts, alone=alone)
         if culprit is not None:
             roster.finish(culprit, result.error, now)
+
+    def _parts(self, plan: StepPlan, lost: Collection[int] = ()) -> list[Part]:
+        """What was to be computed of sequences that run, but for those in slots *lost*."""
+        return [
+            Part(running, running.n_computed + len(work.tokens))
+            for work in plan.works
+            if (running := self._slots.running.get(work.request_id)) is not None
+            and work.slot not in lost
+        ]

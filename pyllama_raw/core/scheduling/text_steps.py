@@ -94,9 +94,13 @@ class TextSteps:
         roster.texts.served(served)
 
     def _fail(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Have each text computed alone, because nobody knows which was the cause."""
+        """Have each text computed alone: nobody knows the cause; a text that is has a second try."""
+        sequence = self._roster.alive.get(plan.works[0].request_id)
         if len(plan.works) > 1:
             self._n_alone = len(plan.works)
+        elif isinstance(sequence, TextSequence) and not sequence.has_failed:
+            sequence.has_failed = True
+            self._n_alone += 1
         else:
             assert result.error is not None
             self._roster.end(plan.works[0].request_id, result.error, now)

@@ -26,7 +26,7 @@ from pyllama_raw.core.step import Encode, StepPlan
 class TextSequence(Sequence):
     """A request for vectors in progress: its texts are computed in their order."""
 
-    __slots__ = ("n_done", "start")
+    __slots__ = ("has_failed", "n_done", "start")
     request: EmbedRequest
 
     def __init__(self, request: EmbedRequest, order: int, now: float) -> None:
@@ -34,6 +34,7 @@ class TextSequence(Sequence):
         self.tokens = request.tokens  # no copy, because nothing follows them
         self.n_done = 0  # texts that have a vector
         self.start = 0  # tokens of the next one that are computed
+        self.has_failed = False  # the next one has, alone
 
     @property
     def is_done(self) -> bool:
@@ -51,6 +52,7 @@ class TextSequence(Sequence):
         """Note that the next text has its vector; returns the index of that text."""
         self.n_done += 1
         self.start = 0
+        self.has_failed = False
         return self.n_done - 1
 
 
