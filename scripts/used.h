@@ -602,6 +602,7 @@ void llama_set_causal_attn(struct llama_context * ctx, bool causal_attn);
 bool llama_get_causal_attn(const struct llama_context * ctx);
 void llama_synchronize(struct llama_context * ctx);
 float * llama_get_logits_ith(struct llama_context * ctx, int32_t i);
+float * llama_get_embeddings(struct llama_context * ctx);
 float * llama_get_embeddings_ith(struct llama_context * ctx, int32_t i);
 float * llama_get_embeddings_seq(struct llama_context * ctx, llama_seq_id seq_id);
 float * llama_get_sampled_logits_ith(struct llama_context * ctx, int32_t i);

@@ -13,12 +13,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
 import anyio
 
 from pyllama_raw import AsyncEngine, PyllamaError
+from pyllama_raw.engine.parts import EngineParts
 from scripts.faults.calls import OTHER_DIGITS, most_ended
 from scripts.faults.lib import RAISES, Fault, FaultyLib, InjectedError
 from scripts.faults.runs import Run, prepare
@@ -152,12 +154,11 @@ async def _ask(run: Run, engine: AsyncEngine, outcome: Outcome) -> None:
     if engine.error is not None:
         outcome.n_stopped += 1
     else:
-        await engine._between_steps(lambda: _check_idle(engine, outcome))
+        await engine._between_steps(partial(_check_idle, engine, outcome))
 
 
-def _check_idle(engine: AsyncEngine, outcome: Outcome) -> None:
+def _check_idle(engine: AsyncEngine, outcome: Outcome, parts: EngineParts) -> None:
     """Nothing is left of requests, in the thread of the engine."""
-    parts = engine._parts
     if not hasattr(parts.executor, "lanes"):  # a model that makes vectors only
         return
     try:

@@ -308,7 +308,7 @@ def test_the_placement_follows_configuration_and_device(
     Lanes where they are asked for, and in "auto" where another device computes.
     """
     monkeypatch.setattr(placement, "devices", lambda: found)
-    model = SimpleNamespace(n_layer=4)
+    model = SimpleNamespace(n_layer=4, reads_sources=False)
 
     why = placement.refusal(model, EngineConfig(**options))
 

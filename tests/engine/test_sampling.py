@@ -28,6 +28,7 @@ ELSEWHERE = {
     "logprobs",
     "logprobs_of",
     "prompt_logprobs",
+    "special",
 }
 # Need llguidance: tests/engine/test_guidance.py.
 GUIDANCE = {"json_schema", "regex", "lark"}

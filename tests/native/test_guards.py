@@ -101,6 +101,7 @@ for slot in (-1, 2, 300, 2**31):
     guard(f"seq_cp to {slot}", lambda: context.seq_cp(0, slot))
     guard(f"seq_add {slot}", lambda: context.seq_add(slot, 0, -1, 1))
     guard(f"seq_pos_max {slot}", lambda: context.seq_pos_max(slot))
+for slot in (-2, 2, 300, 2**31):  # -1 is all of them
     guard(f"state_bytes {slot}", lambda: context.state_bytes(slot))
     guard(f"capture {slot}", lambda: context.capture(slot, buffer))
     guard(f"restore {slot}", lambda: context.restore(slot, buffer))
