@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 from pyllama_raw.engine.parts import Reading, at_once
@@ -26,6 +26,7 @@ MAX_TOKENIZERS = 4  # kept for grammars that name tokens: each has the whole voc
 MAX_VALUES = 2**14  # of a schema
 MAX_CHARACTERS = 2**17  # of a schema's texts
 MAX_NAMES = 1000  # of one mapping: the time to compile them is quadratic
+Tokenize = Callable[[bytes], Sequence[int]]
 NUMBER = re.compile(r"<\[(\d{1,9})\]>")
 
 
@@ -56,30 +57,16 @@ class Guidance:
             except ClosedError:  # what is being compiled will never be used
                 return ()
 
-        self._pieces, ends = _pieces(vocab), sorted(vocab.eog_tokens)
-
-        def tokenizer(named: frozenset[int]) -> MaskTokenizer:
-            pieces = [
-                b"\xff" + piece if token in named else piece
-                for token, piece in enumerate(self._pieces)
-            ]
-            names = [self._pieces[token] for token in named]
-
-            def without(text: bytes) -> Sequence[int]:
-                if any(name in text for name in names):
-                    return _longest(pieces, text)
-                return tokenize(text)
-
-            return MaskTokenizer(pieces, ends, without if named else tokenize)
-
+        pieces = _pieces(vocab)
+        made = partial(_without, pieces, sorted(vocab.eog_tokens), tokenize)
+        tokenizers = lru_cache(MAX_TOKENIZERS)(made)
         try:
-            self._tokenizer = tokenizer(frozenset())
+            tokenizers(frozenset())
         except ImportError as error:
             text = f"they need llguidance 1.9 or later, below 2: {error}"
             raise Unsupported("json_schema, regex and lark", text) from None
-        self._tokenizer_with = lru_cache(MAX_TOKENIZERS)(tokenizer)
         # Concurrent callers may compile the same grammar twice.
-        self._compile = lru_cache(MAX_MADE)(self._compiled)
+        self._compile = lru_cache(MAX_MADE)(partial(_compiled, pieces, tokenizers))
 
     def make(self, kind: Kind, value: Any) -> MaskConstraint:
         """
@@ -94,16 +81,38 @@ class Guidance:
         text = _as_json(value) if kind == "json_schema" else value
         if kind == "regex":
             text = with_ascii_classes(text)
-        return self._compile(kind, text)
+        made: MaskConstraint = self._compile(kind, text)
+        return made
 
-    def _compiled(self, kind: Kind, text: str) -> MaskConstraint:
-        tokenizer, pieces = self._tokenizer, self._pieces
-        numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
-        ids = {token for token in numbers if token < len(pieces)}
-        named = frozenset(token for token in ids if pieces[token][0] != 0xFF)
-        if named:
-            tokenizer = self._tokenizer_with(named)
-        return _compile(tokenizer, kind, text)
+
+def _without(
+    pieces: Sequence[bytes],
+    ends: Sequence[int],
+    tokenize: Tokenize,
+    named: frozenset[int],
+) -> MaskTokenizer:
+    """A vocabulary in which the tokens *named* have no text."""
+    names = [pieces[token] for token in named]
+    rest = [b"\xff" + p if t in named else p for t, p in enumerate(pieces)]
+
+    def tokenize_without(text: bytes) -> Sequence[int]:
+        if any(name in text for name in names):
+            return _longest(rest, text)
+        return tokenize(text)
+
+    return MaskTokenizer(rest, ends, tokenize_without)
+
+
+def _compiled(
+    pieces: Sequence[bytes],
+    tokenizers: Callable[[frozenset[int]], MaskTokenizer],
+    kind: Kind,
+    text: str,
+) -> MaskConstraint:
+    numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
+    found = {token for token in numbers if token < len(pieces)}
+    named = frozenset(token for token in found if pieces[token][0] != 0xFF)
+    return _compile(tokenizers(named), kind, text)
 
 
 def checked_schema(schema: object) -> str:

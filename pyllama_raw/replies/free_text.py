@@ -18,7 +18,7 @@ class FreeText:
         self, lark: Lark, spec: ReplySpec, calls: CallsSpec, rules: CallRules
     ) -> None:
         self._lark, self._spec, self._calls, self._rules = lark, spec, calls, rules
-        texts = {text for text in (*calls.open, *calls.start)}
+        texts = {*calls.open, *calls.start}
         plain, _ = lark.split(texts)
         # A shorter one is found within a longer one.
         self._texts = [

@@ -11,7 +11,20 @@ from pyllama_raw.replies.typed import parameters_of, referred
 
 # What says nothing about values.
 NOTES = frozenset(
-    ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id", "$defs", "definitions"]
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "$schema",
+        "$id",
+        "$defs",
+        "definitions",
+    ]
 )
 ENTRIES = frozenset({"type", "properties", "required", "additionalProperties"})
 TEXTS = frozenset({"type", "enum", "const", "minLength", "maxLength", "pattern"})
