@@ -101,20 +101,30 @@ class Lark:
             body += f" & ~({ANY} {json.dumps(text)} {ANY})"
         return f"({body})"
 
-    def until(self, ends: Sequence[str], pattern: str = "(?s:.*)") -> Rule:
-        """Text that *pattern* matches up to the first of *ends*, which belongs to it."""
+    def until(
+        self,
+        ends: Sequence[str],
+        pattern: str = "(?s:.*)",
+        never: Sequence[str] = (),
+    ) -> Rule:
+        """
+        Text that *pattern* matches up to the first of *ends*, which belongs to it.
+
+        Args:
+            never: texts that it does not have.
+        """
         plain, marked = self.split(ends)
+        text = self.without([*plain, *never], pattern)
         choices: list[str] = []
         for end in marked:
             before, *rest = self.delimiter(end)
             lead = json.dumps(before) if isinstance(before, Text) else ""
             if isinstance(before, Rule):
                 rest = [before, *rest]
-            body = f"{self.without(plain, pattern)} {lead}"
-            choices.append(f"{self.terminal(body)} {self.row(rest)}")
+            choices.append(f"{self.terminal(f'{text} {lead}')} {self.row(rest)}")
         if plain:
             written = " | ".join(map(json.dumps, plain))
-            choices.append(self.first(f"{self.without(plain, pattern)} ({written})"))
+            choices.append(self.first(f"{text} ({written})"))
         return self.rule(" | ".join(choices))
 
     def split(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
