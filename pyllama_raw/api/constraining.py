@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.errors import BadSchema, InvalidRequest
 from pyllama_raw.options.sampling import MAX_GRAMMAR
 
@@ -34,6 +33,8 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
     ):
         return params
     _check(params)
+    if not plan.tools:
+        raise InvalidRequest("tool_choice", plan.choice, "tools that have a name")
     from pyllama_raw.replies.constraint import lark_for  # few requests need it
 
     is_named = plan.choice not in ("auto", "required")
@@ -62,6 +63,7 @@ def _check(params: SamplingParams) -> None:
 
 
 def _tools(plan: ReplyPlan) -> list[Tool]:
+    from pyllama_raw.engine.guidance import checked_schema
     from pyllama_raw.replies.tool_schemas import tools_of
 
     called = [

@@ -110,8 +110,12 @@ class Literals:
         self._quote = layout.quotes[0]
         self._comma = Text(", " if layout.assign == "=" else ",")
 
-    def json(self, schema: Any, _: int) -> Rule:
-        return self._lark.rule(self._tool.json(self._tool.resolved(schema)))
+    def json(self, given: Any, _: int) -> Rule:
+        schema = self._tool.resolved(given)
+        if schema.keys() - NOTES == {"type"} and schema["type"] == "boolean":
+            words = ("true", "false", "True", "False")
+            return self._lark.one_of([Text(word)] for word in words)
+        return self._lark.rule(self._tool.json(schema))
 
     def entries(
         self,

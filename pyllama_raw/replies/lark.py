@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyllama_raw.replies.spec import ReplySpec
 
+SLASH = re.compile(r"(?<!\\)/")
 FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 
 
@@ -96,7 +97,7 @@ class Lark:
 
     def without(self, texts: Sequence[str], pattern: str = "(?s:.*)") -> str:
         """The body of a terminal: text that *pattern* matches and that has none of *texts*."""
-        body = f"/{pattern}/"
+        body = "/" + SLASH.sub(r"\\/", pattern) + "/"
         for text in texts:
             body += f" & ~({ANY} {json.dumps(text)} {ANY})"
         return f"({body})"

@@ -130,6 +130,40 @@ def _header(spec: ReplySpec) -> str:
     return written[0] + spec.messages.middle[0]
 
 
+TEXTS = {
+    "date": {"format": "date"},
+    "date-time": {"format": "date-time"},
+    "uuid": {"format": "uuid"},
+    "email": {"format": "email"},
+    "ipv4": {"format": "ipv4"},
+    "uri": {"format": "uri", "default": "https://a.b/c"},
+    "pattern": {"pattern": "^[a-c/]{2,3}x$"},
+    "short": {"minLength": 2, "maxLength": 3},
+    "enum": {"enum": ["one", "</b", '"']},
+}
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3_coder", "gemma4", "kimi_k3", "deepseek_v3_2"]
+)
+def test_texts_that_are_no_json_are_as_their_schemas_say(family):
+    """
+    Formats, patterns and lengths hold between tags and between quotes of a model, too.
+    """
+    texts = {key: {"type": "string", **schema} for key, schema in TEXTS.items()}
+    tools = [tool("f", *texts, **texts)]
+    masked = Masked(bundled()[family], tools, must=True, parallel=False)
+    formats = jsonschema.FormatChecker(["date", "email", "ipv4", "uuid"])
+
+    drawn = masked.draw(2, limit=2000)
+
+    assert drawn.has_ended
+    [(_, arguments)] = drawn.calls
+    jsonschema.validate(
+        json.loads(arguments), tools[0]["parameters"], format_checker=formats
+    )
+
+
 THINKING = bundled()["hermes"]
 
 
@@ -197,7 +231,7 @@ def test_what_cannot_be_kept_is_refused():
     unknown = tool(
         "f", x={"type": "array", "uniqueItems": True, "contains": {"const": 1}}
     )
-    between_tags = tool("f", x={"type": "string", "format": "email"})
+    between_tags = tool("f", x={"type": "string", "format": "duration"})
 
     for family, given in (("hermes", unknown), ("qwen3_coder", between_tags)):
         with pytest.raises(BadSchema, match="'f'"):
