@@ -12,8 +12,8 @@ SLASH = re.compile(r"(?<!\\)/")
 FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 
 
-class Text(str):
-    """Text as it is written."""
+class Spelled(str):
+    """Spelled as it is written."""
 
     __slots__ = ()
 
@@ -24,7 +24,7 @@ class Rule(str):
     __slots__ = ()
 
 
-Parts = Sequence[Text | Rule]
+Parts = Sequence[Spelled | Rule]
 
 
 class Lark:
@@ -63,20 +63,21 @@ class Lark:
 
     def row(self, parts: Parts) -> str:
         """*parts* after each other."""
-        found: list[Text | Rule] = []
+        found: list[Spelled | Rule] = []
         for part in parts:
-            if isinstance(part, Text) and found and isinstance(found[-1], Text):
-                found[-1] = Text(found[-1] + part)
+            if isinstance(part, Spelled) and found and isinstance(found[-1], Spelled):
+                found[-1] = Spelled(found[-1] + part)
             elif part:
                 found.append(part)
         return (
-            " ".join(json.dumps(p) if isinstance(p, Text) else p for p in found) or '""'
+            " ".join(json.dumps(p) if isinstance(p, Spelled) else p for p in found)
+            or '""'
         )
 
     def delimiter(self, text: str) -> Parts:
         """A delimiter: special tokens are tokens, the rest is text."""
         return [
-            Rule(f"<[{self._ids[piece]}]>") if special else Text(piece)
+            Rule(f"<[{self._ids[piece]}]>") if special else Spelled(piece)
             for piece, special in self.spec.pieces(text)
         ]
 
@@ -84,7 +85,7 @@ class Lark:
         """The spelling to write."""
         return self.delimiter(spellings[0]) if spellings else []
 
-    def form(self, text: str, fields: Mapping[str, Text | Rule]) -> Parts:
+    def form(self, text: str, fields: Mapping[str, Spelled | Rule]) -> Parts:
         """A form with its fields, which make no special token."""
         return [
             part
@@ -109,7 +110,7 @@ class Lark:
         never: Sequence[str] = (),
     ) -> Rule:
         """
-        Text that *pattern* matches up to the first of *ends*, which belongs to it.
+        Spelled that *pattern* matches up to the first of *ends*, which belongs to it.
 
         Args:
             never: texts that it does not have.
@@ -119,7 +120,7 @@ class Lark:
         choices: list[str] = []
         for end in marked:
             before, *rest = self.delimiter(end)
-            lead = json.dumps(before) if isinstance(before, Text) else ""
+            lead = json.dumps(before) if isinstance(before, Spelled) else ""
             if isinstance(before, Rule):
                 rest = [before, *rest]
             choices.append(f"{self.terminal(f'{text} {lead}')} {self.row(rest)}")
