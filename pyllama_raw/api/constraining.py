@@ -20,6 +20,8 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
     *params* with which the model calls tools as *plan* asks it to.
 
     With the choice "auto" the model is free, unless a tool is strict or only one call is allowed.
+    It is free then, too, if nothing that it writes is a call: where no syntax of calls is known,
+    and where *params* constrain the output to something else.
 
     Raises:
         BadSchema: a schema or the name of a tool cannot be kept; it says which.
@@ -27,10 +29,7 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
         Unsupported: nothing is known of how the model writes calls.
     """
     must = plan.choice not in ("auto", "none")
-    is_strict = any(map(_is_strict, plan.tools))
-    if plan.choice == "none" or not (
-        must or (plan.tools and (is_strict or not plan.is_parallel))
-    ):
+    if not must and not (_limits(plan) and params.constraint is None):
         return params
     _check(params)
     if not plan.tools:
@@ -51,6 +50,12 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
         raise BadSchema("tools", text)
     # Not the copy of SamplingParams: what a user may write is shorter.
     return BaseModel.model_copy(params, update={"lark": lark})
+
+
+def _limits(plan: ReplyPlan) -> bool:
+    """Whether calls that the model may make have to be of some kind."""
+    may = plan.tools and plan.choice == "auto" and plan.bound.spec.calls
+    return bool(may) and (not plan.is_parallel or any(map(_is_strict, plan.tools)))
 
 
 def _check(params: SamplingParams) -> None:

@@ -91,7 +91,7 @@ def _free(
     *,
     parallel: bool,
 ) -> str:
-    """Spelled with calls in it, perhaps with reasoning before it in which nothing is a call."""
+    """Text with calls in it, perhaps with reasoning before it in which nothing is a call."""
     free = FreeText(lark, spec, calls, rules)
     body = free.reply(parallel=parallel)
     reasoning, thinks = spec.reasoning, _thinks(spec, prefix)

@@ -12,7 +12,7 @@ NO_BRACKET = r"\s*([^\s{\[](?s:.*))?"  # where calls need no delimiter
 
 
 class FreeText:
-    """Spelled, and calls from the delimiters on that begin them."""
+    """Text, and calls from the delimiters on that begin them."""
 
     def __init__(
         self, lark: Lark, spec: ReplySpec, calls: CallsSpec, rules: CallRules
@@ -31,7 +31,7 @@ class FreeText:
         )
 
     def reply(self, *, parallel: bool) -> Rule:
-        """Spelled and calls; not *parallel*: the text after the first call has none."""
+        """Text and calls; not *parallel*: the text after the first call has none."""
         lark = self._lark
         text, call = self.text(), lark.one_of([[call] for call in self._all_calls()])
         more = f"({text} | {call})*" if parallel else f"{text}* ({call} {text}*)?"

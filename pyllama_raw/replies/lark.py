@@ -13,7 +13,7 @@ FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 
 
 class Spelled(str):
-    """Spelled as it is written."""
+    """Text as it is written."""
 
     __slots__ = ()
 

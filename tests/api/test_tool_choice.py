@@ -15,7 +15,7 @@ from pyllama_raw import (
     SchedulerConfig,
 )
 from pyllama_raw.errors import BadSchema, InvalidRequest
-from pyllama_raw.replies.spec import bundled
+from pyllama_raw.replies.spec import ReplySpec, bundled
 from tests.replying import TEMPLATE
 from tests.tiny import tiny_model
 
@@ -149,3 +149,20 @@ async def test_one_request_has_one_constraint(engine, name, value):
         )
 
     assert caught.value.name == name
+
+
+async def test_a_constraint_of_the_user_holds_where_no_call_has_to_be(engine):
+    """
+    With strict tools an output may still be asked for as JSON; and a syntax may be unknown.
+    """
+    tools = [tool("look_up", strict=True)]
+    options = {"tools": tools, "chat_template": TEMPLATE}
+    params = SamplingParams(max_tokens=20, regex="[0-9]{3}", seed=1)
+
+    constrained = await engine.complete(CHAT, params, **options)
+    free = await engine.complete(
+        CHAT, SamplingParams(max_tokens=9), reply=ReplySpec(), **options
+    )
+
+    assert len(constrained.text) == 3
+    assert not free.tool_calls
