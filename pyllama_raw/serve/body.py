@@ -22,7 +22,7 @@ from pyllama_raw.serve.service import Found
 
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "verbosity",
+    "prompt_cache_retention", "verbosity", "reasoning_effort", "parallel_tool_calls",
 }  # fmt: skip
 HARMLESS |= {  # of llama.cpp's server: they keep, tell or plan something, or end sooner
     "backend_sampling", "cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_indent",

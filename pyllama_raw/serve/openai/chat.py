@@ -80,7 +80,7 @@ class ChatBody(TextBody):
             self._thinking | (self.chat_template_kwargs or {}),
             self.add_generation_prompt,
         )
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {} if self._is_parsed else {"special": True}
         names = self.names | NAMES
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens

@@ -27,11 +27,11 @@ def told_of(delta: Delta, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             continue
         if part.name is not None:
             function = {"name": part.name, "arguments": ""}
-            call = {"id": part.id, "type": "function", "function": function}
-            yield {"tool_calls": [{"index": part.index, **call}]}
+            begun = {"id": part.id, "type": "function", "function": function}
+            yield {"tool_calls": [{"index": part.index, **begun}]}
         if part.arguments:
-            call = {"index": part.index, "function": {"arguments": part.arguments}}
-            yield {"tool_calls": [call]}
+            more = {"index": part.index, "function": {"arguments": part.arguments}}
+            yield {"tool_calls": [more]}
 
 
 def message_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
