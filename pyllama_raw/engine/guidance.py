@@ -118,8 +118,13 @@ def _compiled(
 def checked_schema(schema: object) -> str:
     """*schema* as JSON for a Lark grammar. Raises BadSchema: it cannot be used."""
     text = _as_json(schema)
-    _compile(_bytes(), "json_schema", text)
+    _check(text)
     return text
+
+
+@lru_cache(MAX_MADE)
+def _check(text: str) -> None:
+    _compile(_bytes(), "json_schema", text)
 
 
 @cache
