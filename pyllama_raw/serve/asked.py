@@ -74,7 +74,7 @@ class Asked:
             case InvalidRequest() | BadSchema():
                 return self.names.get(error.name, error.name)
             case Unsupported():
-                return self.names.get(error.operation.partition("=")[0])
+                return self.names.get(error.operation)
         return None
 
 

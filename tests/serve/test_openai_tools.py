@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.replying import TEMPLATE, TOOL, reply_engine
+from tests.serve.calls import joined, seen
 from tests.serve.clients import chat_chunks, talking
 
 pytestmark = pytest.mark.anyio
@@ -24,40 +25,6 @@ REPLIES = {
     "unclosed": "<think>\nHm.",
 }
 ASKED = {"messages": CHAT, "tools": [TOOL, OTHER], "max_tokens": 512}
-
-
-def seen(message) -> dict:
-    """Fields of a message, without the ids of calls, which are drawn."""
-    told = message.model_dump(exclude_none=True)
-    for call in told.get("tool_calls", ()):
-        assert call.pop("id")
-    if not told.get("content"):  # a stream says nothing
-        told.pop("content", None)
-    return told
-
-
-def joined(chunks) -> dict:
-    """The message of a stream, each call of which begins once."""
-    told: dict = {}
-    for delta in (choice.delta for chunk in chunks for choice in chunk.choices):
-        for name, text in delta.model_dump(exclude_none=True).items():
-            if name != "tool_calls":
-                told[name] = told.get(name, "") + text
-                continue
-            [call] = text
-            calls, index = told.setdefault(name, []), call.pop("index")
-            if index == len(calls):
-                assert call.pop("id")
-                assert (call["type"], call["function"]["arguments"]) == ("function", "")
-                calls.append(call)
-            else:
-                assert (list(call), list(call["function"])) == (
-                    ["function"],
-                    ["arguments"],
-                )
-                arguments = call["function"]["arguments"]
-                calls[index]["function"]["arguments"] += arguments
-    return told
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": True}], ids=["plain", "logprobs"])

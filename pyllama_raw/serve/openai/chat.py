@@ -27,7 +27,8 @@ from pyllama_raw.serve.tools import tool_options
 _OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
 NAMES = {  # of fields, by what the engine calls them
     **dict.fromkeys(_OF_MESSAGES, "messages"),
-    **{name: name for name in ("tools", "tool_choice", "parallel_tool_calls")},
+    "tools": "tools",
+    "a call that has to be made": "tool_choice",
     "template_kwargs": "chat_template_kwargs",
 }
 
