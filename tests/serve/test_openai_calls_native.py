@@ -55,6 +55,7 @@ ASKED = {
     "messages": [{"role": "user", "content": "Rain?"}],
     "tools": TOOLS,
     "max_tokens": 300,
+    "logit_bias": {str(ord("o")): 100},  # <tool_call>, as it would <think> for ever
 }
 
 

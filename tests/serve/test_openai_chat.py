@@ -124,6 +124,26 @@ async def test_tools_reach_the_template_unless_none_may_be_called():
     assert counts[0] - counts[1] == len("[weather]")
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [TOOL | {"function": {"name": "f", "strict": True}}]}, "tools"),
+    ],
+)
+async def test_what_a_template_cannot_promise_has_its_place(fields, param):
+    """
+    Nobody knows how the model of a template that prints no calls would write one.
+    """
+    asked = {"model": "a", "messages": MESSAGES, "tools": [TOOL]} | fields
+    async with fake_engine(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await c.chat.completions.create(**asked)
+
+    assert caught.value.param == param
+
+
 async def test_what_the_assistant_has_begun_goes_on():
     """
     As with continue_final_message, which says what is so.
