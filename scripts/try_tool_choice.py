@@ -71,6 +71,13 @@ def mistake(result: Result, choice: str, tools: list[dict[str, Any]]) -> str:
     return ""
 
 
+def template_of(spec: ReplySpec) -> str:
+    """A template that prints tools; its prompts end reasoning, which could go on for ever."""
+    if spec.reasoning is None:
+        return TEMPLATE
+    return TEMPLATE + spec.reasoning.start[0] + spec.reasoning.end[0]
+
+
 class Trial:
     """Counts what becomes of all requests."""
 
@@ -91,7 +98,7 @@ class Trial:
                         tools=tools,
                         tool_choice=choice,
                         reply=spec,
-                        chat_template=TEMPLATE,
+                        chat_template=template_of(spec),
                     )
                 except BadSchema as error:
                     self.counts["refused"] += 1

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.errors import BadSchema, InvalidRequest
 from pyllama_raw.options.sampling import MAX_GRAMMAR
 
@@ -21,6 +20,8 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
     *params* with which the model calls tools as *plan* asks it to.
 
     With the choice "auto" the model is free, unless a tool is strict or only one call is allowed.
+    It is free then, too, if nothing that it writes is a call: where no syntax of calls is known,
+    and where *params* constrain the output to something else.
 
     Raises:
         BadSchema: a schema or the name of a tool cannot be kept; it says which.
@@ -28,12 +29,11 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
         Unsupported: nothing is known of how the model writes calls.
     """
     must = plan.choice not in ("auto", "none")
-    is_strict = any(map(_is_strict, plan.tools))
-    if plan.choice == "none" or not (
-        must or (plan.tools and (is_strict or not plan.is_parallel))
-    ):
+    if not must and not (_limits(plan) and params.constraint is None):
         return params
     _check(params)
+    if not plan.tools:
+        raise InvalidRequest("tool_choice", plan.choice, "tools that have a name")
     from pyllama_raw.replies.constraint import lark_for  # few requests need it
 
     is_named = plan.choice not in ("auto", "required")
@@ -52,6 +52,12 @@ def constrained(params: SamplingParams, plan: ReplyPlan) -> SamplingParams:
     return BaseModel.model_copy(params, update={"lark": lark})
 
 
+def _limits(plan: ReplyPlan) -> bool:
+    """Whether calls that the model may make have to be of some kind."""
+    may = plan.tools and plan.choice == "auto" and plan.bound.spec.calls
+    return bool(may) and (not plan.is_parallel or any(map(_is_strict, plan.tools)))
+
+
 def _check(params: SamplingParams) -> None:
     given = [params.constraint or "", "ignore_eos", "min_tokens"]
     for name in given:
@@ -62,6 +68,7 @@ def _check(params: SamplingParams) -> None:
 
 
 def _tools(plan: ReplyPlan) -> list[Tool]:
+    from pyllama_raw.engine.guidance import checked_schema
     from pyllama_raw.replies.tool_schemas import tools_of
 
     called = [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyllama_raw.replies.lark import Lark, Parts, Rule, Text
+from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.literals import WORD
 from pyllama_raw.replies.spec import LiteralCall, TaggedCall
 from pyllama_raw.replies.tables import matched, tables_of
@@ -19,7 +19,7 @@ NUMBERS = frozenset(
     ["type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
 )
 OPTIONAL_STRING = frozenset({"string", "null"})
-LINE = Text("\n")
+LINE = Spelled("\n")
 
 
 def tagged(lark: Lark, layout: TaggedCall, tool: Tool, end: Parts) -> Rule:
@@ -53,13 +53,13 @@ def _parameter(
         raise tool.bad(f"the format of the model has no place for the key {key!r}")
     begin = [
         *lark.first_of(layout.start),
-        *lark.form(form, {"key": Text(key), "type": Text(kind)}),
+        *lark.form(form, {"key": Spelled(key), "type": Spelled(kind)}),
         *lark.first_of(layout.middle),
     ]
     ends = [end.replace("{key}", key) for end in layout.end]
     if is_text and ("enum" in schema or "const" in schema):
         value = lark.one_of(
-            [Text(text), *lark.delimiter(ends[0])]
+            [Spelled(text), *lark.delimiter(ends[0])]
             for text in _texts(lark, tool, schema, ends)
         )
     elif is_text:
@@ -108,10 +108,14 @@ class Literals:
     def __init__(self, lark: Lark, layout: LiteralCall, tool: Tool) -> None:
         self._lark, self._tool = lark, tool
         self._quote = layout.quotes[0]
-        self._comma = Text(", " if layout.assign == "=" else ",")
+        self._comma = Spelled(", " if layout.assign == "=" else ",")
 
-    def json(self, schema: Any, _: int) -> Rule:
-        return self._lark.rule(self._tool.json(self._tool.resolved(schema)))
+    def json(self, given: Any, _: int) -> Rule:
+        schema = self._tool.resolved(given)
+        if schema.keys() - NOTES == {"type"} and schema["type"] == "boolean":
+            words = ("true", "false", "True", "False")
+            return self._lark.one_of([Spelled(word)] for word in words)
+        return self._lark.rule(self._tool.json(schema))
 
     def entries(
         self,
@@ -123,9 +127,9 @@ class Literals:
     ) -> Rule:
         """Keys and values in their order, with commas between them, and the bracket."""
         lark = self._lark
-        first = more = lark.one_of([[Text(close)]])
+        first = more = lark.one_of([[Spelled(close)]])
         for key, of_key, is_needed in reversed(self._tool.entries(schema)):
-            pair = [*self._key(key), Text(assign), value(of_key, depth + 1), more]
+            pair = [*self._key(key), Spelled(assign), value(of_key, depth + 1), more]
             skipped = [] if is_needed else [[first]], [] if is_needed else [[more]]
             first = lark.one_of([pair, *skipped[0]])
             more = lark.one_of([[self._comma, *pair], *skipped[1]])
@@ -159,7 +163,7 @@ class Literals:
             return lark.one_of([[*lark.delimiter(self._quote), text]])
         if kind == "object":
             rest = self.entries(schema, ":", "}", self.value, depth)
-            return lark.one_of([[Text("{"), rest]])
+            return lark.one_of([[Spelled("{"), rest]])
         if kind == "array":
             return self._array(schema, depth)
         tool.check(schema, NUMBERS)
@@ -181,11 +185,11 @@ class Literals:
             return self._quoted(value)
         if type(value) not in NAMES:
             raise self._tool.bad(f"{value!r} is no literal of the model")
-        return [Text(json.dumps(value))]
+        return [Spelled(json.dumps(value))]
 
     def _key(self, key: str) -> Parts:
         fits = WORD.fullmatch(key) and len(key) <= KEY_LIMIT
-        return [Text(key)] if fits else self._quoted(key)
+        return [Spelled(key)] if fits else self._quoted(key)
 
     def _quoted(self, text: str) -> Parts:
         if self._quote in text or "\\" in text:
@@ -193,4 +197,4 @@ class Literals:
                 f"{text!r} cannot stand between the quotes of the model"
             )
         quote = self._lark.delimiter(self._quote)
-        return [*quote, Text(text), *quote]
+        return [*quote, Spelled(text), *quote]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyllama_raw.replies.argument_rules import literals, tagged
 from pyllama_raw.replies.calls import HEADER_LIMIT
 from pyllama_raw.replies.json_text import LIMIT
-from pyllama_raw.replies.lark import Lark, Parts, Rule, Text
+from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.spec import (
     CallsSpec,
     Headed,
@@ -41,7 +41,7 @@ class CallRules:
         opening = lark.first_of(calls.open)
         choices = [[self.section(opening)]]
         if self._parallel and calls.open and calls.close and not self._brackets[0]:
-            again = self.section([Text(calls.separator), *opening])
+            again = self.section([Spelled(calls.separator), *opening])
             choices = [[*choices[0], Rule(f"{again}*")]]
         if calls.bare and calls.open:
             choices.append([self.section([], is_open=False)])
@@ -50,9 +50,9 @@ class CallRules:
     def section(self, lead: Parts, *, is_open: bool = True) -> Rule:
         """A section of calls after *lead*, which begins it."""
         lark = self._lark
-        first = self._items([*lead, Text(self._brackets[0])])
+        first = self._items([*lead, Spelled(self._brackets[0])])
         close = lark.first_of(self._calls.close) if is_open else []
-        tail = lark.row([Text(self._brackets[1]), *close])
+        tail = lark.row([Spelled(self._brackets[1]), *close])
         return lark.rule(f"{first} {self._more()} {tail}")
 
     def started(self, lead: Parts) -> Rule:
@@ -66,7 +66,7 @@ class CallRules:
     def _more(self) -> str:
         if not self._parallel:
             return ""
-        return self._items([Text(self._calls.separator)]) + "*"
+        return self._items([Spelled(self._calls.separator)]) + "*"
 
     def _items(self, lead: Parts, *, started: bool = False) -> Rule:
         """One call of any tool, after *lead*."""
@@ -92,23 +92,23 @@ class CallRules:
         if len(name) > LIMIT or not tool.name:
             raise tool.bad(f"a name of a tool has 1 to {LIMIT} characters")
         if layout.name is None:
-            return [[Text(f"{{{name}: "), arguments, Text("}"), *end]]
+            return [[Spelled(f"{{{name}: "), arguments, Spelled("}"), *end]]
         given = f"{json.dumps(layout.name)}: {name}, {json.dumps(layout.arguments)}: "
-        begin, close = Text("{" + given), [Text("}"), *end]
+        begin, close = Spelled("{" + given), [Spelled("}"), *end]
         plain: Parts = [begin, arguments, *close]
         if layout.id is None:
             return [plain]
-        id_: Parts = [Text(f'{json.dumps(layout.id)}: "'), self._id, Text('"')]
+        id_: Parts = [Spelled(f'{json.dumps(layout.id)}: "'), self._id, Spelled('"')]
         return [
             plain,
-            [Text("{"), *id_, Text(f", {given}"), arguments, *close],
-            [begin, arguments, Text(", "), *id_, *close],
+            [Spelled("{"), *id_, Spelled(f", {given}"), arguments, *close],
+            [begin, arguments, Spelled(", "), *id_, *close],
         ]
 
     def _headed(self, layout: Headed, tool: Tool) -> Parts:
         lark, calls = self._lark, self._calls
         check_name(lark, layout, tool)
-        name = Text(tool.name)
+        name = Spelled(tool.name)
         header = [
             *lark.form(
                 layout.header[0], {"name": name, "id": self._id, "index": Rule(INDEX)}

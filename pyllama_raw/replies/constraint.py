@@ -73,7 +73,7 @@ def _called(
     thinks = _thinks(lark.spec, prefix)
     if reasoning is None or thinks is False:
         return rule
-    end: str = lark.until(reasoning.end)
+    end = _thought(lark, calls, reasoning)
     first = next(iter([*calls.open, *calls.start]), "")
     lines = "" if first[:1].isspace() else f" {LINES}?"
     if thinks:
@@ -97,13 +97,32 @@ def _free(
     reasoning, thinks = spec.reasoning, _thinks(spec, prefix)
     if reasoning is None or reasoning.calls or thinks is False:
         return body
-    end = lark.until(reasoning.end)
+    end = _thought(lark, calls, reasoning)
     plain, _ = lark.split(reasoning.end)
     rest = lark.rule(f"{end} {body} | {lark.terminal(lark.without(plain))}")
     if thinks:
         return rest
     begin = lark.until(reasoning.start, r"\s*")
     return lark.rule(f"{begin} {rest} | {body}")
+
+
+def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
+    """Reasoning with its end; what begins a call is in it only where that begins none."""
+    openings = [*calls.open, *calls.start] if reasoning.calls else []
+    never, _ = lark.split(openings)
+    ends, _ = lark.split(reasoning.end)
+    taken = {
+        part
+        for text in (*openings, *reasoning.end)
+        for part in lark.delimiter(text)
+        if isinstance(part, Rule)
+    }
+    end = lark.until(reasoning.end, never=never)
+    others = [token for token in lark.tokens(lark.spec.special) if token not in taken]
+    if not others:
+        return end
+    text = lark.terminal(lark.without([*ends, *never], "(?s:.+)"))
+    return lark.rule(f"({' | '.join([text, *others])})* {end}")
 
 
 def _thinks(spec: ReplySpec, prefix: str) -> bool | None:

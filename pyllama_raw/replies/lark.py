@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyllama_raw.replies.spec import ReplySpec
 
+SLASH = re.compile(r"(?<!\\)/")
 FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 
 
-class Text(str):
+class Spelled(str):
     """Text as it is written."""
 
     __slots__ = ()
@@ -23,7 +24,7 @@ class Rule(str):
     __slots__ = ()
 
 
-Parts = Sequence[Text | Rule]
+Parts = Sequence[Spelled | Rule]
 
 
 class Lark:
@@ -62,20 +63,21 @@ class Lark:
 
     def row(self, parts: Parts) -> str:
         """*parts* after each other."""
-        found: list[Text | Rule] = []
+        found: list[Spelled | Rule] = []
         for part in parts:
-            if isinstance(part, Text) and found and isinstance(found[-1], Text):
-                found[-1] = Text(found[-1] + part)
+            if isinstance(part, Spelled) and found and isinstance(found[-1], Spelled):
+                found[-1] = Spelled(found[-1] + part)
             elif part:
                 found.append(part)
         return (
-            " ".join(json.dumps(p) if isinstance(p, Text) else p for p in found) or '""'
+            " ".join(json.dumps(p) if isinstance(p, Spelled) else p for p in found)
+            or '""'
         )
 
     def delimiter(self, text: str) -> Parts:
         """A delimiter: special tokens are tokens, the rest is text."""
         return [
-            Rule(f"<[{self._ids[piece]}]>") if special else Text(piece)
+            Rule(f"<[{self._ids[piece]}]>") if special else Spelled(piece)
             for piece, special in self.spec.pieces(text)
         ]
 
@@ -83,7 +85,7 @@ class Lark:
         """The spelling to write."""
         return self.delimiter(spellings[0]) if spellings else []
 
-    def form(self, text: str, fields: Mapping[str, Text | Rule]) -> Parts:
+    def form(self, text: str, fields: Mapping[str, Spelled | Rule]) -> Parts:
         """A form with its fields, which make no special token."""
         return [
             part
@@ -96,25 +98,35 @@ class Lark:
 
     def without(self, texts: Sequence[str], pattern: str = "(?s:.*)") -> str:
         """The body of a terminal: text that *pattern* matches and that has none of *texts*."""
-        body = f"/{pattern}/"
+        body = "/" + SLASH.sub(r"\\/", pattern) + "/"
         for text in texts:
             body += f" & ~({ANY} {json.dumps(text)} {ANY})"
         return f"({body})"
 
-    def until(self, ends: Sequence[str], pattern: str = "(?s:.*)") -> Rule:
-        """Text that *pattern* matches up to the first of *ends*, which belongs to it."""
+    def until(
+        self,
+        ends: Sequence[str],
+        pattern: str = "(?s:.*)",
+        never: Sequence[str] = (),
+    ) -> Rule:
+        """
+        Spelled that *pattern* matches up to the first of *ends*, which belongs to it.
+
+        Args:
+            never: texts that it does not have.
+        """
         plain, marked = self.split(ends)
+        text = self.without([*plain, *never], pattern)
         choices: list[str] = []
         for end in marked:
             before, *rest = self.delimiter(end)
-            lead = json.dumps(before) if isinstance(before, Text) else ""
+            lead = json.dumps(before) if isinstance(before, Spelled) else ""
             if isinstance(before, Rule):
                 rest = [before, *rest]
-            body = f"{self.without(plain, pattern)} {lead}"
-            choices.append(f"{self.terminal(body)} {self.row(rest)}")
+            choices.append(f"{self.terminal(f'{text} {lead}')} {self.row(rest)}")
         if plain:
             written = " | ".join(map(json.dumps, plain))
-            choices.append(self.first(f"{self.without(plain, pattern)} ({written})"))
+            choices.append(self.first(f"{text} ({written})"))
         return self.rule(" | ".join(choices))
 
     def split(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:

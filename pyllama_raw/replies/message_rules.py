@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from pyllama_raw.replies.call_rules import CallRules
-from pyllama_raw.replies.lark import Lark, Parts, Rule, Text
+from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.parts import Part, Reasoning
 from pyllama_raw.replies.spec import MessageRule, MessagesSpec, ReplySpec
@@ -67,7 +67,7 @@ class MessageRules:
             for tool in self._tools if rule.kind == "call" else ():
                 body = self._body(rule, tool)
                 for written in self._spellings(rule, tool):
-                    header = self._lark.form(written, {"name": Text(tool.name)})
+                    header = self._lark.form(written, {"name": Spelled(tool.name)})
                     middle = self._lark.first_of(self._messages.middle)
                     found.append([*header, *middle, body])
         return found

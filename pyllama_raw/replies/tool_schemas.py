@@ -27,9 +27,32 @@ NOTES = frozenset(
     ]
 )
 ENTRIES = frozenset({"type", "properties", "required", "additionalProperties"})
-TEXTS = frozenset({"type", "enum", "const", "minLength", "maxLength", "pattern"})
+TEXTS = frozenset(
+    ["type", "enum", "const", "minLength", "maxLength", "pattern", "format"]
+)
 MAX_REFERENCES = 8  # that follow each other
-ANCHORS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|([|^$/]|\(\?)")
+ANCHORS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|([|^$]|\(\?)")
+
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_CLOCK = "([01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_CLOCK})"
+_HOST = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOSTS = rf"{_HOST}(\.{_HOST}){{0,8}}"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HEX = "[0-9a-fA-F]"
+_WORD = "[a-zA-Z0-9_+-]+"
+_PATH = "[a-zA-Z0-9._~!$&'()*+,;=:@-]*"
+FORMATS = {  # the standard says to ignore all others
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": "-".join(f"{_HEX}{{{n}}}" for n in (8, 4, 4, 4, 12)),
+    "hostname": _HOSTS,
+    "email": rf"{_WORD}(\.{_WORD})*@{_HOSTS}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "uri": rf"https?://{_HOSTS}(:[0-9]{{1,4}})?(/{_PATH})*(\?{_PATH})?",
+}
+UNKNOWN_HERE = frozenset({"duration", "ipv6"})
 
 ToJson = Callable[[Any], str]  # raises BadSchema
 
@@ -96,22 +119,34 @@ def tools_of(tools: Sequence[Mapping[str, Any]], to_json: ToJson) -> list[Tool]:
         found[name] = tool = Tool(name, {**schema, "type": "object"}, to_json)
         if kinds != "object" and (not isinstance(kinds, list) or "object" not in kinds):
             raise tool.bad("the type of parameters is object")
+        tool.json(tool.schema)  # all limits of schemas hold in every syntax
     return list(found.values())
 
 
 def text_pattern(tool: Tool, schema: Mapping[str, Any]) -> str:
     """A regular expression of the text that *schema* allows. Raises BadSchema."""
     tool.check(schema, TEXTS)
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if "pattern" not in schema:
-        if not least and most is None:
-            return "(?s:.*)"
-        return f"(?s:.{{{int(least)},{'' if most is None else int(most)}}})"
-    if least or most is not None:
-        raise tool.bad("pattern and a length: give one of them")
-    pattern = str(schema["pattern"])
+    limits = [name for name in ("pattern", "format") if name in schema]
+    if "minLength" in schema or "maxLength" in schema:
+        limits.append("length")
+    if len(limits) > 1:
+        raise tool.bad(f"{' and '.join(limits)} of one text: between tags, give one")
+    if "pattern" in schema:
+        return _searched(tool, str(schema["pattern"]))
+    if schema.get("format") in UNKNOWN_HERE:
+        raise tool.bad(f"the format {schema['format']} cannot stand between tags")
+    if schema.get("format") in FORMATS:
+        return FORMATS[schema["format"]]
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    if not least and most is None:
+        return "(?s:.*)"
+    return f"(?s:.{{{least},{'' if most is None else int(most)}}})"
+
+
+def _searched(tool: Tool, pattern: str) -> str:
+    """A pattern of JSON Schema, which is searched for, as one of the whole text."""
     inner = pattern.removeprefix("^").removesuffix("$")
     if any(found[1] for found in ANCHORS.finditer(inner)) or inner.endswith("\\"):
-        raise tool.bad(f"pattern {pattern!r}: between tags it has none of | ^ $ / (?")
+        raise tool.bad(f"pattern {pattern!r}: between tags it has none of | ^ $ (?")
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     return begin + inner + ("" if pattern.endswith("$") else "(?s:.*)")
