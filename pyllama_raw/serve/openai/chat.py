@@ -28,9 +28,9 @@ _OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds"
 NAMES = {  # of fields, by what the engine calls them
     **dict.fromkeys(_OF_MESSAGES, "messages"),
     "tools": "tools",
+    "a call that has to be made": "tool_choice",
     "template_kwargs": "chat_template_kwargs",
 }
-DEMANDS = ("tool_choice", "parallel_tool_calls")  # others are those of strict tools
 
 
 class ChatBody(TextBody):
@@ -83,8 +83,6 @@ class ChatBody(TextBody):
         )
         more: dict[str, Any] = {} if self._is_parsed else {"special": True}
         names = self.names | NAMES
-        demands = (name for name in DEMANDS if name in calling)
-        names["a call that has to be made"] = next(demands, "tools")
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens
             names["max_tokens"] = "max_completion_tokens"
