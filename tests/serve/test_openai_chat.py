@@ -86,14 +86,6 @@ def said(content) -> dict[str, object]:
         ({"n": 0}, "n"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        (
-            {
-                "tools": [TOOL],
-                "tool_choice": {"type": "function", "function": {"name": "weather"}},
-            },
-            "tool_choice",
-        ),
         ({"tools": [TOOL]}, "tools"),  # the template prints none
         ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
         (
@@ -130,6 +122,18 @@ async def test_tools_reach_the_template_unless_none_may_be_called():
             counts.append(answer.usage.prompt_tokens)
 
     assert counts[0] - counts[1] == len("[weather]")
+
+
+async def test_a_call_that_nobody_knows_how_to_write_cannot_be_demanded():
+    """
+    It is a 400 that names the choice, because the template prints no calls.
+    """
+    asked = {"model": "a", "messages": MESSAGES, "tools": [TOOL]}
+    async with fake_engine(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await c.chat.completions.create(**asked, tool_choice="required")
+
+    assert caught.value.param == "tool_choice"
 
 
 async def test_what_the_assistant_has_begun_goes_on():
