@@ -21,7 +21,7 @@ def event(value: bytes) -> bytes:
     return b"data: %b\n\n" % value
 
 
-def named_event(name: str, **fields: Any) -> bytes:
+def named_event(name: str, /, **fields: Any) -> bytes:
     """A frame of an event that has its name in *fields*, too, as their type."""
     told = to_json({"type": name, **fields})
     return b"event: %b\ndata: %b\n\n" % (name.encode(), told)
