@@ -9,18 +9,18 @@ from pyllama_raw import RequestOptions
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody, template_variables
+from pyllama_raw.serve.conversation import Conversation
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.marks import points_of
 from pyllama_raw.serve.openai.messages import take_media
 from pyllama_raw.serve.service import Service
-from pyllama_raw.serve.turns import Turns
 
 
 class AgentBody(TextBody):
     """A chat that is to go on, in another form than that of chats."""
 
     @abstractmethod
-    def turns(self) -> Turns:
+    def chat(self) -> Conversation:
         """The chat. Raises Failure."""
 
     @abstractmethod
@@ -40,26 +40,26 @@ class AgentBody(TextBody):
         found = service.find(self.model, Operation.GENERATE)
         if self.n not in (None, 1):
             raise refused("n", "an answer has one output", "unsupported")
-        turns = self.turns()
+        chat = self.chat()
         options = self.options(found, service.config)
         options["reply"] = True
         options["template_kwargs"] = template_variables(self.variables(), None)
         options.update(self.calling())
         params = self.params(found, service.config, **self.more())
         media = await take_media(
-            turns.messages, found.engine, service.config, turns.places
+            chat.messages, found.engine, service.config, chat.places
         )
         asked = Asked(
             found=found,
-            prompts=(turns.messages,),
+            prompts=(chat.messages,),
             params=params,
             options=options,
             streams=bool(self.stream),
             names=self.names,
             media=media,
-            origins=turns.origins,
+            origins=chat.origins,
         )
-        if points := await points_of(turns, asked):
+        if points := await points_of(chat, asked):
             asked.options["cache_points"] = points
         return asked
 

@@ -13,30 +13,30 @@ from typing import Any
 
 from pyllama_raw import PyllamaError
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.turns import Turns
+from pyllama_raw.serve.conversation import Conversation
 
 MAX_MARKS = 4
 PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
 
 
-async def points_of(turns: Turns, asked: Asked) -> tuple[int, ...]:
+async def points_of(chat: Conversation, asked: Asked) -> tuple[int, ...]:
     """The end of each marked prefix; none where the cache needs no such places."""
-    engine, chat = asked.found.engine, dict(asked.of_chat)
-    if not turns.marks or engine.info.can_cut:
+    engine, options = asked.found.engine, dict(asked.of_chat)
+    if not chat.marks or engine.info.can_cut:
         return ()
     points: set[int] = set()
     try:
-        whole = await engine.tokenize(turns.messages, **chat)
+        whole = await engine.tokenize(chat.messages, **options)
     except PyllamaError:  # the request itself says what is wrong
         return ()
-    variables = chat.get("template_kwargs") or {}
-    chat["template_kwargs"] = {**variables, "add_generation_prompt": False}
-    for mark in sorted(turns.marks)[-MAX_MARKS:]:
-        prefix: list[Any] = turns.messages[:mark]
+    variables = options.get("template_kwargs") or {}
+    options["template_kwargs"] = {**variables, "add_generation_prompt": False}
+    for mark in sorted(chat.marks)[-MAX_MARKS:]:
+        prefix: list[Any] = [*chat.messages[:mark]]
         if prefix[-1]["role"] == "system":  # many templates want a user's message
             prefix.append(PROBE)
         try:
-            points.add(_n_common(whole, await engine.tokenize(prefix, **chat)))
+            points.add(_n_common(whole, await engine.tokenize(prefix, **options)))
         except PyllamaError:  # the template takes no such chat
             continue
     return tuple(sorted(points - {0}))

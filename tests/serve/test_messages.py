@@ -159,10 +159,10 @@ def test_blocks_become_the_messages_of_a_template():
             {"role": "user", "content": [said, result | {"is_error": True}]},
         ],
     )
-    turns = body.turns()
+    chat = body.chat()
 
     function = {"name": "weather", "arguments": {"city": "Öl"}}
-    assert turns.messages == [
+    assert chat.messages == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Rain?"},
         {
@@ -174,7 +174,7 @@ def test_blocks_become_the_messages_of_a_template():
         {"role": "tool", "content": "Error: none", "tool_call_id": "1"},
         {"role": "user", "content": "I see."},
     ]
-    assert turns.origins == [
+    assert chat.origins == [
         *("system", "messages[0]", "messages[1]"),
         *("messages[2].content[1]", "messages[2]"),
     ]
@@ -192,7 +192,8 @@ async def test_a_mistake_is_an_error_of_the_dialect():
         },
         "n": {"messages": [USER], "n": 2},
         "tool_choice.name": {
-            **{"messages": [USER], "tools": TOOLS},
+            "messages": [USER],
+            "tools": TOOLS,
             "tool_choice": {"type": "tool"},
         },
     }

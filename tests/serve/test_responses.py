@@ -170,10 +170,10 @@ def test_items_become_the_messages_of_a_template():
             {"role": "user", "content": "And now?"},
         ],
     )
-    turns = body.turns()
+    chat = body.chat()
 
     function = {"name": "weather", "arguments": "{}"}
-    assert turns.messages == [
+    assert chat.messages == [
         {"role": "system", "content": "Be kind."},
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Rain?"},
@@ -190,7 +190,7 @@ def test_items_become_the_messages_of_a_template():
         {"role": "assistant", "content": "I see.", "reasoning_content": "Hm."},
         {"role": "user", "content": "And now?"},
     ]
-    assert turns.origins[:3] == ["instructions", "input[0]", "input[1]"]
+    assert chat.origins[:3] == ["instructions", "input[0]", "input[1]"]
 
 
 @pytest.mark.parametrize(

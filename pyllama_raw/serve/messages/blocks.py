@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from pyllama_raw.serve.conversation import Conversation, PlacedPart
 from pyllama_raw.serve.failures import Failure, refused
-from pyllama_raw.serve.turns import PlacedPart, Turns
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*")
 BILLED = "x-anthropic-billing-header:"
@@ -48,22 +48,24 @@ class MessageTurn(TypedDict):
     content: str | BlockList
 
 
-def turns_of(system: str | BlockList | None, messages: Sequence[MessageTurn]) -> Turns:
+def conversation_of(
+    system: str | BlockList | None, messages: Sequence[MessageTurn]
+) -> Conversation:
     """The chat, with marks of what is worth to be kept. Raises Failure."""
-    turns = Turns()
+    chat = Conversation()
     if system:
         blocks = _listed(system)
-        said = [_unbilled(part) for part in _parts(blocks, "system")]
-        turns.say("system", said, "system")
-        turns.mark(any(map(_is_marked, blocks)))
+        parts = [_unbilled(part) for part in _parts(blocks, "system")]
+        chat.say("system", parts, "system")
+        chat.mark(any(map(_is_marked, blocks)))
     for i, message in enumerate(messages):
         place, blocks = f"messages[{i}]", _listed(message["content"])
         if message["role"] == "assistant":
-            _write(turns, blocks, place)
+            _write(chat, blocks, place)
         else:
-            _say(turns, message["role"], blocks, place)
-        turns.mark(any(map(_is_marked, blocks)))
-    return turns
+            _say(chat, message["role"], blocks, place)
+        chat.mark(any(map(_is_marked, blocks)))
+    return chat
 
 
 def _listed(content: str | BlockList) -> BlockList:
@@ -81,19 +83,19 @@ def _unbilled(placed: PlacedPart) -> PlacedPart:
     return placed._replace(part={"type": "text", "text": text})
 
 
-def _say(turns: Turns, role: str, blocks: BlockList, place: str) -> None:
+def _say(chat: Conversation, role: str, blocks: BlockList, place: str) -> None:
     """What a user says, after the results that come with it."""
     others = False
     for i, block in enumerate(blocks):
         if block["type"] == "tool_result":
-            _result(turns, block, f"{place}.content[{i}]")
+            _result(chat, block, f"{place}.content[{i}]")
         else:
             others = True
     if others or not blocks:
-        turns.say(role, _parts(blocks, f"{place}.content"), place)
+        chat.say(role, _parts(blocks, f"{place}.content"), place)
 
 
-def _result(turns: Turns, block: Any, place: str) -> None:
+def _result(chat: Conversation, block: Any, place: str) -> None:
     content = block.get("content") or ""
     if not isinstance(content, str | list):
         raise refused(f"{place}.content", "give text or a list of blocks")
@@ -103,26 +105,26 @@ def _result(turns: Turns, block: Any, place: str) -> None:
     if all(part["type"] == "text" for part, _ in parts):
         text = "".join(part["text"] for part, _ in parts)
         parts = [PlacedPart({"type": "text", "text": text}, place)]
-    turns.say("tool", parts, place, tool_call_id=block.get("tool_use_id"))
+    chat.say("tool", parts, place, tool_call_id=block.get("tool_use_id"))
 
 
-def _write(turns: Turns, blocks: BlockList, place: str) -> None:
+def _write(chat: Conversation, blocks: BlockList, place: str) -> None:
     """What the assistant thinks, says and calls."""
     if not blocks:
-        turns.write("", place)
+        chat.write("", place)
     for i, block in enumerate(blocks):
         fields: Any = block
         at = f"{place}.content[{i}]"
         match block["type"]:
             case "text":
-                turns.write(_text(fields, "text", at), place)
+                chat.write(_text(fields, "text", at), place)
             case "thinking":
-                turns.think(_text(fields, "thinking", at), place)
+                chat.think(_text(fields, "thinking", at), place)
             case "redacted_thinking":
                 pass
             case "tool_use":
                 name, given = fields.get("name"), fields.get("input")
-                turns.call(fields.get("id"), name, given, at)
+                chat.call(fields.get("id"), name, given, at)
             case other:
                 raise _unknown(other, at)
 
@@ -138,7 +140,8 @@ def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
             case "document":
                 text = _text(_source(block, "text", at), "data", at)
             case "search_result":
-                found = _parts(block.get("content") or (), f"{at}.content")
+                inner = block.get("content")
+                found = _parts(inner if isinstance(inner, list) else [], at)
                 text = "\n".join(part["text"] for part, _ in found)
             case "image":
                 yield PlacedPart(_image(block, at), at)

@@ -10,9 +10,9 @@ from typing_extensions import TypedDict
 from pyllama_raw import RequestOptions
 from pyllama_raw.serve.agents import AgentBody, function_tool
 from pyllama_raw.serve.body import HARMLESS
+from pyllama_raw.serve.conversation import Conversation
 from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, turns_of
-from pyllama_raw.serve.turns import Turns
+from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -54,12 +54,12 @@ class MessagesBody(AgentBody):
         told = dict.fromkeys(("prompt", "content", "role"), "messages")
         return told | {"stop": "stop_sequences", "json_schema": "output_config"}
 
-    def turns(self) -> Turns:
+    def chat(self) -> Conversation:
         """The chat. Raises Failure."""
-        turns = turns_of(self.system, self.messages)
+        chat = conversation_of(self.system, self.messages)
         if any(tool.get("cache_control") for tool in self.tools or ()) and self.system:
-            turns.marks.add(1)
-        return turns
+            chat.marks.add(1)
+        return chat
 
     def calling(self) -> RequestOptions:
         """Options of the calls of tools. Raises Failure."""

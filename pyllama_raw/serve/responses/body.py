@@ -9,9 +9,9 @@ from pydantic import Field
 from pyllama_raw import RequestOptions
 from pyllama_raw.serve.agents import AgentBody, function_tool
 from pyllama_raw.serve.body import HARMLESS, ResponseFormat
+from pyllama_raw.serve.conversation import Conversation
 from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.responses.items import ItemList, turns_of
-from pyllama_raw.serve.turns import Turns
+from pyllama_raw.serve.responses.items import ItemList, conversation_of
 
 ABSENT = ("previous_response_id", "conversation", "background", "prompt")
 LOGPROBS = "message.output_text.logprobs"
@@ -72,7 +72,7 @@ class ResponsesBody(AgentBody):
             tools = [tool for tool in tools if tool.get("name") in names]
         return tools
 
-    def turns(self) -> Turns:
+    def chat(self) -> Conversation:
         """The chat. Raises Failure."""
         for name in ABSENT:
             if getattr(self, name):
@@ -80,7 +80,7 @@ class ResponsesBody(AgentBody):
         if LOGPROBS in (self.include or ()):
             reason = "no log-probabilities are told here: ask for a chat completion"
             raise refused("include", reason, "unsupported")
-        return turns_of(self.instructions, self.input)
+        return conversation_of(self.instructions, self.input)
 
     def calling(self) -> RequestOptions:
         """Options of the calls of tools. Raises Failure."""

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from pyllama_raw.serve.conversation import Conversation, PlacedPart
 from pyllama_raw.serve.failures import Failure, refused
-from pyllama_raw.serve.turns import PlacedPart, Turns
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
 TEXTS |= {"refusal": "refusal", "summary_text": "text", "reasoning_text": "text"}
@@ -33,52 +33,52 @@ class InputItem(TypedDict, total=False):
 ItemList = Annotated[list[InputItem], Field(fail_fast=True)]
 
 
-def turns_of(instructions: str | None, given: str | ItemList) -> Turns:
+def conversation_of(instructions: str | None, given: str | ItemList) -> Conversation:
     """The chat. Raises Failure."""
-    turns = Turns()
+    chat = Conversation()
     if instructions:
         text = {"type": "text", "text": instructions}
-        turns.say("system", [PlacedPart(text, "instructions")], "instructions")
+        chat.say("system", [PlacedPart(text, "instructions")], "instructions")
     if isinstance(given, str):
         text = {"type": "text", "text": given}
-        turns.say("user", [PlacedPart(text, "input")], "input")
-        return turns
+        chat.say("user", [PlacedPart(text, "input")], "input")
+        return chat
     for i, item in enumerate(given):
-        _add(turns, item, f"input[{i}]")
-    return turns
+        _add(chat, item, f"input[{i}]")
+    return chat
 
 
-def _add(turns: Turns, item: Any, place: str) -> None:
+def _add(chat: Conversation, item: Any, place: str) -> None:
     """One item. Raises Failure."""
     match item.get("type", "message"):
         case "message":
-            _message(turns, item, place)
+            _message(chat, item, place)
         case "reasoning":
             thought = item.get("content") or item.get("summary") or ()
             text = _joined(thought, f"{place}.content")
             if text:
-                turns.think(text, place)
+                chat.think(text, place)
         case "function_call":
             given = item.get("arguments")
-            turns.call(item.get("call_id"), item.get("name"), given, place)
+            chat.call(item.get("call_id"), item.get("name"), given, place)
         case "custom_tool_call":
             given = {"input": item.get("input")}
-            turns.call(item.get("call_id"), item.get("name"), given, place)
+            chat.call(item.get("call_id"), item.get("name"), given, place)
         case "function_call_output" | "custom_tool_call_output":
             parts = _parts(item.get("output") or "", f"{place}.output")
-            turns.say("tool", parts, place, tool_call_id=item.get("call_id"))
+            chat.say("tool", parts, place, tool_call_id=item.get("call_id"))
         case kind:
             raise _unknown(kind, place)
 
 
-def _message(turns: Turns, item: Any, place: str) -> None:
+def _message(chat: Conversation, item: Any, place: str) -> None:
     role, content = item.get("role"), item.get("content") or ""
     if not isinstance(role, str):
         raise refused(f"{place}.role", "give user, assistant, system or developer")
     if role == "assistant":
-        turns.write(_joined(content, f"{place}.content"), place)
+        chat.write(_joined(content, f"{place}.content"), place)
     else:
-        turns.say(role, _parts(content, f"{place}.content"), place)
+        chat.say(role, _parts(content, f"{place}.content"), place)
 
 
 def _joined(content: Any, place: str) -> str:

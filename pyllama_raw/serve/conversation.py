@@ -22,7 +22,7 @@ class PlacedPart(NamedTuple):
 
 
 @dataclass(eq=False)
-class Turns:
+class Conversation:
     """Messages, with the places that they come from."""
 
     messages: list[ChatMessage] = field(default_factory=list)
