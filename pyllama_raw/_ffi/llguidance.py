@@ -11,9 +11,11 @@ import importlib
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 
 MAX_ERROR_BYTES = 1000
+_READING = Lock()
 
 # Items of the parser for one mask: about 100 ms of the engine thread. The default is 50,000.
 MAX_ITEMS = 10_000
@@ -65,9 +67,18 @@ size_t llg_tokenize_bytes(const LlgTokenizer *, const uint8_t * text, size_t n_b
 """
 
 
-@cache
 def declared() -> Any:
-    """The declarations, read when they are needed first: that takes a while."""
+    """
+    The declarations, read when they are needed first: that takes a while.
+
+    They are read once, because types of two readings do not fit each other.
+    """
+    with _READING:
+        return _declared()
+
+
+@cache
+def _declared() -> Any:
     from cffi import FFI
 
     ffi = FFI()

@@ -8,8 +8,9 @@ matcher, which gives the mask of the tokens that may come next.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 from pyllama_raw.engine.parts import Reading, at_once
@@ -21,9 +22,12 @@ from pyllama_raw.options.sampling import MAX_PATTERN
 from pyllama_raw.options.schemas import rewritten
 
 MAX_MADE = 256  # compiled constraints kept: some take a tenth of a second
+MAX_TOKENIZERS = 4  # kept for grammars that name tokens: each has the whole vocabulary
 MAX_VALUES = 2**14  # of a schema
 MAX_CHARACTERS = 2**17  # of a schema's texts
 MAX_NAMES = 1000  # of one mapping: the time to compile them is quadratic
+Tokenize = Callable[[bytes], Sequence[int]]
+NUMBER = re.compile(r"<\[(\d{1,9})\]>")
 
 
 class Guidance:
@@ -53,23 +57,81 @@ class Guidance:
             except ClosedError:  # what is being compiled will never be used
                 return ()
 
+        pieces = _pieces(vocab)
+        made = partial(_without, pieces, sorted(vocab.eog_tokens), tokenize)
+        tokenizers = lru_cache(MAX_TOKENIZERS)(made)
         try:
-            self._tokenizer = MaskTokenizer(
-                _pieces(vocab), sorted(vocab.eog_tokens), tokenize
-            )
+            tokenizers(frozenset())
         except ImportError as error:
             text = f"they need llguidance 1.9 or later, below 2: {error}"
             raise Unsupported("json_schema, regex and lark", text) from None
-        compiled = partial(_compile, self._tokenizer)
         # Concurrent callers may compile the same grammar twice.
-        self._compile = lru_cache(MAX_MADE)(compiled)
+        self._compile = lru_cache(MAX_MADE)(partial(_compiled, pieces, tokenizers))
 
     def make(self, kind: Kind, value: Any) -> MaskConstraint:
-        """Compile *value*, or find it among the latest. Raises BadSchema with the reason."""
+        """
+        Compile *value*, or find it among the latest.
+
+        A token that a Lark grammar names by its number has no text there, so it is only where
+        the grammar names it.
+
+        Raises:
+            BadSchema: it cannot be used; the error has the reason.
+        """
         text = _as_json(value) if kind == "json_schema" else value
         if kind == "regex":
             text = with_ascii_classes(text)
-        return self._compile(kind, text)
+        made: MaskConstraint = self._compile(kind, text)
+        return made
+
+
+def _without(
+    pieces: Sequence[bytes],
+    ends: Sequence[int],
+    tokenize: Tokenize,
+    named: frozenset[int],
+) -> MaskTokenizer:
+    """A vocabulary in which the tokens *named* have no text."""
+    names = [pieces[token] for token in named]
+    rest = [b"\xff" + p if t in named else p for t, p in enumerate(pieces)]
+
+    def tokenize_without(text: bytes) -> Sequence[int]:
+        if any(name in text for name in names):
+            return _longest(rest, text)
+        return tokenize(text)
+
+    return MaskTokenizer(rest, ends, tokenize_without)
+
+
+def _compiled(
+    pieces: Sequence[bytes],
+    tokenizers: Callable[[frozenset[int]], MaskTokenizer],
+    kind: Kind,
+    text: str,
+) -> MaskConstraint:
+    numbers = map(int, NUMBER.findall(text) if kind == "lark" else ())
+    found = {token for token in numbers if token < len(pieces)}
+    named = frozenset(token for token in found if pieces[token][0] != 0xFF)
+    return _compile(tokenizers(named), kind, text)
+
+
+def checked_schema(schema: object) -> str:
+    """*schema* as JSON for a Lark grammar. Raises BadSchema: it cannot be used."""
+    text = _as_json(schema)
+    _check(text)
+    return text
+
+
+@lru_cache(MAX_MADE)
+def _check(text: str) -> None:
+    _compile(_bytes(), "json_schema", text)
+
+
+@cache
+def _bytes() -> MaskTokenizer:
+    """A vocabulary of bytes, which is enough to check schemas."""
+    pieces = [*(bytes([byte]) for byte in range(256)), b"\xff<end>"]
+    return MaskTokenizer(pieces, [256], None)
 
 
 def _compile(tokenizer: MaskTokenizer, kind: Kind, text: str) -> MaskConstraint:
@@ -155,6 +217,19 @@ class MaskState:
             self._matcher, self._is_shared = self._matcher.copy(self.mask), False
         self._matcher.accept(token)
         self._is_current = False
+
+
+def _longest(pieces: Sequence[bytes], text: bytes) -> list[int]:
+    """Tokens of *text*, each the longest that fits; of few texts, so nothing is kept."""
+    ids = {piece: token for token, piece in enumerate(pieces) if piece in text}
+    found: list[int] = []
+    while text:
+        piece = max((p for p in ids if text.startswith(p)), key=len, default=b"")
+        if not piece:
+            return []
+        found.append(ids[piece])
+        text = text[len(piece) :]
+    return found
 
 
 def _pieces(vocab: Vocab) -> list[bytes]:

@@ -329,12 +329,12 @@ async def test_only_chats_have_options_of_replies(option):
         assert await engine.render(CHAT, reply=False)
 
 
-async def test_calls_are_not_promised_without_a_constraint():
+async def test_calls_are_promised_only_in_a_known_syntax():
     """
-    What would need one is refused until there is one.
+    With a specification that has none they cannot be asked for.
     """
-    with pytest.raises(Unsupported):
-        await complete(REPLY, tools=[TOOL], tool_choice="required")
+    with pytest.raises(Unsupported, match="ReplySpec"):
+        await complete(REPLY, tools=[TOOL], tool_choice="required", reply=ReplySpec())
 
 
 def test_the_template_of_these_tests_is_known():

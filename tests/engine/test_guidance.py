@@ -219,3 +219,16 @@ def test_a_schema_has_limits(model_path, schema, words):
     with Model.load(model_path, vocab_only=True) as model:
         with pytest.raises(BadSchema, match=words):
             Guidance(model.vocab).make("json_schema", schema)
+
+
+async def test_a_token_that_a_grammar_names_is_only_there(engine):
+    """
+    It has no text: the same text elsewhere is spelled with other tokens.
+    """
+    [the] = await engine.tokenize(" the", add_special=False)
+    lark = f"start: / the the/ <[{the}]>"
+
+    result = await engine.complete("Say", params(lark=lark))
+
+    assert result.text == " the the the"
+    assert result.token_ids.count(the) == 1

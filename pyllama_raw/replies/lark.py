@@ -1,0 +1,146 @@
+"""A grammar for llguidance that is being written, with the delimiters of a specification."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from pyllama_raw.replies.spec import ReplySpec
+
+SLASH = re.compile(r"(?<!\\)/")
+FIELD = re.compile(r"\{(name|id|index|key|type)\}")
+
+
+class Text(str):
+    """Text as it is written."""
+
+    __slots__ = ()
+
+
+class Rule(str):
+    """What the grammar says of a part: the name of a rule, or a token."""
+
+    __slots__ = ()
+
+
+Parts = Sequence[Text | Rule]
+
+
+class Lark:
+    """
+    Rules of a grammar.
+
+    The lexer of llguidance takes the longest text that some terminal has, and never goes back. So
+    texts that follow each other are one terminal, and a text up to a delimiter ends with it.
+    """
+
+    def __init__(self, spec: ReplySpec, ids: Mapping[str, int]) -> None:
+        """
+        Args:
+            ids: tokens of the special names in *spec*.
+        """
+        self.spec = spec
+        self._ids = ids
+        self._names: dict[tuple[str, str], str] = {}
+
+    def grammar(self, start: str) -> str:
+        rules = (f"{name}: {body}" for (body, _), name in self._names.items())
+        return "\n".join([f"start: {start}", *rules])
+
+    def rule(self, body: str) -> Rule:
+        return self._named(body, "r{}")
+
+    def one_of(self, choices: Iterable[Parts]) -> Rule:
+        return self.rule(" | ".join(dict.fromkeys(map(self.row, choices))))
+
+    def terminal(self, body: str) -> Rule:
+        return self._named(body, "T{}")
+
+    def first(self, body: str) -> Rule:
+        """The shortest text that *body*, of a terminal, matches."""
+        return self._named(self.terminal(body), "r{}[lazy]")
+
+    def row(self, parts: Parts) -> str:
+        """*parts* after each other."""
+        found: list[Text | Rule] = []
+        for part in parts:
+            if isinstance(part, Text) and found and isinstance(found[-1], Text):
+                found[-1] = Text(found[-1] + part)
+            elif part:
+                found.append(part)
+        return (
+            " ".join(json.dumps(p) if isinstance(p, Text) else p for p in found) or '""'
+        )
+
+    def delimiter(self, text: str) -> Parts:
+        """A delimiter: special tokens are tokens, the rest is text."""
+        return [
+            Rule(f"<[{self._ids[piece]}]>") if special else Text(piece)
+            for piece, special in self.spec.pieces(text)
+        ]
+
+    def first_of(self, spellings: Sequence[str]) -> Parts:
+        """The spelling to write."""
+        return self.delimiter(spellings[0]) if spellings else []
+
+    def form(self, text: str, fields: Mapping[str, Text | Rule]) -> Parts:
+        """A form with its fields, which make no special token."""
+        return [
+            part
+            for n, piece in enumerate(FIELD.split(text))
+            for part in ([fields[piece]] if n % 2 else self.delimiter(piece))
+        ]
+
+    def tokens(self, names: Iterable[str]) -> list[Rule]:
+        return [Rule(f"<[{self._ids[name]}]>") for name in sorted(names)]
+
+    def without(self, texts: Sequence[str], pattern: str = "(?s:.*)") -> str:
+        """The body of a terminal: text that *pattern* matches and that has none of *texts*."""
+        body = "/" + SLASH.sub(r"\\/", pattern) + "/"
+        for text in texts:
+            body += f" & ~({ANY} {json.dumps(text)} {ANY})"
+        return f"({body})"
+
+    def until(
+        self,
+        ends: Sequence[str],
+        pattern: str = "(?s:.*)",
+        never: Sequence[str] = (),
+    ) -> Rule:
+        """
+        Text that *pattern* matches up to the first of *ends*, which belongs to it.
+
+        Args:
+            never: texts that it does not have.
+        """
+        plain, marked = self.split(ends)
+        text = self.without([*plain, *never], pattern)
+        choices: list[str] = []
+        for end in marked:
+            before, *rest = self.delimiter(end)
+            lead = json.dumps(before) if isinstance(before, Text) else ""
+            if isinstance(before, Rule):
+                rest = [before, *rest]
+            choices.append(f"{self.terminal(f'{text} {lead}')} {self.row(rest)}")
+        if plain:
+            written = " | ".join(map(json.dumps, plain))
+            choices.append(self.first(f"{text} ({written})"))
+        return self.rule(" | ".join(choices))
+
+    def split(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Those of *texts* without special tokens, and those with."""
+        plain: list[str] = []
+        marked: list[str] = []
+        for text in texts:
+            has = any(special for _, special in self.spec.pieces(text))
+            (marked if has else plain).append(text)
+        return plain, marked
+
+    def _named(self, body: str, form: str) -> Rule:
+        new = form.format(len(self._names))
+        name = self._names.setdefault((body, form), new)
+        return Rule(name.removesuffix("[lazy]"))
+
+
+ANY = "/(?s:.*)/"
