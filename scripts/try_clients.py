@@ -2,12 +2,12 @@
 Tries clients of other projects at a server: each does a chat, a stream and an embedding.
 
     pyllama-raw serve MODEL --alias chat &
-    python scripts/try_clients.py http://127.0.0.1:8000 chat [--embedder NAME]
+    python scripts/try_clients.py http://127.0.0.1:8000 chat [--embedder NAME] [--tools]
 
 It needs no package of ours, so an environment of its own may have the clients:
 
     pip install langchain-openai litellm llama-index-llms-openai-like \
-        llama-index-embeddings-openai-like
+        llama-index-embeddings-openai-like 'pydantic-ai-slim[openai]'
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from typing import Any
 
 ASKED = "Name three colours."
+WEATHER = "What is the weather in Rome? Ask the tool, then tell me."
 N_TOKENS = 24
+N_CALL = 400  # tokens of an answer that may have calls
 Tried = Iterator[tuple[str, str]]
 
 
@@ -34,10 +37,59 @@ def langchain(asked: Namespace) -> Tried:
     yield "chat", str(whole.content)
     yield "counts", str(whole.usage_metadata)
     yield "stream", "".join(str(chunk.content) for chunk in chat.stream(ASKED))
+    if asked.tools:
+        yield from _langchain_loop(chat)
     made = OpenAIEmbeddings(
         model=asked.embedder, check_embedding_ctx_length=False, **place
     )
     yield "embedding", _size(made.embed_query(ASKED))
+
+
+def _langchain_loop(chat: Any) -> Tried:
+    """bind_tools: the call that is demanded, the same in a stream, and what follows it."""
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    longer = chat.model_copy(update={"max_tokens": N_CALL})
+    calling = longer.bind_tools([weather], tool_choice="weather")
+    messages: list[Any] = [HumanMessage(WEATHER)]
+    first = calling.invoke(messages)
+    yield "call", str([(call["name"], call["args"]) for call in first.tool_calls])
+    chunks = list(calling.stream(messages))
+    joined = sum(chunks[1:], chunks[0])
+    yield "call of a stream", str([(c["name"], c["args"]) for c in joined.tool_calls])
+    messages.append(first)
+    for call in first.tool_calls:
+        said = weather(**call["args"])
+        messages.append(ToolMessage(said, tool_call_id=call["id"]))
+    last = chat.bind_tools([weather]).invoke(messages)
+    yield "after the call", str(last.content or last.tool_calls)
+
+
+def pydantic_ai(asked: Namespace) -> Tried:
+    """An agent with a tool, in both ways; it may call it or not."""
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    place = OpenAIProvider(base_url=f"{asked.url}/v1", api_key="none")
+    model = OpenAIChatModel(asked.model, provider=place)
+    options: Any = {"temperature": 0, "seed": 1, "max_tokens": N_CALL}
+    agent = Agent(model, tools=[weather] if asked.tools else [], model_settings=options)
+    told = agent.run_sync(WEATHER)
+    yield "chat", told.output
+    yield "messages", str([_kinds(message) for message in told.all_messages()])
+    yield "counts", str(told.usage)
+    streamed = agent.run_stream_sync(WEATHER)
+    yield "stream", list(streamed.stream_text())[-1]
+
+
+def weather(city: str) -> str:
+    """Tells the weather of a city."""
+    return f"It is dry in {city}."
+
+
+def _kinds(message: Any) -> list[str]:
+    return [part.part_kind for part in message.parts]
 
 
 def llama_index(asked: Namespace) -> Tried:
@@ -85,6 +137,7 @@ CLIENTS: dict[str, Callable[[Namespace], Tried]] = {
     "langchain-openai": langchain,
     "llama-index-llms-openai-like": llama_index,
     "litellm": litellm,
+    "pydantic-ai-slim": pydantic_ai,
 }
 
 
@@ -94,6 +147,9 @@ def main() -> int:
     parser.add_argument("url")
     parser.add_argument("model")
     parser.add_argument("--embedder", help="default: the same model")
+    parser.add_argument(
+        "--tools", action="store_true", help="the model's chat template takes tools"
+    )
     asked = parser.parse_args()
     asked.embedder = asked.embedder or asked.model
     return sum(not _try(name, client, asked) for name, client in CLIENTS.items())

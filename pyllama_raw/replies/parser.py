@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from pyllama_raw.replies.calls import HEADER_LIMIT, CallReader
 from pyllama_raw.replies.parts import Part
-from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, Source
+from pyllama_raw.replies.reader import ReplyReader
+from pyllama_raw.replies.source import MARK, Source
 from pyllama_raw.replies.spec import ReplySpec
-from pyllama_raw.replies.tables import Kind, Role, tables_of
 from pyllama_raw.replies.typed import parameters_of
-from pyllama_raw.replies.writer import Lead, Stretch, Writer
+from pyllama_raw.replies.writer import Writer
 
 
 class ReplyParser:
@@ -41,30 +40,17 @@ class ReplyParser:
         calls: bool = True,
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        self._spec = spec
-        self._tables = tables_of(spec)
+        self._special = spec.special
         self._source = Source()
         self._writer = Writer()
-        self._new_id = new_id or self._made_id
-        self._reader: CallReader | None = None
-        if calls and spec.calls:
-            known = dict(map(parameters_of, tools))
-            self._reader = CallReader(
-                self._source,
-                self._tables,
-                known,
-                self._begin_call,
-                self._writer.arguments,
-            )
-        self._trim = bool(spec.reasoning and spec.reasoning.trim)
-        self._kinds = self._tables.kinds if self._reader else self._tables.without_calls
-        self._kind = Kind.CONTENT
-        self._stretch = self._text(Lead.KEPT)
-        self._in_message = False
-        self._between = True  # no call and no header is being read
-        self._in_prompt = True
-        self._flow = self._run()
-        self._begin_after(prefix)
+        self._reader = ReplyReader(
+            spec,
+            self._source,
+            self._writer,
+            dict(map(parameters_of, tools)) if calls else None,
+            new_id or id_maker(spec),
+        )
+        self._reader.begin_after(prefix)
 
     def feed(self, text: str, special: bool = False) -> list[Part]:
         """
@@ -75,163 +61,21 @@ class ReplyParser:
             special: *text* is such a token. Other tokens are fed as the text that they show.
         """
         text = text.replace(MARK, "\ufffd")
-        self._source.add(
-            MARK + text if special and text in self._spec.special else text
-        )
-        next(self._flow, None)
+        self._source.add(MARK + text if special and text in self._special else text)
+        next(self._reader.flow, None)
         return self._writer.taken()
 
     def finish(self) -> list[Part]:
         """The parts that the end of the reply adds. A call that is cut keeps what it has."""
         self._source.ended = True
-        next(self._flow, None)
-        self._stretch.end(trim=False)
+        next(self._reader.flow, None)
+        self._reader.end()
         return self._writer.taken()
 
-    def _begin_after(self, prefix: str) -> None:
-        """Begin where *prefix* ends, whose own text is no part of the reply."""
-        self._kind = Kind.PLAIN if self._spec.messages else Kind.CONTENT
-        special = self._tables.special.pattern
-        self._source.add(special.sub(lambda found: MARK + found.group(), prefix))
-        next(self._flow, None)
-        self._source.drop()
-        if self._between:
-            self._begin_in_text()
-        self._writer.taken()
-        self._in_prompt = False
 
-    def _begin_in_text(self) -> None:
-        held = self._source.take(len(self._source.text))
-        table = self._kinds[self._kind]
-        found = table.markers.pattern.match(held)  # a longer one does not come any more
-        if found and (role := table.roles[found[0]]) in (Role.THINK, Role.ANSWER):
-            next(self._act(role, found[0]), None)
-        thinks = self._kind is Kind.REASONING
-        if self._spec.messages and not (self._in_message or thinks):
-            self._kind = Kind.HEADER
-        if not self._stretch.blank:  # white space at its end was of the prompt
-            lead = Lead.KEPT
-            self._stretch = self._thought(lead) if thinks else self._text(lead)
-        self._flow = self._run()
-
-    def _run(self) -> Flow[None]:
-        """Read the reply."""
-        if self._kind is Kind.HEADER:
-            yield from self._header("")
-        while True:
-            if (
-                self._spec.calls
-                and self._spec.calls.bare
-                and self._kind is Kind.CONTENT
-            ):
-                yield from self._bare()
-            table = self._kinds[self._kind]
-            self._between = True
-            marker = yield from self._source.until(table.markers, self._write)
-            self._between = False
-            if not marker:
-                return
-            yield from self._act(table.roles[marker], marker)
-
-    def _act(self, role: Role, marker: str) -> Flow[None]:
-        """Do what a delimiter does; where it does nothing, it is text."""
-        if role in (Role.OPEN, Role.START) and self._reader:
-            self._source.keep(marker)
-            self._write((yield from self._reader.section(started=role is Role.START)))
-        elif role is Role.MESSAGE:
-            self._end(Kind.PLAIN, self._text(Lead.KEPT))
-            yield from self._header(marker)
-        elif role is Role.MESSAGE_END:
-            self._in_message = False
-            self._end(Kind.PLAIN, self._text(Lead.HELD))
-        elif role is Role.THINK and self._may_think(marker):
-            self._end(Kind.REASONING, self._thought(self._lead))
-        elif role is Role.ANSWER and (
-            self._kind is Kind.REASONING or self._stretch.blank or self._in_prompt
-        ):
-            self._end(Kind.CONTENT, self._text(self._lead))
-        elif role is not Role.IGNORED:
-            self._write(marker)
-
-    def _may_think(self, marker: str) -> bool:
-        """Whether reasoning may begin here; at its own beginning it is said twice."""
-        if self._in_prompt:  # behind the header of the message
-            return True
-        anywhere = (
-            self._spec.reasoning and self._spec.reasoning.anywhere
-        ) or MARK in marker
-        return self._stretch.blank or (
-            bool(anywhere) and self._kind is not Kind.REASONING
-        )
-
-    def _header(self, marker: str) -> Flow[None]:
-        """Read the header of a message, which says what the message is."""
-        source = self._source
-        source.keep(marker)
-        self._kind = Kind.PLAIN
-        try:
-            header = yield from source.find(self._tables.middle, HEADER_LIMIT)
-        except Broken:
-            self._write(source.kept())
-            return
-        plain = header.replace(MARK, "")
-        rules = ((rule.fullmatch(plain), kind) for rule, kind in self._tables.rules)
-        found, kind = next(
-            ((match, kind) for match, kind in rules if match), (None, None)
-        )
-        if not found or (kind == "call" and not self._reader):
-            self._write(source.kept())
-            return
-        source.take(source.pos + len(header))
-        yield from source.match(self._tables.middle)
-        self._in_message = True
-        if kind == "call" and self._reader and (name := found.groupdict().get("name")):
-            self._write((yield from self._reader.named(name)))
-            return
-        source.drop()
-        if kind == "reasoning":
-            self._end(Kind.REASONING, self._thought(self._lead))
-        elif kind == "call":
-            self._kind = Kind.CONTENT
-
-    def _bare(self) -> Flow[None]:
-        """Read calls that no delimiter begins, where the text has not begun."""
-        yield from self._source.run(SPACE, self._write)
-        if not self._reader or not self._stretch.blank:
-            return
-        if (yield from self._source.peek()) in ("{", "["):
-            self._source.keep()
-            self._write((yield from self._reader.section(started=False, bare=True)))
-
-    def _begin_call(self, name: str, id_: str | None) -> None:
-        in_header = self._kind is Kind.PLAIN
-        self._end(
-            self._kind if in_header else Kind.CONTENT, self._text(Lead.HELD), call=True
-        )
-        self._writer.call(name, id_ or self._new_id())
-
-    def _end(self, kind: Kind, stretch: Stretch, *, call: bool = False) -> None:
-        """End a stretch of text, and begin the next."""
-        trim = self._trim if Kind.REASONING in (kind, self._kind) else call
-        self._stretch.end(trim=trim)
-        self._kind = kind
-        self._stretch = stretch
-
-    def _write(self, text: str) -> None:
-        self._stretch.write(text)
-
-    def _text(self, lead: Lead) -> Stretch:
-        calls = self._spec.calls
-        trim_end = bool(self._reader and calls and calls.trim)
-        return Stretch(self._writer.content, lead, trim_end=trim_end)
-
-    @property
-    def _lead(self) -> Lead:
-        return Lead.DROPPED if self._trim else Lead.KEPT
-
-    def _thought(self, lead: Lead) -> Stretch:
-        return Stretch(self._writer.reasoning, lead, trim_end=self._trim)
-
-    def _made_id(self) -> str:
-        length = self._spec.calls and self._spec.calls.id_length
-        return uuid4().hex[:length] if length else f"call_{uuid4().hex[:24]}"
+def id_maker(spec: ReplySpec) -> Callable[[], str]:
+    """Makes ids as the models of *spec* take them."""
+    length = spec.calls and spec.calls.id_length
+    if length:
+        return lambda: uuid4().hex[:length]
+    return lambda: f"call_{uuid4().hex[:24]}"

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from pyllama_raw.replies.special import special_in, strings_of
 
 Spellings = tuple[Annotated[str, Field(min_length=1)], ...]
 
@@ -192,28 +194,6 @@ class ReplySpec(Part):
             re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
         )
         return [(piece, n % 2 == 1) for n, piece in enumerate(found) if piece]
-
-
-def special_in(text: str, is_special: Callable[[str], bool]) -> Iterator[str]:
-    """The special tokens in *text*; where one is within another, the longest."""
-    at = 0
-    while at < len(text):
-        end = next((n for n in range(len(text), at, -1) if is_special(text[at:n])), at)
-        if end > at:
-            yield text[at:end]
-        at = max(end, at + 1)
-
-
-def strings_of(value: Any) -> Iterator[str]:
-    """All strings in *value*, a tree of dicts and lists."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from strings_of(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from strings_of(item)
 
 
 @cache

@@ -65,6 +65,10 @@ class Writer:
         parts, self._parts = self._parts, []
         return parts
 
+    def forget_text(self) -> None:
+        """Only calls are left of what was written."""
+        self._parts = [part for part in self.taken() if isinstance(part, CallDelta)]
+
     def content(self, text: str) -> None:
         self._add(Content, text)
 

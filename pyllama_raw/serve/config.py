@@ -62,6 +62,8 @@ class ServeConfig(Frozen):
     """Most tokens of prompts and outputs of a key in a minute. None: any number."""
     defaults: SamplingParams = SamplingParams()
     """Those that are set here are for requests that do not say; in a file, `[service.defaults]`."""
+    reasoning_alias: bool = False
+    """Chats tell what the model thinks as `reasoning`, too, beside `reasoning_content`."""
     cors_origins: tuple[str, ...] = ()
     """
     Origins whose pages may call the service from a browser, also with its cookies for the

@@ -86,14 +86,6 @@ def said(content) -> dict[str, object]:
         ({"n": 0}, "n"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        (
-            {
-                "tools": [TOOL],
-                "tool_choice": {"type": "function", "function": {"name": "weather"}},
-            },
-            "tool_choice",
-        ),
         ({"tools": [TOOL]}, "tools"),  # the template prints none
         ({"extra_body": {"continue_final_message": True}}, "continue_final_message"),
         (
@@ -125,11 +117,31 @@ async def test_tools_reach_the_template_unless_none_may_be_called():
     async with fake_engine(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
         for choice in ("auto", "none"):
             answer = await c.chat.completions.create(
-                **asked, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False
+                **asked, tools=[TOOL], tool_choice=choice
             )
             counts.append(answer.usage.prompt_tokens)
 
     assert counts[0] - counts[1] == len("[weather]")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [TOOL | {"function": {"name": "f", "strict": True}}]}, "tools"),
+    ],
+)
+async def test_what_a_template_cannot_promise_has_its_place(fields, param):
+    """
+    Nobody knows how the model of a template that prints no calls would write one.
+    """
+    asked = {"model": "a", "messages": MESSAGES, "tools": [TOOL]} | fields
+    async with fake_engine(chat_template=WITH_TOOLS) as engine, talking(engine) as c:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await c.chat.completions.create(**asked)
+
+    assert caught.value.param == param
 
 
 async def test_what_the_assistant_has_begun_goes_on():

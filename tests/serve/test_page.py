@@ -19,6 +19,7 @@ from pyllama_raw.serve.failures import Failure
 from pyllama_raw.testing import EOS, FakeExecutor, fake_engine, fake_limits
 from scripts.browser import PROGRAM, Page, browsing
 from tests.media.files import image_file
+from tests.replying import reply_engine
 from tests.serve.support import serving
 from tests.tiny import tiny_projector
 
@@ -419,3 +420,32 @@ def test_slots_tell_what_they_have():
     assert [slot["is_processing"] for slot in slots] == [True, False, False, False]
     assert (known["n_prompt"], known["n_cached"]) == (7, 0)
     assert known["n_computed"] == known["n_prompt"] + known["n_decoded"] - 1
+
+
+@in_browser
+def test_reasoning_and_calls_are_folded():
+    """
+    Each is under its title, around the text; none of them is text of the next request.
+    """
+    call = (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    reply = f"<think>\nHm, <b>.\n</think>\n\nLet me see.{call}"
+    with page_of(reply_engine(reply, "Dry.")) as page:
+        text = ask(page, "Rain?")
+        boxes = page.value(
+            "[...document.querySelectorAll('.fold')].map((box) =>"
+            " [box.open, ...[...box.children].map((node) => node.textContent)])"
+        )
+        order = page.value("[...turns[1].node.children].map((node) => node.className)")
+        last = ask(page, "And now?")
+        sent = page.posted("/v1/chat/completions")[1]["messages"]
+
+    assert (text, last) == ("Let me see.", "Dry.")
+    assert boxes == [
+        [False, "Reasoning", "Hm, <b>."],
+        [False, "Calls weather", '{"city": "Rome"}'],
+    ]
+    assert order == ["fold", "body", "fold", "facts", "actions"]
+    assert [message["content"] for message in sent] == ["Rain?", text, "And now?"]
+    assert page.errors == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -20,7 +20,9 @@ from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.openai.chunks import Chunks, reason_of
 from pyllama_raw.serve.openai.logprobs import chat_logprobs
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
+from pyllama_raw.serve.openai.replies import message_of, told_of
 from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.tools import tool_options
 
 _OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
 NAMES = {  # of fields, by what the engine calls them
@@ -28,6 +30,7 @@ NAMES = {  # of fields, by what the engine calls them
     "tools": "tools",
     "template_kwargs": "chat_template_kwargs",
 }
+DEMANDS = ("tool_choice", "parallel_tool_calls")  # others are those of strict tools
 
 
 class ChatBody(TextBody):
@@ -42,9 +45,20 @@ class ChatBody(TextBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Likely tokens that are listed with each token, if there are logprobs."""
     tools: list[dict[str, Any]] | None = None
-    """Functions that the template tells the model of."""
+    """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
-    """"auto" or "none": whether the model is told of the tools."""
+    """
+    "auto": the model decides; "none", "required", the function that it must call, or the
+    `allowed_tools`, which are all that it is told of.
+    """
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may call several functions, which it may unless this is false."""
+    parse_tool_calls: bool | None = None
+    """False: the text stays as the model writes it, with calls and reasoning in it."""
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    """"none": reasoning stays in the content, otherwise it is `reasoning_content`."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template; "none" also asks it for no reasoning."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables of the chat template."""
     add_generation_prompt: bool | None = None
@@ -60,13 +74,17 @@ class ChatBody(TextBody):
         found = service.find(self.model, Operation.GENERATE)
         self._check()
         options = self.options(found, service.config)
-        if self.tools and self.tool_choice != "none":
-            options["tools"] = self.tools
+        calling = tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
+        options.update(calling)  # type: ignore[typeddict-item]
+        options["reply"] = self._is_parsed
         options["template_kwargs"] = template_variables(
-            self.chat_template_kwargs, self.add_generation_prompt
+            self._thinking | (self.chat_template_kwargs or {}),
+            self.add_generation_prompt,
         )
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {} if self._is_parsed else {"special": True}
         names = self.names | NAMES
+        demands = (name for name in DEMANDS if name in calling)
+        names["a call that has to be made"] = next(demands, "tools")
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens
             names["max_tokens"] = "max_completion_tokens"
@@ -77,13 +95,30 @@ class ChatBody(TextBody):
         chat, streams = self.messages, bool(self.stream)
         return Asked(found, (chat,), params, options, streams, names, media)
 
+    def reasoning_names(self, *, has_alias: bool) -> tuple[str, ...]:
+        """Names of fields of the answer that have the reasoning."""
+        if self.reasoning_format == "none":
+            return ("content",)
+        return ("reasoning_content", *(["reasoning"] if has_alias else []))
+
+    @property
+    def _is_parsed(self) -> bool:
+        """Whether the reply is taken apart."""
+        if self.parse_tool_calls is False:
+            return False
+        return self.reasoning_format != "none" or bool(self.tools)
+
+    @property
+    def _thinking(self) -> dict[str, Any]:
+        """Variables of the template by `reasoning_effort`."""
+        effort = self.reasoning_effort
+        told = {} if effort is None else {"reasoning_effort": effort}
+        return told | ({"enable_thinking": False} if effort == "none" else {})
+
     def _check(self) -> None:
         """Raise Failure if something is asked for that is not done."""
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs", "it needs logprobs: true")
-        if self.tool_choice not in (None, "auto", "none"):
-            reason = 'give "auto" or "none": calls that must be made come later'
-            raise refused("tool_choice", reason, "unsupported")
         last = self.messages[-1]
         has_begun = last["role"] == "assistant" and bool(last.get("content"))
         if self.continue_final_message not in (None, has_begun):
@@ -97,9 +132,10 @@ class ChatBody(TextBody):
 class ChatCodec(Chunks):
     """Writes the answer to a chat."""
 
-    def __init__(self, asked: Asked, body: ChatBody) -> None:
+    def __init__(self, asked: Asked, body: ChatBody, *, has_alias: bool) -> None:
         kind = "chat.completion.chunk" if asked.streams else "chat.completion"
         super().__init__("chatcmpl", kind, asked, with_usage=body.wants_usage)
+        self._reasoning = body.reasoning_names(has_alias=has_alias)
         self._lists = asked.params.logprobs is not None
         self.prompt: str | None = None  # that a whole answer tells
 
@@ -109,12 +145,18 @@ class ChatCodec(Chunks):
         return b"".join(self.frame(index, choice) for index in range(self._n))
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
-        """The new text."""
-        text, logprobs = to_json(delta.text), b""
-        if self._lists:
+        """The new parts; log-probabilities are those of all tokens since the last ones."""
+        told: list[dict[str, Any]] = [*told_of(delta, self._reasoning)]
+        logprobs = b""
+        if self._lists and delta.logprobs:
             logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
-        choice = b'"delta":{"content":%b},%b"finish_reason":null' % (text, logprobs)
-        return self.frame(delta.index, choice)
+            told = told or [{}]
+        frames = []
+        for each in told:
+            choice = b'"delta":%b,%b"finish_reason":null' % (to_json(each), logprobs)
+            frames.append(self.frame(delta.index, choice))
+            logprobs = b""
+        return b"".join(frames)
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
         """Why an output ended."""
@@ -126,11 +168,7 @@ class ChatCodec(Chunks):
         choices = [
             {
                 "index": result.index,
-                "message": {
-                    "role": "assistant",
-                    "content": result.text,
-                    "refusal": None,
-                },
+                "message": message_of(result, self._reasoning),
                 "logprobs": chat_logprobs(result.logprobs) if self._lists else None,
                 **reason_of(result),
             }
@@ -153,7 +191,7 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: ChatBody) -> Response:
         """Go on with a chat."""
         asked = await body.asked(service)
-        codec = ChatCodec(asked, body)
+        codec = ChatCodec(asked, body, has_alias=service.config.reasoning_alias)
         if body.verbose:
             codec.prompt = await asked.shown()
         return TextAnswer(service, asked, codec)

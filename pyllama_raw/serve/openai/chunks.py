@@ -24,17 +24,21 @@ def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
     n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
     outputs = [each for of_prompt in results for each in of_prompt]
     n_output = sum(each.usage.completion_tokens for each in outputs)
+    n_reasoning = sum(each.usage.reasoning_tokens for each in outputs)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_output,
         "total_tokens": n_prompt + n_output,
         "prompt_tokens_details": {"cached_tokens": n_cached},
+        "completion_tokens_details": {"reasoning_tokens": n_reasoning},
     }
 
 
 def reason_of(result: Result) -> dict[str, Any]:
     """Why an output ended, in the words that clients know, and in ours if there are none."""
     reason = REASONS.get(result.finish_reason, "length")
+    if reason == "stop" and result.tool_calls:
+        reason = "tool_calls"
     told = {"finish_reason": reason}
     ours = result.finish_reason
     if ours not in (FinishReason.STOP, FinishReason.LENGTH):
