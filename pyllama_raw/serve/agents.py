@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from pyllama_raw import RequestOptions
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody, template_variables
@@ -24,7 +23,7 @@ class AgentBody(TextBody):
         """The chat. Raises Failure."""
 
     @abstractmethod
-    def calling(self) -> RequestOptions:
+    def calling(self) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
 
     @abstractmethod
@@ -41,10 +40,9 @@ class AgentBody(TextBody):
         if self.n not in (None, 1):
             raise refused("n", "an answer has one output", "unsupported")
         chat = self.chat()
-        options = self.options(found, service.config)
+        options: Any = {**self.options(found, service.config), **self.calling()}
         options["reply"] = True
         options["template_kwargs"] = template_variables(self.variables(), None)
-        options.update(self.calling())
         params = self.params(found, service.config, **self.more())
         media = await take_media(
             chat.messages, found.engine, service.config, chat.places

@@ -120,13 +120,13 @@ async def test_a_call_that_was_cut_has_what_came():
 @pytest.mark.parametrize(
     ("choice", "options"),
     [
-        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "auto"}, {}),
         ({"type": "any"}, {"tool_choice": "required"}),
         ({"type": "none"}, {"tool_choice": "none"}),
         ({"type": "tool", "name": "weather"}, {"tool_choice": "weather"}),
         (
             {"type": "auto", "disable_parallel_tool_use": True},
-            {"tool_choice": "auto", "parallel_tool_calls": False},
+            {"parallel_tool_calls": False},
         ),
     ],
 )
@@ -191,7 +191,7 @@ async def test_a_mistake_is_an_error_of_the_dialect():
             "messages": [{"role": "user", "content": [{"type": "server_tool_use"}]}]
         },
         "n": {"messages": [USER], "n": 2},
-        "tool_choice.name": {
+        "tool_choice": {
             "messages": [USER],
             "tools": TOOLS,
             "tool_choice": {"type": "tool"},
@@ -253,8 +253,8 @@ async def test_images_are_seen(at):
             model="a", messages=chats[at], max_tokens=4
         )
         n_encoded = engine.stats().encodes
+        source["data"] = "?"
         with pytest.raises(anthropic.BadRequestError) as caught:
-            source["data"] = "?"
             await client.messages.create(model="a", messages=chats[at], max_tokens=4)
 
     assert (whole.type, n_encoded) == ("message", 1)

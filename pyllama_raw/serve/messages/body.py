@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from pyllama_raw import RequestOptions
 from pyllama_raw.serve.agents import AgentBody, function_tool
 from pyllama_raw.serve.body import HARMLESS
 from pyllama_raw.serve.conversation import Conversation
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
+from pyllama_raw.serve.tools import tool_options
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -61,27 +61,19 @@ class MessagesBody(AgentBody):
             chat.marks.add(1)
         return chat
 
-    def calling(self) -> RequestOptions:
+    def calling(self) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
-        tools = [tool for tool in self.tools or () if "input_schema" in tool]
-        if not tools:
-            return {}
-        options: RequestOptions = {
-            "tools": [
-                function_tool(
-                    tool.get("name"), tool.get("description"), tool["input_schema"]
-                )
-                for tool in tools
-            ]
-        }
-        choice = self.tool_choice or {}
-        kind = choice.get("type", "auto")
-        if kind == "tool" and "name" not in choice:
-            raise refused("tool_choice.name", "give the name of one of tools")
-        options["tool_choice"] = CHOICES.get(kind) or choice["name"]
-        if choice.get("disable_parallel_tool_use"):
-            options["parallel_tool_calls"] = False
-        return options
+        tools = [
+            function_tool(
+                tool.get("name"), tool.get("description"), tool["input_schema"]
+            )
+            for tool in self.tools or ()
+            if "input_schema" in tool
+        ]
+        given = self.tool_choice or {}
+        choice = CHOICES.get(given.get("type", "auto")) or {"name": given.get("name")}
+        is_parallel = not given.get("disable_parallel_tool_use")
+        return tool_options(tools, choice, is_parallel)
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from pyllama_raw import RequestOptions
 from pyllama_raw.serve.agents import AgentBody, function_tool
 from pyllama_raw.serve.body import HARMLESS, ResponseFormat
 from pyllama_raw.serve.conversation import Conversation
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.responses.items import ItemList, conversation_of
+from pyllama_raw.serve.tools import tool_options
 
 ABSENT = ("previous_response_id", "conversation", "background", "prompt")
 LOGPROBS = "message.output_text.logprobs"
@@ -61,16 +61,8 @@ class ResponsesBody(AgentBody):
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        """The tools that can be called here. Raises Failure."""
-        choice = self.tool_choice
-        tools = [tool for tool in self.tools or () if tool.get("type") == "function"]
-        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            allowed = choice.get("tools")
-            if not isinstance(allowed, list):
-                raise refused("tool_choice.tools", "give a list of tools")
-            names = [each.get("name") for each in allowed if isinstance(each, dict)]
-            tools = [tool for tool in tools if tool.get("name") in names]
-        return tools
+        """The tools that the client runs."""
+        return [tool for tool in self.tools or () if tool.get("type") == "function"]
 
     def chat(self) -> Conversation:
         """The chat. Raises Failure."""
@@ -82,7 +74,7 @@ class ResponsesBody(AgentBody):
             raise refused("include", reason, "unsupported")
         return conversation_of(self.instructions, self.input)
 
-    def calling(self) -> RequestOptions:
+    def calling(self) -> dict[str, Any]:
         """Options of the calls of tools. Raises Failure."""
         tools = [
             function_tool(
@@ -93,25 +85,7 @@ class ResponsesBody(AgentBody):
             )
             for tool in self.functions
         ]
-        if not tools:
-            return {}
-        options: RequestOptions = {"tools": tools, "tool_choice": self._choice()}
-        if self.parallel_tool_calls is False:
-            options["parallel_tool_calls"] = False
-        return options
-
-    def _choice(self) -> str:
-        match self.tool_choice:
-            case None:
-                return "auto"
-            case "auto" | "none" | "required":
-                return str(self.tool_choice)
-            case {"type": "function", "name": str(name)}:
-                return name
-            case {"type": "allowed_tools", "mode": "auto" | "required" as mode}:
-                return str(mode)
-        reason = "give auto, none, required, a function or allowed_tools"
-        raise refused("tool_choice", reason, "unsupported")
+        return tool_options(tools, self.tool_choice, self.parallel_tool_calls)
 
     def variables(self) -> dict[str, Any]:
         """Variables of the chat template."""
