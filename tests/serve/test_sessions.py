@@ -1,7 +1,9 @@
 """Sessions of agents on tiny models: what was read before is not computed again."""
 
+import json
 from itertools import pairwise, takewhile
 
+import jsonschema
 import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig
@@ -10,7 +12,7 @@ from pyllama_raw.serve.messages.body import MessagesBody
 from pyllama_raw.serve.responses.body import ResponsesBody
 from pyllama_raw.serve.service import Service
 from scripts.llama_server import with_template
-from tests.replying import TEMPLATE
+from tests.replying import TEMPLATE, TOOL
 from tests.serve.agent_clients import (
     items_of,
     joined_message,
@@ -139,3 +141,46 @@ async def test_streams_of_a_model_are_the_whole_answers(tmp_path):
 
     assert [("text", "", message.content[0].text)] == blocks
     assert items_of(response) == items == [("message", "", message.content[0].text)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_calls_that_must_be_made_are_made(seed, tmp_path):
+    """
+    By name or at all, with arguments that fit the schema, in both dialects.
+    """
+    schema = TOOL["function"]["parameters"] | {"additionalProperties": False}
+    schema = schema | {"properties": {"city": {"type": "string", "maxLength": 8}}}
+    said = [{"role": "user", "content": "Rain?"}]
+    # <tool_call>, as it would <think> for ever
+    sampled = {"seed": seed, "logit_bias": {str(ord("o")): 100}}
+    async with session_engine(tmp_path) as engine:
+        async with messaging(engine) as client:
+            message = await client.messages.create(
+                model="a",
+                messages=said,
+                max_tokens=400,
+                tools=[{"name": "weather", "input_schema": schema}],
+                tool_choice={
+                    "type": "tool",
+                    "name": "weather",
+                    "disable_parallel_tool_use": True,
+                },
+                extra_body=sampled,
+            )
+        async with talking(engine) as client:
+            function = {"type": "function", "name": "weather", "parameters": schema}
+            response = await client.responses.create(
+                model="a",
+                input=said,
+                max_output_tokens=400,
+                tools=[function | {"strict": True}],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                extra_body=sampled,
+            )
+
+    (block,), (item,) = message.content, response.output
+    assert (message.stop_reason, response.status) == ("tool_use", "completed")
+    assert (block.name, item.name) == ("weather", "weather")
+    for arguments in (block.input, json.loads(item.arguments)):
+        jsonschema.validate(arguments, schema)
