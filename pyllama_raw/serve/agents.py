@@ -8,7 +8,7 @@ from typing import Any
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody, template_variables
-from pyllama_raw.serve.conversation import Conversation
+from pyllama_raw.serve.conversation import ChatTurns
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.marks import points_of
 from pyllama_raw.serve.openai.messages import take_media
@@ -19,7 +19,7 @@ class AgentBody(TextBody):
     """A chat that is to go on, in another form than that of chats."""
 
     @abstractmethod
-    def chat(self) -> Conversation:
+    def chat(self) -> ChatTurns:
         """The chat. Raises Failure."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ class PlacedPart(NamedTuple):
 
 
 @dataclass(eq=False)
-class Conversation:
+class ChatTurns:
     """Messages, with the places that they come from."""
 
     messages: list[ChatMessage] = field(default_factory=list)

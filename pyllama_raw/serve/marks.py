@@ -13,13 +13,13 @@ from typing import Any
 
 from pyllama_raw import PyllamaError
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.conversation import Conversation
+from pyllama_raw.serve.conversation import ChatTurns
 
 MAX_MARKS = 4
 PROBE = {"role": "user", "content": "\N{REPLACEMENT CHARACTER}"}
 
 
-async def points_of(chat: Conversation, asked: Asked) -> tuple[int, ...]:
+async def points_of(chat: ChatTurns, asked: Asked) -> tuple[int, ...]:
     """The end of each marked prefix; none where the cache needs no such places."""
     engine, options = asked.found.engine, dict(asked.of_chat)
     if not chat.marks or engine.info.can_cut:

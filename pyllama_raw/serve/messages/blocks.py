@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.conversation import Conversation, PlacedPart
+from pyllama_raw.serve.conversation import ChatTurns, PlacedPart
 from pyllama_raw.serve.failures import Failure, refused
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*")
@@ -50,9 +50,9 @@ class MessageTurn(TypedDict):
 
 def conversation_of(
     system: str | BlockList | None, messages: Sequence[MessageTurn]
-) -> Conversation:
+) -> ChatTurns:
     """The chat, with marks of what is worth to be kept. Raises Failure."""
-    chat = Conversation()
+    chat = ChatTurns()
     if system:
         blocks = _listed(system)
         parts = [_unbilled(part) for part in _parts(blocks, "system")]
@@ -83,7 +83,7 @@ def _unbilled(placed: PlacedPart) -> PlacedPart:
     return placed._replace(part={"type": "text", "text": text})
 
 
-def _say(chat: Conversation, role: str, blocks: BlockList, place: str) -> None:
+def _say(chat: ChatTurns, role: str, blocks: BlockList, place: str) -> None:
     """What a user says, after the results that come with it."""
     others = False
     for i, block in enumerate(blocks):
@@ -95,7 +95,7 @@ def _say(chat: Conversation, role: str, blocks: BlockList, place: str) -> None:
         chat.say(role, _parts(blocks, f"{place}.content"), place)
 
 
-def _result(chat: Conversation, block: Any, place: str) -> None:
+def _result(chat: ChatTurns, block: Any, place: str) -> None:
     content = block.get("content") or ""
     if not isinstance(content, str | list):
         raise refused(f"{place}.content", "give text or a list of blocks")
@@ -108,7 +108,7 @@ def _result(chat: Conversation, block: Any, place: str) -> None:
     chat.say("tool", parts, place, tool_call_id=block.get("tool_use_id"))
 
 
-def _write(chat: Conversation, blocks: BlockList, place: str) -> None:
+def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
     """What the assistant thinks, says and calls."""
     if not blocks:
         chat.write("", place)

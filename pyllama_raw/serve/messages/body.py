@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from pyllama_raw.serve.agents import AgentBody, function_tool
 from pyllama_raw.serve.body import HARMLESS
-from pyllama_raw.serve.conversation import Conversation
+from pyllama_raw.serve.conversation import ChatTurns
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
 from pyllama_raw.serve.tools import tool_options
@@ -54,7 +54,7 @@ class MessagesBody(AgentBody):
         told = dict.fromkeys(("prompt", "content", "role"), "messages")
         return told | {"stop": "stop_sequences", "json_schema": "output_config"}
 
-    def chat(self) -> Conversation:
+    def chat(self) -> ChatTurns:
         """The chat. Raises Failure."""
         chat = conversation_of(self.system, self.messages)
         if any(tool.get("cache_control") for tool in self.tools or ()) and self.system:

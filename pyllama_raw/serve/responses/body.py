@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pyllama_raw.serve.agents import AgentBody, function_tool
 from pyllama_raw.serve.body import HARMLESS, ResponseFormat
-from pyllama_raw.serve.conversation import Conversation
+from pyllama_raw.serve.conversation import ChatTurns
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.responses.items import ItemList, conversation_of
 from pyllama_raw.serve.tools import tool_options
@@ -64,7 +64,7 @@ class ResponsesBody(AgentBody):
         """The tools that the client runs."""
         return [tool for tool in self.tools or () if tool.get("type") == "function"]
 
-    def chat(self) -> Conversation:
+    def chat(self) -> ChatTurns:
         """The chat. Raises Failure."""
         for name in ABSENT:
             if getattr(self, name):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.conversation import Conversation, PlacedPart
+from pyllama_raw.serve.conversation import ChatTurns, PlacedPart
 from pyllama_raw.serve.failures import Failure, refused
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
@@ -33,9 +33,9 @@ class InputItem(TypedDict, total=False):
 ItemList = Annotated[list[InputItem], Field(fail_fast=True)]
 
 
-def conversation_of(instructions: str | None, given: str | ItemList) -> Conversation:
+def conversation_of(instructions: str | None, given: str | ItemList) -> ChatTurns:
     """The chat. Raises Failure."""
-    chat = Conversation()
+    chat = ChatTurns()
     if instructions:
         text = {"type": "text", "text": instructions}
         chat.say("system", [PlacedPart(text, "instructions")], "instructions")
@@ -48,7 +48,7 @@ def conversation_of(instructions: str | None, given: str | ItemList) -> Conversa
     return chat
 
 
-def _add(chat: Conversation, item: Any, place: str) -> None:
+def _add(chat: ChatTurns, item: Any, place: str) -> None:
     """One item. Raises Failure."""
     match item.get("type", "message"):
         case "message":
@@ -71,7 +71,7 @@ def _add(chat: Conversation, item: Any, place: str) -> None:
             raise _unknown(kind, place)
 
 
-def _message(chat: Conversation, item: Any, place: str) -> None:
+def _message(chat: ChatTurns, item: Any, place: str) -> None:
     role, content = item.get("role"), item.get("content") or ""
     if not isinstance(role, str):
         raise refused(f"{place}.role", "give user, assistant, system or developer")
