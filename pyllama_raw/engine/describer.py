@@ -45,6 +45,7 @@ def describer(
             type_v=wanted.type_v,
             flash_attn=wanted.flash_attn,
             kv_unified=limits.unified,
+            can_cut=limits.can_cut,
             kernels=kernels,
             devices=tuple(devices),
             versions={

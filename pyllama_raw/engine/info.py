@@ -64,6 +64,7 @@ class EngineInfo:
     type_v: str
     flash_attn: str  # as asked for: libllama decides by itself what "auto" is
     kv_unified: bool
+    can_cut: bool  # the memory of a prefix can be cut anywhere; else snapshots are kept
     # Those of ours: the attention or weights, the CPU they are for.
     kernels: Mapping[str, str]
     devices: tuple[str, ...]  # that the model may use

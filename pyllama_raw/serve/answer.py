@@ -64,7 +64,7 @@ class TextAnswer(Response):
                     if events.has_begun:
                         await events.write(self._codec.failed(failure))
                     else:
-                        whole = JSON(*failure.parts)
+                        whole = JSON(*failure.parts(scope["path"]))
                     if failure.status in (429, 503):
                         exchange.refused = failure.code
                 except TimeoutError:  # nobody reads what is sent
@@ -144,17 +144,20 @@ class TextAnswer(Response):
         """Events of one generation, each as soon as there is something to tell."""
         has_begun = False
         async for delta in generation:
-            frames = b"" if has_begun else self._codec.begin()
+            frames = b"" if has_begun else self._begin(generation)
             has_begun = True
             self._exchange.n_output += len(delta.token_ids)
             await events.write(frames + self._codec.delta(prompt, delta))
         results, errors = generation.results, generation.errors
         if not events.has_begun:
             _check_begun([results])
-        frames = b"" if has_begun else self._codec.begin()
+        frames = b"" if has_begun else self._begin(generation)
         ends = [self._codec.ended(prompt, result) for result in results]
         fails = [self._codec.failed(self._failure(e)) for e in errors.values()]
         await events.write(frames + b"".join(ends + fails))
+
+    def _begin(self, generation: Generation) -> bytes:
+        return self._codec.begin(len(generation.prompt_token_ids))
 
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):

@@ -18,13 +18,16 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import DESCRIBED, Failure, failure_of, refused
 from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.messages import routes as messages
 from pyllama_raw.serve.native import routes as native
 from pyllama_raw.serve.openai import chat, completions
 from pyllama_raw.serve.origins import Origins, pattern_of
+from pyllama_raw.serve.responses import routes as responses
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    *(chat.routes, completions.routes, native.routes, vectors.routes, tokens.routes),
+    *(chat.routes, completions.routes, responses.routes, messages.routes),
+    *(native.routes, vectors.routes, tokens.routes),
     *(models.routes, adapters.routes, facts.routes, probes.routes),
     page.routes,
 )
@@ -84,7 +87,7 @@ async def _wrong_body(request: Request, error: Exception) -> Response:
     is_other = "json" not in request.headers.get("content-type", "json")
     if name == "body" and first["type"] != "json_invalid" and is_other:
         first = {"msg": "send it with the header `content-type: application/json`"}
-    return JSON(*refused(name, first["msg"]).parts)
+    return JSON(*refused(name, first["msg"]).parts(request.url.path))
 
 
 def _place(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> str:
@@ -113,7 +116,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if error.status_code == 405 and path in (paths := request.app.openapi()["paths"]):
         # the router knows the methods of one of the routes that have the path
         failure.headers["allow"] = ", ".join(paths[path]).upper()
-    return JSON(*failure.parts)
+    return JSON(*failure.parts(request.url.path))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -121,4 +124,4 @@ async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, Failure | PyllamaError)
     if isinstance(error, PyllamaError):
         error = failure_of(error, request.app.state.service.places.retry_s())
-    return JSON(*error.parts)
+    return JSON(*error.parts(request.url.path))

@@ -7,6 +7,7 @@ a Codec that writes the answer in the dialect's words. answer.py runs any of the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +32,8 @@ from pyllama_raw.errors import (
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.service import Found
 
+MESSAGE = re.compile(r"messages\[(\d+)\]")
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -45,20 +48,23 @@ class Asked:
     """Fields of the body, by the names that errors of the engine have for them."""
     media: Sequence[str] = ()
     """The places of its images and sounds in the body."""
+    origins: Sequence[str] = ()
+    """The places of the messages in the body, if they are not `messages`."""
 
     async def count(self) -> int:
         """Tokens of all prompts."""
         count = self.found.engine.count
-        return sum([await count(prompt, **self._of_chat) for prompt in self.prompts])
+        return sum([await count(prompt, **self.of_chat) for prompt in self.prompts])
 
     async def shown(self) -> str:
         """The first prompt as the model gets it, with the names of control tokens."""
         engine = self.found.engine
-        tokens = await engine.tokenize(self.prompts[0], **self._of_chat)
+        tokens = await engine.tokenize(self.prompts[0], **self.of_chat)
         return await engine.detokenize(tokens, special=True)
 
     @property
-    def _of_chat(self) -> Any:
+    def of_chat(self) -> Any:
+        """Options of the chat template and of the reply."""
         names = ChatOptions.__annotations__
         return {n: value for n, value in self.options.items() if n in names}
 
@@ -72,10 +78,16 @@ class Asked:
             case BadGrammar():
                 return "grammar"
             case InvalidRequest() | BadSchema():
-                return self.names.get(error.name, error.name)
+                return self.names.get(error.name) or self._origin(error.name)
             case Unsupported():
                 return self.names.get(error.operation)
         return None
+
+    def _origin(self, place: str) -> str:
+        """The message of the body that *place* in the chat comes from."""
+        found = MESSAGE.match(place)
+        at = int(found[1]) if found else len(self.origins)
+        return self.origins[at] if at < len(self.origins) else place
 
 
 class Codec(Protocol):
@@ -85,8 +97,8 @@ class Codec(Protocol):
     Frames are complete events; an empty one is not sent.
     """
 
-    def begin(self) -> bytes:
-        """Frames before the first delta."""
+    def begin(self, n_prompt: int) -> bytes:
+        """Frames before the first delta; the prompt has *n_prompt* tokens."""
         ...
 
     def delta(self, prompt: int, delta: Delta) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from secrets import randbelow
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -80,6 +80,8 @@ class TextBody(BaseModel):
     """What both bodies of OpenAI's API have that ask for text."""
 
     model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+
+    harmless: ClassVar[set[str]] = HARMLESS
 
     model: str | None = None
     """A name of `/v1/models`; left out: the first model that generates."""
@@ -161,7 +163,7 @@ class TextBody(BaseModel):
         """Fields of SamplingParams that OpenAI's API does not name."""
         extra = self.model_extra or {}
         for name, value in extra.items():
-            is_known = name in SamplingParams.model_fields or name in HARMLESS
+            is_known = name in SamplingParams.model_fields or name in self.harmless
             if not is_known and value is not None and value is not IDLE.get(name):
                 reason = "it is not known here, and may change the output: leave it out"
                 raise refused(name, reason, "unknown_parameter")

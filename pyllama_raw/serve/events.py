@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from anyio import Lock, current_time, fail_after, sleep
+from pydantic_core import to_json
 from starlette.types import Send
 
 HEADERS = [
@@ -16,6 +19,12 @@ DONE = b"data: [DONE]\n\n"
 def event(value: bytes) -> bytes:
     """A frame with *value*, which is JSON on one line."""
     return b"data: %b\n\n" % value
+
+
+def named_event(name: str, /, **fields: Any) -> bytes:
+    """A frame of an event that has its name in *fields*, too, as their type."""
+    told = to_json({"type": name, **fields})
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), told)
 
 
 class EventStream:

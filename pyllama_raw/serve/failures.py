@@ -38,6 +38,9 @@ TYPES = {  # of errors, by status
     504: "timeout_error",
 }
 
+MESSAGES = "/v1/messages"  # is a dialect with other types
+ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
+
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
@@ -71,10 +74,17 @@ class Failure(Exception):
         told = {"message": self.message, "type": kind, "param": self.param}
         return {"error": told | {"code": self.code} | self.more}
 
-    @property
-    def parts(self) -> tuple[dict[str, Any], int, dict[str, str]]:
-        """The body, the status and the headers."""
-        return self.body(), self.status, self.headers
+    def parts(self, path: str) -> tuple[dict[str, Any], int, dict[str, str]]:
+        """The body in the words of the dialect at *path*, the status and the headers."""
+        body = self.of_message() if MESSAGES in path else self.body()
+        return body, self.status, self.headers
+
+    def of_message(self) -> dict[str, Any]:
+        """The answer in the words of Anthropic's API, with ours beside them."""
+        error = self.body()["error"]
+        other = "api_error" if self.status >= 500 else error["type"]
+        error["type"] = ANTHROPIC.get(self.status, other)
+        return {"type": "error", "error": error}
 
 
 class ErrorText(TypedDict):

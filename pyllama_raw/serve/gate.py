@@ -62,9 +62,9 @@ class Gate:
         except Exception:
             if exchange.status == LEFT:  # nothing was sent
                 message = "the server failed: its log says more, under the x-request-id"
-                await JSON(*Failure(500, "internal_error", message).parts)(
-                    scope, receive, answer
-                )
+                await JSON(
+                    *Failure(500, "internal_error", message).parts(scope["path"])
+                )(scope, receive, answer)
             raise
         finally:
             self._service.traffic.in_flight -= 1
@@ -98,7 +98,8 @@ class Gate:
         except Failure as failure:
             exchange.refused = failure.code
             is_unread = body is None and not is_small(given)
-            await _refuse(failure, receive if is_unread else None, send)
+            response = JSON(*failure.parts(scope["path"]))
+            await _refuse(response, receive if is_unread else None, send)
 
     def _check_key(self, scope: Scope, given: Headers, exchange: Exchange) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -122,14 +123,13 @@ class Gate:
         return await service.bodies.read(receive)
 
 
-async def _refuse(failure: Failure, unread: Receive | None, send: Send) -> None:
+async def _refuse(response: JSON, unread: Receive | None, send: Send) -> None:
     """
-    Answer at once, and end when the client had time to read it.
+    Send *response* at once, and end when the client had time to read it.
 
     Args:
         unread: what the rest of the body comes from.
     """
-    response = JSON(*failure.parts)
     start = {"status": response.status_code, "headers": response.raw_headers}
     await send({"type": "http.response.start", **start})
     part = {"body": response.body, "more_body": True}

@@ -147,6 +147,7 @@ def _describe(
         type_v="f16",
         flash_attn="auto",
         kv_unified=limits.unified,
+        can_cut=limits.can_cut,
         kernels={},
         devices=(),
         versions={},

@@ -31,7 +31,7 @@ class NativeCodec(Codec):
         self._has_output = body.n_most != 0
         self._n_predicted: defaultdict[int, int] = defaultdict(int)
 
-    def begin(self) -> bytes:
+    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
         """Nothing."""
         return b""
 

@@ -137,7 +137,7 @@ class ChatCodec(Chunks):
         self._lists = asked.params.logprobs is not None
         self.prompt: str | None = None  # that a whole answer tells
 
-    def begin(self) -> bytes:
+    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
         """The role of each output."""
         choice = b'"delta":{"role":"assistant","content":null},"finish_reason":null'
         return b"".join(self.frame(index, choice) for index in range(self._n))

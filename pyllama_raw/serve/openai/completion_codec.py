@@ -53,7 +53,7 @@ class CompletionCodec(Chunks):
         self._listed = [LegacyLogprobs() for _ in self._unsaid]
         self._scores: dict[int, tuple[TokenLogprobs, ...]] = {}  # by prompt
 
-    def begin(self) -> bytes:
+    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
         """Nothing: the first event has text."""
         return b""
 

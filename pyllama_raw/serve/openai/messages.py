@@ -9,10 +9,11 @@ Rules:
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Required
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.fetch import fetch
 
+NO_PLACES: Mapping[tuple[int, int], str] = MappingProxyType({})
 TEXTS = ("text", "refusal")
 MEDIA = {  # the engine's name of a part, and where its data is
     "image_url": ("image", "url"),
@@ -50,15 +52,21 @@ class ChatMessage(TypedDict, total=False):
 
 
 async def take_media(
-    messages: Sequence[ChatMessage], engine: AsyncEngine, config: ServeConfig
+    messages: Sequence[ChatMessage],
+    engine: AsyncEngine,
+    config: ServeConfig,
+    places: Mapping[tuple[int, int], str] = NO_PLACES,
 ) -> list[str]:
     """
     Put bytes in place of addresses and of data in base64; the places that have them.
 
+    Args:
+        places: of parts, by message and part, if they are others in the body.
+
     Raises:
         Failure: a part is not known, or cannot be read.
     """
-    found = list(_media_of(messages))
+    found = list(_media_of(messages, places))
     limits, deadline = engine.info.config.media, current_time() + config.fetch_s
     for i, (place, part) in enumerate(found):
         if limits.mmproj is None:
@@ -75,12 +83,14 @@ async def take_media(
     return [place for place, _ in found]
 
 
-def _media_of(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Any]]:
+def _media_of(
+    messages: Sequence[ChatMessage], places: Mapping[tuple[int, int], str]
+) -> Iterator[tuple[str, Any]]:
     """Parts that are images and sounds, each with its place. Raises Failure."""
     for i, message in enumerate(messages):
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            place = f"messages[{i}].content[{j}]"
+            place = places.get((i, j), f"messages[{i}].content[{j}]")
             if part["type"] in MEDIA:
                 yield place, part
             elif part["type"] not in TEXTS:

@@ -1,0 +1,1 @@
+"""The dialect of Anthropic's API: messages of blocks."""

@@ -1,0 +1,182 @@
+"""
+Blocks of messages, as the messages that templates know.
+
+Rules:
+1. Results of tools come before what the user says with them, as calls are followed by results.
+2. Thoughts that are hidden from us have nothing to tell the model.
+3. The line that Claude Code puts in front of its system prompt for its bills changes each time.
+   The model gets a constant instead, because all that follows would be computed again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from pyllama_raw.serve.conversation import ChatTurns, PlacedPart
+from pyllama_raw.serve.failures import Failure, refused
+
+BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*")
+BILLED = "x-anthropic-billing-header:"
+ERROR = "Error: "  # before the result of a tool that failed
+KNOWN = ("text", "image", "document", "search_result", "tool_result")
+
+
+class MessageBlock(TypedDict, total=False):
+    """A part of a message; its fields depend on its type."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    type: Required[str]
+    text: str
+    cache_control: dict[str, Any] | None
+
+
+BlockList = Annotated[list[MessageBlock], Field(fail_fast=True)]
+
+
+class MessageTurn(TypedDict):
+    """What one side says."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    role: Literal["user", "assistant", "system"]
+    content: str | BlockList
+
+
+def conversation_of(
+    system: str | BlockList | None, messages: Sequence[MessageTurn]
+) -> ChatTurns:
+    """The chat, with marks of what is worth to be kept. Raises Failure."""
+    chat = ChatTurns()
+    if system:
+        blocks = _listed(system)
+        parts = [_unbilled(part) for part in _parts(blocks, "system")]
+        chat.say("system", parts, "system")
+        chat.mark(any(map(_is_marked, blocks)))
+    for i, message in enumerate(messages):
+        place, blocks = f"messages[{i}]", _listed(message["content"])
+        if message["role"] == "assistant":
+            _write(chat, blocks, place)
+        else:
+            _say(chat, message["role"], blocks, place)
+        chat.mark(any(map(_is_marked, blocks)))
+    return chat
+
+
+def _listed(content: str | BlockList) -> BlockList:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _is_marked(block: Any) -> bool:
+    return bool(block.get("cache_control"))
+
+
+def _unbilled(placed: PlacedPart) -> PlacedPart:
+    if placed.part["type"] != "text":
+        return placed
+    text = BILLING.sub(BILLED, placed.part["text"])
+    return placed._replace(part={"type": "text", "text": text})
+
+
+def _say(chat: ChatTurns, role: str, blocks: BlockList, place: str) -> None:
+    """What a user says, after the results that come with it."""
+    others = False
+    for i, block in enumerate(blocks):
+        if block["type"] == "tool_result":
+            _result(chat, block, f"{place}.content[{i}]")
+        else:
+            others = True
+    if others or not blocks:
+        chat.say(role, _parts(blocks, f"{place}.content"), place)
+
+
+def _result(chat: ChatTurns, block: Any, place: str) -> None:
+    content = block.get("content") or ""
+    if not isinstance(content, str | list):
+        raise refused(f"{place}.content", "give text or a list of blocks")
+    parts = list(_parts(_listed(content), f"{place}.content"))
+    if block.get("is_error"):
+        parts.insert(0, PlacedPart({"type": "text", "text": ERROR}, place))
+    if all(part["type"] == "text" for part, _ in parts):
+        text = "".join(part["text"] for part, _ in parts)
+        parts = [PlacedPart({"type": "text", "text": text}, place)]
+    chat.say("tool", parts, place, tool_call_id=block.get("tool_use_id"))
+
+
+def _write(chat: ChatTurns, blocks: BlockList, place: str) -> None:
+    """What the assistant thinks, says and calls."""
+    if not blocks:
+        chat.write("", place)
+    for i, block in enumerate(blocks):
+        fields: Any = block
+        at = f"{place}.content[{i}]"
+        match block["type"]:
+            case "text":
+                chat.write(_text(fields, "text", at), place)
+            case "thinking":
+                chat.think(_text(fields, "thinking", at), place)
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                name, given = fields.get("name"), fields.get("input")
+                chat.call(fields.get("id"), name, given, at)
+            case other:
+                raise _unknown(other, at)
+
+
+def _parts(blocks: Sequence[Any], place: str) -> Iterator[PlacedPart]:
+    """Texts and images. Raises Failure."""
+    for i, block in enumerate(blocks):
+        at = f"{place}[{i}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        match kind:
+            case "text":
+                text = _text(block, "text", at)
+            case "document":
+                text = _text(_source(block, "text", at), "data", at)
+            case "search_result":
+                inner = block.get("content")
+                found = _parts(inner if isinstance(inner, list) else [], at)
+                text = "\n".join(part["text"] for part, _ in found)
+            case "image":
+                yield PlacedPart(_image(block, at), at)
+                continue
+            case "tool_result":  # it is a message of its own
+                continue
+            case _:
+                raise _unknown(kind, at)
+        yield PlacedPart({"type": "text", "text": text}, at)
+
+
+def _image(block: Any, place: str) -> dict[str, Any]:
+    source = _source(block, None, place)
+    if source.get("type") == "url":
+        url = _text(source, "url", place)
+    else:
+        kind = source.get("media_type", "image/png")
+        url = f"data:{kind};base64,{_text(source, 'data', place)}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _source(block: Any, kind: str | None, place: str) -> Any:
+    source = block.get("source")
+    if not isinstance(source, dict) or kind not in (None, source.get("type")):
+        allowed = f"a source of type {kind or 'base64 or url'}"
+        raise refused(f"{place}.source", f"give {allowed}", "unsupported")
+    return source
+
+
+def _text(block: Any, name: str, place: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise refused(f"{place}.{name}", "give text")
+    return value
+
+
+def _unknown(kind: object, place: str) -> Failure:
+    return refused(place, f"{kind!r} is no block that is known here", "unsupported")
