@@ -19,7 +19,7 @@ class Spelled(str):
 
 
 class Rule(str):
-    """What the grammar says of a part: the name of a rule, or a token."""
+    """Term of the grammar for a part: the name of a rule, or a token."""
 
     __slots__ = ()
 
@@ -130,7 +130,7 @@ class Lark:
         return self.rule(" | ".join(choices))
 
     def split(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Those of *texts* without special tokens, and those with."""
+        """Texts of *texts* without special tokens, and those with."""
         plain: list[str] = []
         marked: list[str] = []
         for text in texts:

@@ -35,7 +35,7 @@ class MessageRules:
         self._rest = lark.terminal(lark.without(plain))
 
     def start(self, prefix: str, *, must: bool, parallel: bool) -> str:
-        """What follows *prefix*, the end of the prompt."""
+        """Rule of what follows *prefix*, the end of the prompt."""
         lark, between = self._lark, self._lark.row(self._between)
         call = lark.one_of(self._called())
         again = f"({between} {call})*" if parallel else ""
