@@ -49,6 +49,7 @@ SHOWN = {
     "stream": ["stream 0 ended with", "stream 1 ended with", "stream 2 ended with"],
     "chat": ["> Name one colour.\n", "> And another one?\n"],
     "tools": ["> Is it warmer in Oslo or in Rome?\n"],
+    "reply_spec": ["\ncalls: ["],
     "complete_many": ["Count on: 0, 1, 2, 3", "Count on: 7, 8, 9, 10"],
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
     "policy": [
