@@ -30,18 +30,17 @@ def temperature(city: str) -> str:
     return "4 °C" if city == "Oslo" else "18 °C"
 
 
-async def main() -> None:
-    async with AsyncEngine.open() as engine:
-        async with engine.generate(
-            [{"role": "user", "content": "Is it warm in Oslo?"}],
-            SamplingParams(max_tokens=64, temperature=0),
-            tools=[schema_of(temperature)],
-            chat_template=TEMPLATE,
-            reply=SPEC,
-        ) as generation:
-            async for delta in generation:
-                for part in delta.parts:
-                    show(part)
+async def show_reply(engine: AsyncEngine) -> None:
+    async with engine.generate(
+        [{"role": "user", "content": "Is it warm in Oslo?"}],
+        SamplingParams(max_tokens=64, temperature=0),
+        tools=[schema_of(temperature)],
+        chat_template=TEMPLATE,
+        reply=SPEC,
+    ) as generation:
+        async for delta in generation:
+            for part in delta.parts:
+                show(part)
     print(f"\ncalls: {[call.name for call in generation.result.tool_calls]}")
 
 
@@ -54,6 +53,11 @@ def show(part: Content | Reasoning | CallDelta) -> None:
             print(text, end="")
         case CallDelta(name=name, arguments=arguments):
             print(f"\n{name} " if name else "", arguments, sep="", end="")
+
+
+async def main() -> None:
+    async with AsyncEngine.open() as engine:
+        await show_reply(engine)
 
 
 anyio.run(main)

@@ -20,14 +20,32 @@ from pydantic_core.core_schema import ArgumentsSchema
 
 from pyllama_raw.errors import InvalidRequest
 from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning, ToolCall
-from pyllama_raw.replies.spec import ReplySpec
+from pyllama_raw.replies.spec import (
+    CallsSpec,
+    JsonCall,
+    LiteralCall,
+    MessageRule,
+    MessagesSpec,
+    ObjectCall,
+    ReasoningSpec,
+    ReplySpec,
+    TaggedCall,
+)
 
 __all__ = [
     "CallDelta",
+    "CallsSpec",
     "Content",
+    "JsonCall",
+    "LiteralCall",
+    "MessageRule",
+    "MessagesSpec",
+    "ObjectCall",
     "Part",
     "Reasoning",
+    "ReasoningSpec",
     "ReplySpec",
+    "TaggedCall",
     "ToolCall",
     "arguments_of",
     "schema_of",

@@ -189,7 +189,7 @@ def _finite(number: float) -> float | None:
 
 
 def _instead_of_text(result: Result) -> str:
-    """What a person sees beside the text: calls; and tokens, where there is no vocabulary."""
+    """Calls, which a person sees below the text; or tokens, where there is no vocabulary."""
     if result.tool_calls:
         calls = "\n".join(
             f"{each.name}({each.arguments})" for each in result.tool_calls
