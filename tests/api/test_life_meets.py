@@ -1,5 +1,6 @@
 """Where the life of an engine meets limits of waiting, leases, memory that is fitted, and replies."""
 
+from array import array
 from pathlib import Path
 
 import anyio
@@ -17,6 +18,7 @@ from pyllama_raw.api.life import Opener
 from pyllama_raw.engine import fit, shared_models
 from pyllama_raw.engine import lease as leases
 from pyllama_raw.engine.estimate import estimate
+from pyllama_raw.engine.model_info import Pooling
 from pyllama_raw.errors import LeaseRefused, Unsupported, WaitedTooLong
 from pyllama_raw.native.libllama import Device
 from pyllama_raw.options.config import LeaseConfig
@@ -82,11 +84,28 @@ async def test_the_wait_for_an_engine_that_sleeps_is_in_the_timings(level):
             await anyio.wait_all_tasks_blocked()
             clock = engine._thread.clock
             came = clock()
-            await anyio.wait_all_tasks_blocked()
+            async with opened(name="qwen2") as other:  # which takes its time
+                await other.complete(PROMPT, GREEDY)
             slept_s = clock() - came
             await engine.wake()
 
     assert results[0].timings.queue_s > slept_s
+
+
+@pytest.mark.native
+async def test_a_deadline_of_vectors_counts_from_when_the_caller_came():
+    """
+    Whoever has waited 90 s of 99 for an engine has the rest for its texts.
+    """
+    async with opened(name="bert") as engine:
+        embedder, clock = engine._sessions.current.embedder, engine._thread.clock
+        texts, options = [array("i", [5, 6])], {"deadline_s": 99.0}
+        before = clock()
+        late = embedder.after(90.0)._request(texts, "texts", Pooling.MEAN, options)
+        after = clock()
+
+    assert late.deadline is not None
+    assert before + 9.0 <= late.deadline <= after + 9.0
 
 
 # -- leases and memory -------------------------------------------------------------
