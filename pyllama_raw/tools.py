@@ -19,9 +19,37 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ArgumentsSchema
 
 from pyllama_raw.errors import InvalidRequest
-from pyllama_raw.replies.parts import ToolCall
+from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning, ToolCall
+from pyllama_raw.replies.spec import (
+    CallsSpec,
+    JsonCall,
+    LiteralCall,
+    MessageRule,
+    MessagesSpec,
+    ObjectCall,
+    ReasoningSpec,
+    ReplySpec,
+    TaggedCall,
+)
 
-__all__ = ["ToolCall", "arguments_of", "schema_of"]
+__all__ = [
+    "CallDelta",
+    "CallsSpec",
+    "Content",
+    "JsonCall",
+    "LiteralCall",
+    "MessageRule",
+    "MessagesSpec",
+    "ObjectCall",
+    "Part",
+    "Reasoning",
+    "ReasoningSpec",
+    "ReplySpec",
+    "TaggedCall",
+    "ToolCall",
+    "arguments_of",
+    "schema_of",
+]
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 NAMELESS = {

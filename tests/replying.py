@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.core.scheduling.scheduler import Scheduler
+from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.policy_log import PolicyLog
 from pyllama_raw.testing import FakeExecutor, FakeVocab, fake_limits, fake_parts
 
@@ -78,6 +79,11 @@ def tokens_of(text: str) -> list[int]:
 
 def reply_engine(*replies: str, template: str = TEMPLATE) -> AsyncEngine:
     """An engine whose n-th reply of a chat is the n-th of *replies*, each ended."""
+    return AsyncEngine(reply_parts(*replies, template=template))
+
+
+def reply_parts(*replies: str, template: str = TEMPLATE) -> EngineParts:
+    """The parts of such an engine."""
     asks = tuple(tokens_of("<|im_start|>assistant\n"))
     written = [tokens_of(f"{reply}<|im_end|>") for reply in replies]
 
@@ -98,4 +104,4 @@ def reply_engine(*replies: str, template: str = TEMPLATE) -> AsyncEngine:
     parts = fake_parts(executor, chat_template=template)
     vocab = ReplyVocab()
     scheduler = Scheduler(limits, vocab.pieces, report=PolicyLog())
-    return AsyncEngine(replace(parts, vocab=vocab, scheduler=scheduler))
+    return replace(parts, vocab=vocab, scheduler=scheduler)

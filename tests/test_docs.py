@@ -14,7 +14,7 @@ import pytest
 
 import pyllama_raw
 from benchmarks.figures import BEGIN, END, table
-from pyllama_raw import errors, results
+from pyllama_raw import errors, results, tools
 from pyllama_raw.cli.command import main, root_parser
 from tests.tiny import tiny_adapter, tiny_model, tiny_projector
 
@@ -49,6 +49,7 @@ SHOWN = {
     "stream": ["stream 0 ended with", "stream 1 ended with", "stream 2 ended with"],
     "chat": ["> Name one colour.\n", "> And another one?\n"],
     "tools": ["> Is it warmer in Oslo or in Rome?\n"],
+    "reply_spec": ["\ncalls: ["],
     "complete_many": ["Count on: 0, 1, 2, 3", "Count on: 7, 8, 9, 10"],
     "choices": ["0 (seed 7):", "2 (seed 9):", "['length', 'length', 'length']"],
     "policy": [
@@ -234,9 +235,11 @@ def test_the_api_page_has_every_public_name():
     """
     text = (ROOT / "docs" / "api.md").read_text()
     shown = set(re.findall(r"^::: pyllama_raw\.[\w.]*\.(\w+)$", text, re.MULTILINE))
-    others = {"FinishDetail", "Message", "Prompt"} | {kind.__name__ for kind in ERRORS}
+    others = {"FinishDetail", "Message", "Part", "Prompt"} | {
+        kind.__name__ for kind in ERRORS
+    }
 
-    names = {*pyllama_raw.__all__, *results.__all__}
+    names = {*pyllama_raw.__all__, *results.__all__, *tools.__all__}
     assert shown == names - others
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -87,6 +88,13 @@ class Embedder:
         self._workers = workers
         self._encoder = encoder
         self._request_ids = request_ids
+        self._waited_s = 0.0
+
+    def after(self, waited_s: float) -> Embedder:
+        """One for a caller that has waited so long for it."""
+        waited = copy(self)
+        waited._waited_s = waited_s
+        return waited
 
     def shape(self, dimensions: object, *, normalize: object) -> VectorShape:
         """Raises InvalidRequest, Unsupported."""
@@ -170,7 +178,7 @@ class Embedder:
         if not contexts.is_ready(pooling):
             await self._workers.run("embedder", partial(contexts.prepare, pooling))
         reading = _Reading(request, progress)
-        self._thread.submit_all((request,), reading.stream)
+        self._thread.submit_all((request,), reading.stream, self._waited_s)
         try:
             await reading.to_end()
         finally:
@@ -196,7 +204,8 @@ class Embedder:
         is_causal = self.parts.capabilities.model.is_causal
         may_cut = is_causal and pooling in (Pooling.LAST, Pooling.RANK)
         self._check_lengths(texts, name, may_cut=may_cut)
-        started, deadline_s = self._thread.clock(), checked.get("deadline_s")
+        started = self._thread.clock() - self._waited_s
+        deadline_s = checked.get("deadline_s")
         joined = array("i")
         for tokens in texts:
             joined += tokens

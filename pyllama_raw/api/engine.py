@@ -189,7 +189,7 @@ class AsyncEngine(LifeVerbs):
         def prepare(session: Session, began: float) -> Awaitable[Prepared]:
             return session.preparation.prepare(prompt, params, checked, began)
 
-        return Generation(self._sessions, prepare, checked.get("deadline_s"))
+        return Generation(self._sessions, prepare, checked)
 
     async def complete(
         self,

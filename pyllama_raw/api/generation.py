@@ -31,6 +31,7 @@ from pyllama_raw.errors import PyllamaError, WrongUse
 
 if TYPE_CHECKING:
     from pyllama_raw.api.session import Session, Sessions
+    from pyllama_raw.options.requests import TextOptions
 
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 
@@ -55,17 +56,17 @@ class Generation(Owner):
         self,
         sessions: Sessions,
         prepare: Callable[[Session, float], Awaitable[Prepared]],
-        deadline_s: float | None = None,
+        limits: TextOptions,
     ) -> None:
         """
         Args:
             prepare: gets the session of the requests, and when the wait for it began.
-            deadline_s: seconds that there are from that on.
+            limits: seconds that there are from that on.
         """
         self._sessions = sessions
         self._thread = sessions.current.thread  # the one that serves, once it has begun
         self._prepare = prepare
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._stream: Stream | None = None
         self._started = self._thread.clock()
         self._claimed = False  # started, or about to be
@@ -197,7 +198,8 @@ class Generation(Owner):
             )
         self._claimed = True
         began = self._thread.clock()
-        async with self._sessions.session(self._deadline_s) as session:
+        async with self._sessions.session(self._limits) as session:
+            waited_s = self._thread.clock() - began
             self._thread = session.thread
             with self._thread.coming():
                 prepared = await self._prepare(session, began)
@@ -208,15 +210,15 @@ class Generation(Owner):
                     Choice(i, request, seed, pieces, prepared.names)
                     for i, (request, seed) in enumerate(pairs)
                 )
-                self._submit(prepared.requests)
+                self._submit(prepared.requests, waited_s)
         self._take_events()
         self._raise_if_all_failed()  # the engine ended just now
 
-    def _submit(self, requests: tuple[Request, ...]) -> None:
+    def _submit(self, requests: tuple[Request, ...], waited_s: float) -> None:
         """Post *requests*; that the engine takes them on is known without a wait."""
         stream = Stream()
         try:
-            self._thread.submit_all(requests, stream)
+            self._thread.submit_all(requests, stream, waited_s)
         except PyllamaError as error:
             for choice in self._choices:
                 choice.error = _again(error)

@@ -29,6 +29,7 @@ from pyllama_raw.api.workers import Workers
 from pyllama_raw.core.namespace import Namespace, Private
 from pyllama_raw.core.request import Request
 from pyllama_raw.core.stop_strings import NO_STOPS, StopStrings
+from pyllama_raw.engine.capabilities import Operation
 from pyllama_raw.errors import InvalidRequest, InvalidSampling, Unsupported
 from pyllama_raw.options.arguments import reading_prompt
 from pyllama_raw.options.declared import with_declared
@@ -93,6 +94,7 @@ class Preparation:
         Raises:
             InvalidRequest, PromptTooLong, BadMedia, Unsupported, ClosedError.
         """
+        self._parts.capabilities.check(Operation.GENERATE)  # a reload may have come
         deadline_s = options.get("deadline_s")
         params = with_declared(params, self._parts.metadata)
         _check_tokens(params, self._parts.vocab.n_tokens)

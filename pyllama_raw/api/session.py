@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from itertools import count
 from math import inf
 from threading import RLock
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -33,8 +34,13 @@ from pyllama_raw.engine.parts import EngineParts
 from pyllama_raw.engine.thread import EngineThread
 from pyllama_raw.engine.watcher import Watcher
 from pyllama_raw.engine.watchers import Watchers
-from pyllama_raw.errors import ClosedError, DeadlineExceeded, QueueFull
+from pyllama_raw.errors import ClosedError, DeadlineExceeded, QueueFull, WaitedTooLong
 from pyllama_raw.prompts.prompt import PromptEncoder
+
+if TYPE_CHECKING:
+    from pyllama_raw.options.requests import TextOptions
+
+NO_LIMITS: TextOptions = {}
 
 
 class Session:
@@ -111,20 +117,20 @@ class Sessions:
     # -- callers ----------------------------------------------------------------------
 
     @asynccontextmanager
-    async def session(self, deadline_s: float | None = None) -> AsyncIterator[Session]:
+    async def session(self, limits: TextOptions = NO_LIMITS) -> AsyncIterator[Session]:
         """
         The session for one caller, which ends after the caller has left.
 
         Args:
-            deadline_s: seconds that the caller may wait for one.
+            limits: seconds that the caller may wait for one.
 
         Raises:
             ClosedError, EngineStopped, QueueFull.
-            DeadlineExceeded: no session ran until then.
+            DeadlineExceeded, WaitedTooLong: no session ran until then.
         """
         check_may_wait()
         self._check_ours()
-        found = self._enter() or await self._wait(deadline_s)
+        found = self._enter() or await self._wait(limits)
         try:
             found.thread.check()
             yield found
@@ -154,14 +160,16 @@ class Sessions:
                 self._unused.set_result(None)
                 self._unused = None
 
-    async def _wait(self, deadline_s: float | None) -> Session:
+    async def _wait(self, limits: TextOptions) -> Session:
         most = self.current.parts.admission.max_waiting
         with self._lock:
             if self._n_waiting >= most:
                 raise QueueFull("max_waiting", self._n_waiting + 1, most)
             self._n_waiting += 1
         try:
-            with anyio.move_on_after(inf if deadline_s is None else deadline_s):
+            deadline_s, max_wait_s = limits.get("deadline_s"), limits.get("max_wait_s")
+            given = [each for each in (deadline_s, max_wait_s) if each is not None]
+            with anyio.move_on_after(min(given, default=inf)):
                 while True:
                     if (pause := self._pause) is not None:
                         await arrival_of(pause)
@@ -170,6 +178,8 @@ class Sessions:
         finally:
             with self._lock:
                 self._n_waiting -= 1
+        if max_wait_s is not None and (deadline_s is None or max_wait_s < deadline_s):
+            raise WaitedTooLong("max_wait_s", max_wait_s, max_wait_s)
         raise DeadlineExceeded(0, 1, "requests had begun, because the engine slept")
 
     # -- sessions come and go ----------------------------------------------------------

@@ -107,6 +107,6 @@ class VectorVerbs(Facts):
     @asynccontextmanager
     async def _embedding(self, options: TextOptions) -> AsyncIterator[Embedder]:
         """The maker of the vectors of one call; *options* are not checked yet."""
-        deadline_s = checked_serving({**options}).get("deadline_s")
-        async with self._sessions.session(deadline_s) as session:
-            yield session.embedder
+        limits, began = checked_serving({**options}), self._thread.clock()
+        async with self._sessions.session(limits) as session:
+            yield session.embedder.after(session.thread.clock() - began)

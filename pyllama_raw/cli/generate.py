@@ -99,6 +99,7 @@ class GenerateRun:
                 adapters=scales_of(self.adapters)
                 if item.adapters is None
                 else item.adapters,
+                **item.chat,
             ) as generation:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:

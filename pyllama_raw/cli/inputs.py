@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.config import Token
 from pyllama_raw.options.frozen import mistake_of
-from pyllama_raw.options.requests import PolicyData
+from pyllama_raw.options.requests import ChatOptions, PolicyData
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -44,6 +44,7 @@ class InputRequest:
     client: str | None = None
     policy_data: PolicyData | None = None
     adapters: Mapping[str, float] | None = None  # None: those of the flags
+    chat: ChatOptions = field(default_factory=ChatOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ def parse_line(
         parsed.client,
         parsed.policy_data,
         parsed.adapters,
+        parsed.model_dump(include=parsed.model_fields_set & _CHAT),
     )
 
 
@@ -147,6 +149,10 @@ class _LineBase(BaseModel):
     client: str | None = None
     policy_data: dict[str, str | int | float | bool | None] | None = None
     adapters: dict[str, float] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool = True
+    reply: bool | None = None
 
     @field_validator("stop", mode="before", check_fields=False)
     @classmethod
@@ -162,6 +168,7 @@ class _LineBase(BaseModel):
         return self
 
 
+_CHAT = {"tools", "tool_choice", "parallel_tool_calls", "reply"}
 _SAMPLING: dict[str, Any] = {
     name: (field.annotation, field)
     for name, field in SamplingParams.model_fields.items()

@@ -111,8 +111,8 @@ class LiveText:
 
     def _end_line(self, outcome: Outcome) -> None:
         result = outcome.result
-        if result is not None and not result.text and result.token_ids:
-            self._write(" ".join(map(str, result.token_ids)))  # there is no vocabulary
+        if result is not None:
+            self._write(_instead_of_text(result))
         if self._last_char != "\n":
             self._write("\n")
         if outcome.error is not None:
@@ -154,6 +154,10 @@ def _fields(result: Result) -> dict[str, Any]:
         "timings": timings,
         "sampler": None if result.sampler is None else result.sampler._asdict(),
     }
+    if result.reasoning:
+        fields["reasoning"] = result.reasoning
+    if result.tool_calls:
+        fields["tool_calls"] = [asdict(call) for call in result.tool_calls]
     for name in ("logprobs", "prompt_logprobs"):
         if found := getattr(result, name):
             fields[name] = [_logprobs(item) for item in found]
@@ -182,6 +186,18 @@ def _logprobs(item: TokenLogprobs) -> dict[str, Any]:
 def _finite(number: float) -> float | None:
     """JSON has no infinity."""
     return number if isfinite(number) else None
+
+
+def _instead_of_text(result: Result) -> str:
+    """Calls, which a person sees below the text; or tokens, where there is no vocabulary."""
+    if result.tool_calls:
+        calls = "\n".join(
+            f"{each.name}({each.arguments})" for each in result.tool_calls
+        )
+        return f"\n{calls}" if result.text else calls
+    if result.text or result.reasoning:
+        return ""
+    return " ".join(map(str, result.token_ids))
 
 
 def numbered(results: Sequence[Result]) -> str:

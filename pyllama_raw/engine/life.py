@@ -135,7 +135,7 @@ class Life:
 
     def _lose(self, *, slots: bool) -> None:
         scheduler = self._driver.scheduler
-        scheduler.lose_texts()
+        scheduler.lose_reading()
         if slots:
             scheduler.lose_slots()
 

@@ -141,9 +141,14 @@ class EngineThread:
         """Around the making of requests: an idle engine begins with all that come."""
         return self._mailbox.coming()
 
-    def submit_all(self, requests: tuple[Request, ...], stream: Stream) -> None:
+    def submit_all(
+        self, requests: tuple[Request, ...], stream: Stream, waited_s: float = 0.0
+    ) -> None:
         """
         Queue all *requests* or none; events, or once a later refusal, go to *stream*.
+
+        Args:
+            waited_s: seconds that their caller has waited for this thread.
 
         Raises:
             QueueFull: no slot is free, and too much waits; told without a wait, because
@@ -157,7 +162,7 @@ class EngineThread:
         if any(request.max_tokens > n_slot for request in requests):
             stream.max_events = max(n_slot * len(requests), MAX_UNREAD)
         try:
-            opened = self._door.enter(requests, stream, self.clock())
+            opened = self._door.enter(requests, stream, self.clock() - waited_s)
         except PyllamaError as error:
             _log.info("requests were refused: %s", error)
             raise

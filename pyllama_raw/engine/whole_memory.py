@@ -10,7 +10,9 @@ from __future__ import annotations
 from pyllama_raw.errors import SnapshotFailed
 from pyllama_raw.native.arrays import Buffer, new_bytes
 from pyllama_raw.native.batch import Batch
+from pyllama_raw.native.check import check_decode
 from pyllama_raw.native.context import Context
+from pyllama_raw.native.libllama import last_error
 from pyllama_raw.native.memory import ALL_SLOTS
 
 Copies = list[tuple[int, Buffer]]  # by slot, or one of all slots
@@ -77,9 +79,15 @@ def _n_streams(context: Context) -> int:
 
 
 def _compute(context: Context, n_tokens: dict[int, int]) -> None:
-    """Decode so many tokens of each slot; the last one has an output row."""
+    """Decode so many tokens of each slot, and of sources as many as fit; the last has a row."""
     batch = Batch(context.max_tokens)
     token = context.model.vocab.bos or 0
+    if context.model.reads_sources:
+        n_each = context.n_ubatch // len(n_tokens)
+        for slot in n_tokens:
+            batch.add_scored([token] * n_each, 0, slot)
+        check_decode(context.read_sources(batch).code, last_error())
+        batch.clear()
     for slot, n in n_tokens.items():
         batch.add([token] * n, 0, slot, True)
     context.decode(batch)

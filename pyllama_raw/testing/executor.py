@@ -133,7 +133,7 @@ class FakeExecutor:
     def suspend(self) -> object:
         """The lists, which are back after resume()."""
         state, self.memory = self.memory, FakeMemory(self.limits)
-        self.is_suspended = True
+        self.is_suspended, self._sources = True, {}
         return state
 
     def resume(self, state: object) -> bool:
@@ -144,9 +144,11 @@ class FakeExecutor:
 
     def rebuild(self) -> None:
         self.memory.clear()
+        self._sources = {}
 
     def warm_up(self) -> bool:
         self.n_warm_ups += 1
+        self._sources = {}
         return True
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -136,6 +136,7 @@ async def test_a_reload_that_fails_leaves_the_old_one(tmp_path):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(tiny_model("llama").read_bytes()[:5000])
     huge = CONFIG.model_copy(update={"context": ContextConfig(n_ctx=2**31 - 1)})
+    exact = CONFIG.model_copy(update={"deterministic": True})
     expected, found, errors = await alone("llama"), [], []
     wrong = [
         {"model": 7},
@@ -143,6 +144,7 @@ async def test_a_reload_that_fails_leaves_the_old_one(tmp_path):
         {"model": tmp_path / "missing.gguf"},
         {"model": damaged},
         {"config": huge},
+        {"model": tiny_model("t5"), "config": exact},  # it has no such option
     ]
     async with opened() as engine:
         before = engine.info

@@ -43,6 +43,18 @@ def test_prompt_is_text_ids_or_messages(line: bytes, prompt: object):
     assert request == InputRequest(0, prompt, SamplingParams())
 
 
+def test_a_chat_has_options_of_its_reply():
+    """
+    Those that the line names reach the engine, and no others.
+    """
+    tools = '"tools": [{"name": "f"}], "reply": true'
+    line = f'{{"messages": [{{"role": "user", "content": "a"}}], {tools}}}'
+
+    request = parse_line(0, line.encode(), defaults={})
+
+    assert request.chat == {"tools": [{"name": "f"}], "reply": True}
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.errors import InvalidRequest
+from pyllama_raw.replies.parts import ToolCall
 from tests.cli.support import make_result
 
 ERROR = InvalidRequest("top_p", 2, "at most 1")
@@ -227,6 +229,33 @@ def test_log_probabilities_are_written_if_there_are_any():
     ]
     assert "logprobs" not in record(Outcome(0, make_result()))
     assert "prompt_logprobs" not in with_some
+
+
+def test_reasoning_and_calls_are_written_if_there_are_any():
+    """
+    Each call has its id, name and arguments, as in `Result.tool_calls`.
+    """
+    call = ToolCall("a1", "weather", '{"city": "Oslo"}')
+    result = replace(make_result(), reasoning="Hm.", tool_calls=(call,))
+    shown, plain = record(Outcome(0, result)), record(Outcome(0, make_result()))
+
+    expected = {"id": "a1", "name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert (shown["reasoning"], shown["tool_calls"]) == ("Hm.", [expected])
+    assert shown.keys() - plain.keys() == {"reasoning", "tool_calls"}
+
+
+def test_calls_are_shown_to_a_person(terminal: Terminal, out: io.StringIO):
+    """
+    Each is a line below the text; an output of calls alone is not shown as tokens.
+    """
+    calls = (ToolCall("a1", "f", "{}"), ToolCall("a2", "g", '{"x": 1}'))
+    for text in ("", "Let me see."):
+        view = LiveText(terminal, requests("a"))
+        view.text(0, text)
+        view.finished(Outcome(0, replace(make_result(text), tool_calls=calls)))
+
+    shown = 'f({})\ng({"x": 1})\n'
+    assert out.getvalue() == f"{shown}Let me see.\n{shown}"
 
 
 def test_several_outputs_are_a_list():

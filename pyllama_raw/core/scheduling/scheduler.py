@@ -213,9 +213,11 @@ class Scheduler:
         """
         self._failures.lose_slots()
 
-    def lose_texts(self) -> None:
-        """No context holds a part of a text any more."""
+    def lose_reading(self) -> None:
+        """No context holds a part of a text any more, nor what an encoder made of sources."""
         self._roster.texts.restart()
+        if self._sources is not None:
+            self._sources.restart()
 
     def check_integrity(self) -> None:
         """The conservation laws; raises AssertionError."""

@@ -39,6 +39,11 @@ class SourceSteps:
     def _running(self) -> list[Running]:
         return list(self._roster.slots.running.values())
 
+    def restart(self) -> None:
+        """Decodes see no source any more: those of all that run are read again."""
+        for each in self._running:
+            each.is_read = False
+
     def plan(self, now: float) -> StepPlan:
         """The next step, without moves; a falsy one: it is the turn of others."""
         if not self.waits:

@@ -17,6 +17,7 @@ from pyllama_raw.core.step import (
     Work,
 )
 from pyllama_raw.engine.step_log import size_of
+from pyllama_raw.errors import Unsupported
 from pyllama_raw.lab.sim.cost import CostModel
 
 END_TOKEN = 0  # the last token of every output
@@ -61,6 +62,8 @@ class SimExecutor:
         self._answers: dict[int, Answer] = {}
 
     def open(self, request: Request) -> None:
+        if request.source is not None:
+            raise Unsupported("simulate", "no formula says what an encoder takes")
         answer = request.sampling
         assert isinstance(answer, Answer)
         self._left[request.request_id] = answer.n_output

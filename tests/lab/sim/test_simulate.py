@@ -1,5 +1,6 @@
 """The same scheduler as live, on a clock that is a number."""
 
+from array import array
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -8,9 +9,10 @@ from random import Random
 import numpy as np
 import pytest
 
+from pyllama_raw.core.request import Request
 from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.engine.watcher import StepRecord
-from pyllama_raw.errors import ConfigError
+from pyllama_raw.errors import ConfigError, Unsupported
 from pyllama_raw.lab.sim import (
     CostModel,
     Lengths,
@@ -21,6 +23,7 @@ from pyllama_raw.lab.sim import (
     table,
     until_next,
 )
+from pyllama_raw.lab.sim.executor import Answer, SimExecutor, VirtualClock
 
 BUSY = Workload(n_requests=300, rate=20, burstiness=0.25, seed=3)
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
@@ -413,3 +416,18 @@ def test_the_table_has_a_line_for_each_policy():
 
     assert [line.split()[0] for line in lines] == ["policy", "fcfs", "sjf", "seconds;"]
     assert len({len(line) for line in lines[:3]}) == 1
+
+
+def test_prompts_that_an_encoder_reads_are_refused_by_name():
+    """
+    The executor says so before anything is computed; others go on.
+    """
+    executor = SimExecutor(CostModel(), VirtualClock())
+    plain = Request(0, array("i", [5]), 4, sampling=Answer(2, 7))
+    read = replace(plain, request_id=1, source=array("i", [5, 6]))
+
+    executor.open(plain)
+    with pytest.raises(Unsupported, match="an encoder takes"):
+        executor.open(read)
+
+    assert executor.n_steps == 0
