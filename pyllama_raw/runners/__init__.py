@@ -21,11 +21,11 @@ from pyllama_raw.runners.dialect import (
 from pyllama_raw.runners.limits import Limits
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.mock import MockRunner
-from pyllama_raw.runners.prices import Budget, Prices
+from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.retries import Backoff
 from pyllama_raw.runners.run import Run
-from pyllama_raw.runners.runner import Cost, ModelRunner, Runner, RunnerHealth
+from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
 from pyllama_raw.runners.timeouts import Timeouts
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "PYLLAMA",
     "Backoff",
     "Breaker",
-    "Budget",
     "Capabilities",
     "Cost",
     "Dialect",
@@ -46,7 +45,6 @@ __all__ = [
     "Prices",
     "RemoteRunner",
     "Run",
-    "Runner",
     "RunnerHealth",
     "Timeouts",
 ]

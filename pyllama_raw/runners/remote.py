@@ -39,7 +39,7 @@ from pyllama_raw.runners.limits import Gate, Limits
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.retries import Backoff, RetryBudget, retried
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import Cost, Runner, RunnerHealth
+from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
 from pyllama_raw.runners.timeouts import Timeouts, timed
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ T = TypeVar("T")
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
 
 
-class RemoteRunner(Runner):
+class RemoteRunner(ModelRunner):
     """
     A service that has OpenAI's API.
 
