@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple, Protocol
 
 RouterName = Literal["round_robin", "least_load", "prefix_affinity"]
 MAX_KEYS = 2**18  # remembered; those longest unused are forgotten
-TIERS = (0.7, 1.0)  # of KV pressure: within the first prefixes count most
-STEPS = 4  # loads that are in the same one of so many parts of the cells are equal
+TIERS = (0.7, 1.0)  # of KV pressure: open tokens over cells
+OPEN_SHARE = 1 / 8  # of an open token, in tokens to compute: benchmarks/scaling.py
+GRAIN = 64  # tokens to compute: engines that differ by fewer are about equal
 
 
 class Asked(NamedTuple):
@@ -84,30 +85,33 @@ class LeastLoad:
 
 class PrefixAffinity:
     """
-    The replica that knows the session, then that which has most of the prompt.
+    The engine that has least to compute before the end of a request.
 
-    Pressure is open tokens over cells. The lowest tier of it that a replica is in goes
-    first, because a prefix is cheaper to compute again than a full engine is to wait for.
-    Replicas that are equal so far are chosen between by load, and those of about the same
-    load by a hash of the beginning and the name: so unrelated prompts spread over engines
-    that idle, and routers that know nothing of each other agree.
+    That is what the engine does not know of the request's tokens, and a share of the tokens
+    that are open there, as those are computed together. The home of a session knows all.
+    Pressure on memory goes first, because a prefix is cheaper to compute again than room in
+    a full engine is to wait for. Engines that are about equal so far are chosen between by
+    what they know, and then by a hash of the beginning and the name: so unrelated prompts
+    spread over engines that idle, and routers that know nothing of each other agree.
     """
 
     def __init__(self) -> None:
         self._sent = OrderedDict[int, set[str]]()  # names of replicas, by key
 
     def rank(self, asked: Asked, replicas: Sequence[Replica]) -> list[int]:
-        known = self._known(asked.blocks)
-        homes = self._sent.get(_key_of(asked.session), ()) if asked.session else ()
+        n_blocks, known = len(asked.blocks), self._known(asked.blocks)
+        if asked.session:
+            homes = self._sent.get(_key_of(asked.session), ())
+            known |= dict.fromkeys(homes, n_blocks + 1)  # more than any other
         start = _start(asked)
 
-        def key(index: int) -> tuple[int, bool, int, int, int]:
+        def key(index: int) -> tuple[int, int, int, int]:
             replica = replicas[index]
-            pressure = replica.n_open_tokens / replica.n_cells
-            tier = sum(pressure >= limit for limit in TIERS)
-            is_away, n_known = replica.name not in homes, known.get(replica.name, 0)
-            draw = key_of(replica.name.encode(), start)
-            return tier, is_away, -n_known, int(pressure * STEPS), draw
+            n_open, n_known = replica.n_open_tokens, known.get(replica.name, 0)
+            tier = sum(n_open >= limit * replica.n_cells for limit in TIERS)
+            n_new = asked.n_tokens * max(1 - n_known / max(n_blocks, 1), 0)
+            n_to_do = int(n_new + n_open * OPEN_SHARE) // GRAIN
+            return tier, n_to_do, -n_known, key_of(replica.name.encode(), start)
 
         return sorted(range(len(replicas)), key=key)
 

@@ -106,6 +106,18 @@ def test_a_full_engine_gives_way(n_open):
     assert router.rank(asked("aaaabbbb", "me"), engines) == [1, 0]
 
 
+def test_an_engine_that_is_busy_gives_way_to_one_that_idles():
+    """
+    What is to compute anew costs less than what is to wait for.
+    """
+    engines = [Engine("a", 3000, 8000), Engine("b", 0, 8000)]
+    router = sent((asked("aaaabbbb"), "a"))
+
+    ranked = router.rank(asked("aaaabbbb"), engines)
+
+    assert ranked == [1, 0]
+
+
 def test_unrelated_prompts_spread_over_engines_that_idle():
     """
     At equal load each gets about a quarter.
