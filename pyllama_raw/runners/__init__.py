@@ -18,9 +18,13 @@ from pyllama_raw.runners.dialect import (
     PYLLAMA,
     Dialect,
 )
+from pyllama_raw.runners.kept import KeptRunners
 from pyllama_raw.runners.limits import Limits
 from pyllama_raw.runners.local import LocalRunner
+from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
 from pyllama_raw.runners.mock import MockRunner
+from pyllama_raw.runners.packet import TensorPacket
+from pyllama_raw.runners.pool import Pool
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.retries import Backoff
@@ -38,13 +42,19 @@ __all__ = [
     "Capabilities",
     "Cost",
     "Dialect",
+    "KeptRunners",
     "Limits",
     "LocalRunner",
+    "Managed",
+    "ManagedState",
     "MockRunner",
     "ModelRunner",
+    "Pool",
     "Prices",
     "RemoteRunner",
     "Run",
     "RunnerHealth",
+    "RunnerManager",
+    "TensorPacket",
     "Timeouts",
 ]

@@ -11,6 +11,7 @@ from pyllama_raw.runners import (
     LocalRunner,
     MockRunner,
     ModelRunner,
+    Pool,
     RemoteRunner,
 )
 from pyllama_raw.runners.errors import NetworkError
@@ -81,4 +82,19 @@ class TestServed(RunnerContract):
     @asynccontextmanager
     async def failing(self) -> AsyncIterator[ModelRunner]:
         async with served(failing_executor()) as runner:
+            yield runner
+
+
+class TestPool(RunnerContract):
+    """Two mocks."""
+
+    @asynccontextmanager
+    async def made(self) -> AsyncIterator[ModelRunner]:
+        async with Pool({"a": MockRunner(), "b": MockRunner()}) as runner:
+            yield runner
+
+    @asynccontextmanager
+    async def failing(self) -> AsyncIterator[ModelRunner]:
+        broken = MockRunner(error=NetworkError("as told"), n_before=1)
+        async with Pool({"a": broken}) as runner:
             yield runner
