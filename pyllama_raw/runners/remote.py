@@ -254,16 +254,11 @@ class RemoteRunner(ModelRunner):
                     yield response
             except httpx2.ConnectTimeout as error:
                 raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
-            except (httpx2.HTTPError, httpx2.StreamError, RuntimeError) as error:
+            except (httpx2.HTTPError, httpx2.StreamError) as error:
                 if self._closed:
                     raise ClosedError(f"{self!r}: it was closed meanwhile") from error
-                if isinstance(error, RuntimeError) and not isinstance(
-                    error, httpx2.StreamError
-                ):
-                    raise
-                raise NetworkError(
-                    f"{self.name}: {str(error) or type(error).__name__}"
-                ) from error
+                said = f"{self.name}: {str(error) or type(error).__name__}"
+                raise NetworkError(said) from error
 
     async def _asked_health(self) -> tuple[bool, bool, str]:
         """Whether the service lives, whether it takes requests, and what it said."""

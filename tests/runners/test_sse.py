@@ -1,13 +1,12 @@
 """Events out of bytes, wherever these are split."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllama_raw.runners import sse
 from pyllama_raw.runners.errors import UnexpectedAnswer
 from pyllama_raw.runners.sse import EventReader, ServerEvent
-
-import pytest  # isort: skip
 
 STREAM = 'data: {"x":1}\n\n: a comment\ndata:{"ü":2}\n\nevent: end\ndata: a\ndata:  b\n\ndata: [DONE]\n\n'
 EVENTS = [
@@ -61,8 +60,9 @@ def test_an_event_without_an_end_does_not_fill_the_memory(monkeypatch):
     """
     monkeypatch.setattr(sse, "MAX_CHARACTERS", 100)
 
-    for received in (b"data: aaaaaaaa", b"data: aaaaaaaa\n"):
+    for line in (b"data: aaaaaaaa", b"data: aaaaaaaa\n"):
         reader = EventReader()
+        for _ in range(6):
+            reader.feed(line)
         with pytest.raises(UnexpectedAnswer):
-            for _ in range(20):
-                reader.feed(received)
+            reader.feed(line * 20)
