@@ -156,10 +156,10 @@ class Pool(ModelRunner):
         has_begun = has_said = False
         members = list(self._ranked(asked))
         for at, member in enumerate(members):
-            self._router.sent(asked, member.name)
             member.n_tokens += asked.n_tokens
             try:
                 async with member.runner.generate(prompt, params, **options) as run:
+                    self._router.sent(asked, member.name)
                     if not has_begun:
                         yield None
                     has_begun = True
