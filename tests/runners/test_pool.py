@@ -7,13 +7,13 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.errors import ConfigError, EngineFault
 from pyllama_raw.runners import (
-    Capabilities,
     KeptRunners,
     LocalRunner,
     ManagedState,
     MockRunner,
     Pool,
     RemoteRunner,
+    RunnerCapabilities,
     RunnerHealth,
     RunnerManager,
 )
@@ -185,11 +185,13 @@ async def test_a_pool_can_what_all_can():
     """
     The smallest context, and words that all take.
     """
-    one = Capabilities(n=True, logprobs=True, n_ctx=8, sampling=frozenset({"n"}))
-    two = Capabilities(n=True, n_ctx=4)
+    one = RunnerCapabilities(n=True, logprobs=True, n_ctx=8, sampling=frozenset({"n"}))
+    two = RunnerCapabilities(n=True, n_ctx=4)
     pool = Pool({"a": MockRunner(capabilities=one), "b": MockRunner(capabilities=two)})
 
-    assert pool.capabilities == Capabilities(n=True, n_ctx=4, sampling=frozenset({"n"}))
+    assert pool.capabilities == RunnerCapabilities(
+        n=True, n_ctx=4, sampling=frozenset({"n"})
+    )
     for runners, weights in (({}, {}), ({"a": MockRunner()}, {"b": 1.0})):
         with pytest.raises(ConfigError):
             Pool(runners, weights=weights)
