@@ -1,0 +1,60 @@
+"""
+Runners: an engine here, a process, or a service far away, all used in the same way.
+
+    async with RemoteRunner("http://127.0.0.1:8000/v1", "assistant") as runner:
+        async with runner.generate("The sky is") as run:
+            async for delta in run:
+                print(delta.text, end="")
+
+Importing this package opens no library and needs no extra; a RemoteRunner needs `runners`.
+"""
+
+from pyllama_raw.runners.breaker import Breaker
+from pyllama_raw.runners.capabilities import RunnerCapabilities
+from pyllama_raw.runners.dialect import (
+    COMPATIBLE,
+    LLAMA_SERVER,
+    OPENAI,
+    PYLLAMA,
+    Dialect,
+)
+from pyllama_raw.runners.kept import KeptRunners
+from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.local import LocalRunner
+from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
+from pyllama_raw.runners.mock import MockRunner
+from pyllama_raw.runners.packet import TensorPacket
+from pyllama_raw.runners.pool import Pool
+from pyllama_raw.runners.prices import Prices
+from pyllama_raw.runners.remote import RemoteRunner
+from pyllama_raw.runners.retries import Backoff
+from pyllama_raw.runners.run import RunHandle
+from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.timeouts import Timeouts
+
+__all__ = [
+    "COMPATIBLE",
+    "LLAMA_SERVER",
+    "OPENAI",
+    "PYLLAMA",
+    "Backoff",
+    "Breaker",
+    "Cost",
+    "Dialect",
+    "KeptRunners",
+    "Limits",
+    "LocalRunner",
+    "Managed",
+    "ManagedState",
+    "MockRunner",
+    "ModelRunner",
+    "Pool",
+    "Prices",
+    "RemoteRunner",
+    "RunHandle",
+    "RunnerCapabilities",
+    "RunnerHealth",
+    "RunnerManager",
+    "TensorPacket",
+    "Timeouts",
+]
