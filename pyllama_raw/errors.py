@@ -470,6 +470,12 @@ def shown(value: object) -> str:
         return cut(f"<{type(value).__name__}>", MAX_SHOWN)
 
 
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in *group*, however deep: the one that a person is told."""
+    error = group.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error
+
+
 def cut(text: str, n_most: int) -> str:
     """The first *n_most* characters; the last three are dots if some are missing."""
     return text if len(text) <= n_most else f"{text[: n_most - 3]}..."

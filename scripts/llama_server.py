@@ -52,6 +52,18 @@ FILL = {
     "tokenizer.ggml.fim_mid_token_id": vocab.UNKNOWN,
 }
 CHAT_PATHS = ("/chat/completions", "/apply-template")
+TEMPLATES = {  # that llama-server has by name
+    "command-r": """{% for m in messages %}<|START_OF_TURN_TOKEN|>
+{{- '<|' + {'user': 'USER', 'system': 'SYSTEM'}.get(m.role, 'CHATBOT') + '_TOKEN|>' }}
+{{- m.content }}<|END_OF_TURN_TOKEN|>{% endfor %}{% if add_generation_prompt -%}
+<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}""",
+    "llama3": """{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>
+
+{{ m.content }}<|eot_id|>{% endfor %}{% if add_generation_prompt -%}
+<|start_header_id|>assistant<|end_header_id|>
+
+{% endif %}""",
+}
 POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 WITHOUT = {"slots": ("/slots", 501), "metrics": ("/metrics", 501), "ui": ("/", 404)}
 
@@ -94,6 +106,7 @@ async def serve(flags: Namespace) -> None:
     if flags.api_key:
         os.environ["PYLLAMA_RAW_API_KEYS"] = flags.api_key
     config: dict[str, Any] = {"any_model": True, "metrics_names": ["llamacpp"]}
+    config["media_path"] = flags.media_path
     config["cors_origins"] = [flags.cors_origins or "*"]
     values = {"seed": flags.seed, "temperature": flags.temp}
     values["max_tokens"] = flags.n_predict if (flags.n_predict or -1) > 0 else None
@@ -135,7 +148,7 @@ def resolved(flags: Namespace, folder: Path) -> tuple[Path, EngineConfig]:
     if flags.pooling:
         architecture = "bert" if "bert" in file else "llama"
         overrides |= {f"{architecture}.pooling_type": POOLINGS[flags.pooling]}
-    template = flags.chat_template
+    template = TEMPLATES.get(flags.chat_template, flags.chat_template)
     if flags.chat_template_file:
         template = Path(flags.chat_template_file).read_text()
     if template is not None and template != "chatml":  # that is the model's own
@@ -173,7 +186,7 @@ class Front:
             for flag, (path, status) in WITHOUT.items()
             if not getattr(flags, flag)
         }
-        self._thinks = flags.reasoning != "off"
+        self._thinks, self._tells = flags.reasoning != "off", flags.verbose
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request; the tests look for names of headers as llama-server writes them."""
@@ -210,6 +223,7 @@ class Front:
         asked = json.loads(body)
         if isinstance(asked, dict):
             asked.setdefault("chat_template_kwargs", {"enable_thinking": self._thinks})
+            asked.setdefault("verbose", self._tells)
         body = json.dumps(asked).encode()
         size = (b"content-length", str(len(body)).encode())
         headers = [h for h in scope["headers"] if h[0] != b"content-length"]

@@ -69,7 +69,14 @@ class Facts(Owner):
         from pyllama_raw.prompts.rendering.tools import are_printed
 
         tried = partial(are_printed, self._parts.chat_template)
-        return replace(self._parts.capabilities, prints_tools=tried)
+        known, media = self._parts.capabilities, self._parts.media
+        projector = None if media is None else media.projector
+        return replace(
+            known,
+            prints_tools=tried,
+            images=projector is not None and projector.sees,
+            sounds=projector is not None and projector.hears,
+        )
 
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests can name."""
@@ -97,8 +104,17 @@ class Facts(Owner):
             **media,
             state=self._state,
             watcher_faults=self._thread.n_watcher_faults,
-            queue_s=self._thread.queue_s,
+            queue_s=self.queue_s,
         )
+
+    @property
+    def queue_s(self) -> float | None:
+        """
+        Seconds until a request that comes now has a slot, as `stats()` tells them, for less.
+
+        0 while a slot is free, None before any request has ended.
+        """
+        return self._thread.queue_s
 
     def health(self, stall_s: float = STALL_S) -> Health:
         """

@@ -48,6 +48,7 @@ HOW: dict[str, dict[str, Any]] = {  # arguments of argparse
     "uds": {"metavar": "PATH"},
     "api_keys_file": {"metavar": "FILE"},
     "access_log": {"metavar": "FILE"},
+    "media_path": {"metavar": "FOLDER"},
     "cors_origins": {"action": "append", "metavar": "ORIGIN"},
     "metrics_names": {"action": "append", "choices": ("vllm", "llamacpp")},
     "devices": {"action": "append", "metavar": "NAME"},

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import anyio
 
+from pyllama_raw.errors import first_of
+
 T = TypeVar("T")
 
 
@@ -15,10 +17,4 @@ def run(main: Callable[[], Awaitable[T]], *, use_uvloop: bool = False) -> T:
     try:
         return anyio.run(main, backend_options={"use_uvloop": use_uvloop})
     except BaseExceptionGroup as group:
-        raise _first(group) from None
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in *group*, however deep."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+        raise first_of(group) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve.config import ListenConfig, ServeConfig
 from pyllama_raw.serve.deployment import Deployment, read
 from pyllama_raw.serve.run import deploy
+
+DEFAULT = "default"  # the name of the default model
 
 
 def serve(options: Namespace) -> int:
@@ -47,20 +50,21 @@ def deployment_of(options: Namespace) -> Deployment:
     service = given(options, ServeConfig.model_fields)
     fields["service"] = fields.get("service", {}) | service
     profile = profile_of(options)
-    if options.models:
-        fields["models"] = _named(options)
+    if options.models or "models" not in fields:
+        fields["models"] = _named(options.models or [profile.path], options.alias)
     elif options.alias:
-        raise ConfigError("--alias names a MODEL: give as many models")
-    elif profile.path is not None and "models" not in fields:
-        fields["models"] = {profile.path.stem: {"path": str(profile.path)}}
+        raise ConfigError("--alias names a MODEL: the file names its models itself")
     settings = profile.settings.updated(given_parts(options))
     return Deployment.of(fields, settings.model_dump())
 
 
-def _named(options: Namespace) -> dict[str, Any]:
-    """The models that were given, by name."""
-    names = options.alias or [Path(file).stem for file in options.models]
-    if len(names) != len(options.models) or len({*names}) != len(names):
-        told = f"{len(names)} names for {len(options.models)} models"
+def _named(
+    files: Sequence[str | Path | None], alias: Sequence[str] | None
+) -> dict[str, Any]:
+    """The models that were given, by name; None is the default model."""
+    names = alias or [DEFAULT if file is None else Path(file).stem for file in files]
+    if len(names) != len(files) or len({*names}) != len(names):
+        told = f"{len(names)} names for {len(files)} models"
         raise ConfigError(f"{told}: give each MODEL an --alias of its own")
-    return {n: {"path": file} for n, file in zip(names, options.models, strict=True)}
+    paths = [None if file is None else str(file) for file in files]
+    return {name: {"path": path} for name, path in zip(names, paths, strict=True)}

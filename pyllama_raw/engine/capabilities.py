@@ -36,6 +36,10 @@ class Capabilities:
         default=lambda: False, repr=False, compare=False
     )
     """Tries the chat template; of an engine only."""
+    images: bool = False
+    """Whether the projector of the engine sees."""
+    sounds: bool = False
+    """Whether it hears."""
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -23,7 +23,7 @@ from pyllama_raw.prompts.rendering.processes import (
 from pyllama_raw.prompts.rendering.roles import check_roles
 from pyllama_raw.prompts.rendering.tools import prints_tools
 
-RESERVED = {"add_generation_prompt", "bos_token", "eos_token", "messages", "tools"}
+RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 
 
 class Rendered(NamedTuple):
@@ -116,7 +116,8 @@ class ChatTemplate:
         """
         The prompt that asks for the next assistant message; may take seconds.
 
-        If the last message is the assistant's and has text, it asks for the rest of it.
+        If the last message is the assistant's and has text, it asks for the rest of it. The
+        variable add_generation_prompt, if it is given, tells whether it asks at all.
 
         Raises:
             Unsupported: the model has no template, or one that Jinja cannot read, or
@@ -137,7 +138,8 @@ class ChatTemplate:
         check_roles(plain, self._source)
         try:
             _check_tools(tools, self._source)
-            chat = {"tools": tools, "kwargs": kwargs, "asks": begun is None}
+            asks = kwargs.pop("add_generation_prompt", begun is None)
+            chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
             rendered = Rendered(*self._processes.render(plain, chat))
         except TemplateRefused as error:
             allowed = f"what the chat template takes ({error})"

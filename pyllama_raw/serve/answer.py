@@ -27,6 +27,7 @@ from pyllama_raw import (
     RequestOptions,
     Result,
 )
+from pyllama_raw.errors import first_of
 from pyllama_raw.serve.asked import Asked, Codec
 from pyllama_raw.serve.events import EventStream
 from pyllama_raw.serve.exchange import Exchange
@@ -93,7 +94,8 @@ class TextAnswer(Response):
             self._exchange.n_output = sum(len(each.token_ids) for each in outputs)
             n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
             headers = {"x-cached-tokens": str(n_cached)}
-            return JSON(self._codec.whole(results), headers=headers)
+            told = self._codec.whole(results)
+            return JSON(self._with_errors(told, generations), headers=headers)
 
     def _generations(self) -> list[Generation]:
         asked = self._asked
@@ -110,6 +112,18 @@ class TextAnswer(Response):
             with suppress(PyllamaError):  # it has not begun, or has not ended
                 self._exchange.n_prompt += len(generation.prompt_token_ids)
                 self._exchange.n_cached += generation.result.usage.cached_tokens
+
+    def _with_errors(self, told: Any, generations: Sequence[Generation]) -> Any:
+        """The answer *told*, and outputs that failed beside others."""
+        n = self._asked.params.n
+        failed = [
+            {"index": prompt * n + index} | self._failure(error).body()
+            for prompt, generation in enumerate(generations)
+            for index, error in generation.errors.items()
+        ]
+        if not failed:
+            return told
+        return [*told, *failed] if isinstance(told, list) else told | {"errors": failed}
 
     async def _stream(
         self, generations: Sequence[Generation], events: EventStream
@@ -145,7 +159,8 @@ class TextAnswer(Response):
     def _failure(self, error: Failure | PyllamaError) -> Failure:
         if isinstance(error, Failure):
             return error
-        failure = failure_of(error, self._service.retry_s(self._asked.found.engine))
+        places = self._service.places_of[self._asked.found.name]
+        failure = failure_of(error, places.retry_s())
         failure.param = self._asked.param_of(error) or failure.param
         return failure
 
@@ -171,15 +186,6 @@ async def _together() -> AsyncIterator[TaskGroup]:
         raise first_of(errors) from None
 
 
-def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """An error of ours if there is one: others are told of it by their cancellation."""
-    ours = errors.subgroup((Failure, PyllamaError))
-    error: BaseException = ours if ours is not None else errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 @asynccontextmanager
 async def with_client(receive: Receive) -> AsyncIterator[None]:
     """Cancel the block when the client leaves."""
@@ -200,13 +206,8 @@ async def while_client(
 ) -> Response:
     """The result of *work* as JSON; *work* is cancelled when the client leaves."""
     response = Response()  # of a client that has left: nobody reads it
-    exchange = Exchange.of(request.scope)
-    exchange.model = found.name
+    Exchange.of(request.scope).model = found.name
     with closing(work), service.opened(found.name):
         async with with_client(request.receive):
-            try:
-                response = JSON(await work)
-            except PyllamaError as error:
-                retry_s = service.retry_s(found.engine)
-                raise failure_of(error, retry_s) from error
+            response = JSON(await work)
     return response

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +20,7 @@ from pyllama_raw.serve.gate import Gate
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.native import routes as native
 from pyllama_raw.serve.openai import chat, completions
-from pyllama_raw.serve.origins import pattern_of
+from pyllama_raw.serve.origins import Origins, pattern_of
 from pyllama_raw.serve.service import Service
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
@@ -67,7 +66,7 @@ def make_app(
     origins = service.config.cors_origins
     if origins:  # before the gate, as questions of browsers have no key
         app.add_middleware(
-            CORSMiddleware,
+            Origins,
             allow_origin_regex=pattern_of(origins),
             allow_credentials="*" not in origins,  # any page could use a user's cookies
             allow_methods=("GET", "POST", "DELETE", "OPTIONS"),
@@ -117,8 +116,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSON(*failure.parts)
 
 
-async def _failed(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """An error before anything of the answer was computed."""
+async def _failed(request: Request, error: Exception) -> Response:
+    """An error before anything of the answer was sent."""
     assert isinstance(error, Failure | PyllamaError)
-    failure = error if isinstance(error, Failure) else failure_of(error, 1)
-    return JSON(*failure.parts)
+    if isinstance(error, PyllamaError):
+        error = failure_of(error, request.app.state.service.places.retry_s())
+    return JSON(*error.parts)

@@ -48,13 +48,19 @@ class Asked:
 
     async def count(self) -> int:
         """Tokens of all prompts."""
-        of_chat: Any = {
-            name: value
-            for name, value in self.options.items()
-            if name in ChatOptions.__annotations__
-        }
         count = self.found.engine.count
-        return sum([await count(prompt, **of_chat) for prompt in self.prompts])
+        return sum([await count(prompt, **self._of_chat) for prompt in self.prompts])
+
+    async def shown(self) -> str:
+        """The first prompt as the model gets it, with the names of control tokens."""
+        engine = self.found.engine
+        tokens = await engine.tokenize(self.prompts[0], **self._of_chat)
+        return await engine.detokenize(tokens, special=True)
+
+    @property
+    def _of_chat(self) -> Any:
+        names = ChatOptions.__annotations__
+        return {n: value for n, value in self.options.items() if n in names}
 
     def param_of(self, error: PyllamaError) -> str | None:
         """The field of the body that *error* is about."""

@@ -10,9 +10,10 @@ Rules:
 from __future__ import annotations
 
 from datetime import datetime
+from secrets import randbelow
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pyllama_raw import RequestOptions, SamplingParams
 from pyllama_raw.serve.config import ServeConfig
@@ -36,7 +37,14 @@ IDLE = {  # fields that routers of vLLM and SGLang add, with what happens here a
     "skip_special_tokens": True,
     "stream_reasoning": True,
 }
+ANY_SEED = 2**32 - 1
 OPTIONS = ("priority", "cache_salt", "client", "adapters", "policy_data")
+
+
+def _seed(given: int) -> int:
+    """*given* in 32 bits; if all are set, as those of -1, they stand for any number."""
+    seed = given % 2**32
+    return seed if seed != ANY_SEED else randbelow(ANY_SEED)
 
 
 class StreamOptions(BaseModel):
@@ -45,7 +53,6 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
 class ResponseFormat(BaseModel):
@@ -85,7 +92,8 @@ class TextBody(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Annotated[int, AfterValidator(_seed)] | None = None
+    """The same seed makes the same output; -1: any."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: float | None = None
@@ -97,6 +105,11 @@ class TextBody(BaseModel):
     client: str | None = None
     adapters: dict[str, float] | None = None
     policy_data: dict[str, Any] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def names(self) -> dict[str, str]:
@@ -156,15 +169,22 @@ class TextBody(BaseModel):
         return {n: v for n, v in extra.items() if n in SamplingParams.model_fields}
 
 
-def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+def template_variables(
+    given: dict[str, Any] | None, asks: bool | None
+) -> dict[str, Any]:
     """
     Variables of a chat template: *given*, and the day, by the names of llama.cpp's server.
+
+    Args:
+        asks: whether it asks for an answer; None: unless one has begun.
 
     The time of day is not told, because each prompt would begin otherwise than the one before.
     """
     today = datetime.now().astimezone()
     day = {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
-    return day | (given or {})
+    return (
+        day | ({} if asks is None else {"add_generation_prompt": asks}) | (given or {})
+    )
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

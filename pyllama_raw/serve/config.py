@@ -33,6 +33,8 @@ class ServeConfig(Frozen):
     """Images that a request names by an address are fetched, from public hosts only."""
     fetch_s: Seconds = 10.0
     """Seconds that the fetches of one request may take together."""
+    media_path: str | None = None
+    """The folder of images and sounds that requests may name, as file://name. None: none."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 100 * 2**20
     """Bytes that a body may have."""
     body_s: Seconds = 30.0

@@ -14,47 +14,25 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from pyllama_raw import AsyncEngine, __version__
+from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
 from pyllama_raw.results import SlotStats
 from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Service
 
 COMPUTED, CACHED = "computed prompt tokens", "vllm:prefix_cache_hits_total"
+TIME = "vllm:request_{}_time_seconds_sum"
 LLAMACPP = {  # names of its server, with our sample and what it says
-    "prompt_tokens": (
-        CounterMetricFamily,
-        COMPUTED,
-        "Prompt tokens that were computed",
-    ),
-    "prompt_tokens_cached": (CounterMetricFamily, CACHED, "Those that were not"),
-    "prompt_seconds": (
-        CounterMetricFamily,
-        "vllm:request_prefill_time_seconds_sum",
-        "Seconds of prompts",
-    ),
-    "tokens_predicted": (
-        CounterMetricFamily,
-        "vllm:generation_tokens_total",
-        "Output tokens",
-    ),
-    "tokens_predicted_seconds": (
-        CounterMetricFamily,
-        "vllm:request_decode_time_seconds_sum",
-        "Seconds of output tokens but the first ones",
-    ),
-    "n_decode": (CounterMetricFamily, "pyllama_raw:steps_total", "Decodes"),
-    "requests_processing": (
-        GaugeMetricFamily,
-        "vllm:num_requests_running",
-        "Requests that run",
-    ),
-    "requests_deferred": (
-        GaugeMetricFamily,
-        "vllm:num_requests_waiting",
-        "Requests that wait",
-    ),
+    "prompt_tokens": (COMPUTED, "Prompt tokens that were computed"),
+    "prompt_tokens_cached": (CACHED, "Those that were not"),
+    "prompt_seconds": (TIME.format("prefill"), "Seconds of prompts"),
+    "tokens_predicted": ("vllm:generation_tokens_total", "Output tokens"),
+    "tokens_predicted_seconds": (TIME.format("decode"), "Those of all but the first"),
+    "n_decode": ("pyllama_raw:steps_total", "Decodes"),
+    "requests_processing": ("vllm:num_requests_running", "Requests that run"),
+    "requests_deferred": ("vllm:num_requests_waiting", "Requests that wait"),
 }
 
 
@@ -74,7 +52,7 @@ def routes(service: Service) -> APIRouter:
     async def props(model: str | None = None) -> Response:
         """The model and what its options came to."""
         found = service.named(model)
-        return JSON(_props(found.name, found.engine))
+        return JSON(_props(found.name, found.engine, service.config.sampling))
 
     @router.get("/slots")
     async def slots(request: Request, model: str | None = None) -> Response:
@@ -87,25 +65,22 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def _props(name: str, engine: AsyncEngine) -> dict[str, Any]:
-    info = asdict(engine.info)
+def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str, Any]:
+    params = SamplingParams(**{"max_tokens": engine.n_ctx_slot} | defaults)
+    usual = {"n_ctx": engine.n_ctx_slot, "params": settings(params, engine)}
+    info, known = asdict(engine.info), engine.capabilities
     del info["config"], info["metadata"]
     return {
         "model": name,
         "model_path": engine.info.model_path,
         "total_slots": engine.info.n_slots,
-        "default_generation_settings": {"n_ctx": engine.n_ctx_slot},
+        "default_generation_settings": usual,
         "chat_template": engine.info.metadata.get("tokenizer.chat_template", ""),
         "build_info": f"pyllama_raw {__version__}",
-        "modalities": _modalities(engine),
+        "modalities": {"vision": known.images, "audio": known.sounds},
         "stats": asdict(engine.stats()),
         **info,
     }
-
-
-def _modalities(engine: AsyncEngine) -> dict[str, bool]:
-    takes = engine.info.config.media.mmproj is not None
-    return {"vision": takes, "audio": takes}
 
 
 async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
@@ -162,7 +137,9 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
     for sample in (sample for family in families for sample in family.samples):
         totals[sample.name] += sample.value
     totals[COMPUTED] = totals["vllm:prompt_tokens_total"] - totals[CACHED]
-    for name, (kind, source, text) in LLAMACPP.items():
+    for name, (source, text) in LLAMACPP.items():
+        is_now = name.startswith("requests_")
+        kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
 
 

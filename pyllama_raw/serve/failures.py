@@ -21,6 +21,7 @@ from pyllama_raw.errors import (
     InvalidRequest,
     PromptTooLong,
     QueueFull,
+    TextTooLong,
     Unsupported,
 )
 
@@ -36,6 +37,8 @@ TYPES = {  # of errors, by status
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
 
 
 class Failure(Exception):
@@ -112,21 +115,35 @@ def failure_of(error: PyllamaError, retry_s: int) -> Failure:
     Args:
         retry_s: seconds after which the same request may find room.
     """
-    headers = {"retry-after": str(retry_s)} if error.http_status == 503 else None
     match error:
-        case QueueFull():
-            code = "server_is_overloaded"
-            return Failure(503, code, str(error), headers=headers)
         case PromptTooLong():
-            more: dict[str, Any] = {"type": "exceed_context_size_error"}
-            more |= {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx_slot}
-            code = "context_length_exceeded"
-            message = f"the prompt exceeds the available context size: {error}"
-            return Failure(400, code, message, "prompt", more=more)
+            return _too_long(error, "prompt", error.n_prompt, error.n_ctx_slot)
+        case TextTooLong():
+            name = renamed(error.name, NAMES)
+            return _too_long(error, name, error.n_tokens, error.max_tokens)
         case InvalidRequest():
-            return Failure(400, error.code, str(error), error.name)
+            param = renamed(error.name, NAMES)
         case Unsupported():
-            return Failure(400, error.code, str(error), "model")
+            param = "model"
         case AdapterLoadFailed():
-            return Failure(400, error.code, str(error), "path")
-    return Failure(error.http_status, error.code, str(error), headers=headers)
+            param = "path"
+        case _:
+            headers = {"retry-after": str(retry_s)} if error.http_status == 503 else {}
+            full = isinstance(error, QueueFull)
+            code = "server_is_overloaded" if full else error.code
+            return Failure(error.http_status, code, str(error), headers=headers)
+    return Failure(400, error.code, str(error), param)
+
+
+def _too_long(error: PyllamaError, param: str, n_tokens: int, most: int) -> Failure:
+    more: dict[str, Any] = {"type": "exceed_context_size_error"}
+    more |= {"n_prompt_tokens": n_tokens, "n_ctx": most}
+    words = "the prompt is too large, it exceeds the available context size"
+    message = f"{words}: {error}"
+    return Failure(400, "context_length_exceeded", message, param, more=more)
+
+
+def renamed(param: str, names: Mapping[str, str]) -> str:
+    """*param* with the name that *names* have for it; a place in a list stays."""
+    base, *place = param.partition("[")
+    return names.get(base, base) + "".join(place)

@@ -1,30 +1,26 @@
-"""Places for answers: as many as an engine has slots and lets wait, counted at the door."""
+"""Places for answers: as many as engines have slots and let wait, counted at the door."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from math import ceil
-from time import monotonic
 
+from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.failures import Failure
 
-WINDOW_S = 10.0
 RETRY_S = (1, 60)
 
 
 class Places:
-    """The answers in work of one model, or of all. Thread: that of the event loop."""
+    """The answers in work of some engines. Thread: that of the event loop."""
 
-    def __init__(
-        self, n_slots: int, max_waiting: int, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, engines: Collection[AsyncEngine]) -> None:
         self.n_open = 0
-        self._n_slots, self._max = n_slots, n_slots + max_waiting
-        self._clock = clock
-        self._ends = deque[float]()  # of the latest seconds
-        self._busy_since = 0.0
+        self._engines = engines
+        infos = [engine.info for engine in engines]
+        n_waiting = sum(info.config.scheduler.max_waiting for info in infos)
+        self._max = sum(info.n_slots for info in infos) + n_waiting
 
     def check(self) -> None:
         """
@@ -40,23 +36,14 @@ class Places:
     def taken(self) -> Iterator[None]:
         """Around an answer. Raises Failure as check()."""
         self.check()
-        if not self.n_open:
-            self._busy_since = self._clock()
         self.n_open += 1
         try:
             yield
         finally:
             self.n_open -= 1
-            self._ends.append(self._clock())
 
     def retry_s(self) -> int:
-        """Seconds in which all that waits has a slot, at the speed of the latest ends."""
-        now = self._clock()
-        while self._ends and self._ends[0] < now - WINDOW_S:
-            self._ends.popleft()
-        span_s = min(now - self._busy_since, WINDOW_S)
-        n_waiting = max(self.n_open - self._n_slots, 1)
-        n_ended = len(self._ends)
-        seconds = span_s * n_waiting / n_ended if n_ended else span_s
+        """Seconds until one of the engines has a slot for who comes now, 1 to 60."""
         least, most = RETRY_S
-        return max(least, min(ceil(seconds), most))
+        soonest = min(engine.queue_s or 0.0 for engine in self._engines)
+        return max(least, min(ceil(soonest), most))

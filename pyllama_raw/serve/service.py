@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import time
@@ -45,8 +45,8 @@ class Service:
         self.keys, self.rates = Keys(config), Rates(config)
         self.bodies = Bodies(config)
         self._log = None if config.access_log is None else AccessLog(config.access_log)
-        self.places_of = {n: _places([engine]) for n, engine in self.engines.items()}
-        self.places = _places(self.engines.values())
+        self.places_of = {n: Places([engine]) for n, engine in self.engines.items()}
+        self.places = Places(self.engines.values())
 
     def find(self, name: str | None, need: Operation) -> Found:
         """
@@ -105,11 +105,6 @@ class Service:
         """
         return self.places_of[name].taken()
 
-    def retry_s(self, engine: AsyncEngine) -> int:
-        """Seconds after which a request that found no room may find some, 1 to 60."""
-        names = (name for name, known in self.engines.items() if known is engine)
-        return self.places_of[next(names)].retry_s()
-
     def salt(self, exchange: Exchange, given: str | None) -> str | None:
         """The cache_salt of a request that gives *given*."""
         if exchange.key is None or not self.config.salt_by_key:
@@ -122,12 +117,6 @@ class Service:
         self.rates.charge("tokens", exchange.client, exchange.n_tokens)
         if self._log is not None:
             self._log.write(exchange)
-
-
-def _places(engines: Iterable[AsyncEngine]) -> Places:
-    infos = [engine.info for engine in engines]
-    n_waiting = sum(info.config.scheduler.max_waiting for info in infos)
-    return Places(sum(info.n_slots for info in infos), n_waiting)
 
 
 def _states_pooling(engine: AsyncEngine) -> bool:

@@ -20,6 +20,8 @@ from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
 
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+
 
 class TokenBody(BaseModel):
     """Fields that all bodies here have."""
@@ -56,10 +58,13 @@ class TemplateBody(TokenBody):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the template asks for an answer, which it does unless one has begun."""
 
     def options(self) -> dict[str, Any]:
         """Options of the template."""
-        variables = template_variables(self.chat_template_kwargs)
+        asks = self.add_generation_prompt
+        variables = template_variables(self.chat_template_kwargs, asks)
         given = {"tools": self.tools, "template_kwargs": variables}
         return {name: value for name, value in given.items() if value}
 
@@ -131,18 +136,9 @@ def _shown(piece: bytes) -> str | list[int]:
 async def _described(engine: AsyncEngine) -> dict[str, Any]:
     metadata = engine.info.metadata
     told: dict[str, Any] = {"chat_template": metadata.get("tokenizer.chat_template")}
-    for role, key in (
-        ("bos", "bos"),
-        ("eos", "eos"),
-        ("pad", "padding"),
-        ("unk", "unknown"),
-    ):
-        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        has = token is not None and token.isdecimal()
-        text = (
-            await engine.detokenize([int(token)], special=True)
-            if has and token
-            else None
-        )
-        told[f"{role}_token"] = text
+    for role, key in ROLES.items():
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id", "")
+        ids = [int(token)] if token.isdecimal() else []
+        text = await engine.detokenize(ids, special=True)
+        told[f"{role}_token"] = text or None
     return told

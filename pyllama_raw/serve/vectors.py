@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.results import Operation
+from pyllama_raw.results import Operation, Ranked
 from pyllama_raw.serve.answer import while_client
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.native.prompts import (
@@ -68,8 +68,13 @@ class RerankBody(VectorBody):
     documents: list[str | dict[str, Any]] = Field(default_factory=list)
     texts: list[str] | None = None
     """Another name of documents; the answer is then a list."""
-    top_n: Annotated[int, Field(ge=1)] | None = None
-    """Only the best ones."""
+    rid: str | list[str] | None = None
+    """Of routers of vLLM and SGLang: the answer is a list wherever it is named."""
+    top_n: Annotated[
+        Annotated[int, Field(ge=1)] | None,
+        Field(validation_alias=AliasChoices("top_n", "top_k")),
+    ] = None
+    """Only the best ones; SGLang names it top_k."""
     return_documents: bool = False
     """Whether the answer repeats the documents."""
 
@@ -77,6 +82,11 @@ class RerankBody(VectorBody):
     def given(self) -> list[str]:
         """All documents as text."""
         return [_text(each) for each in (self.texts or self.documents)]
+
+    @property
+    def wants_list(self) -> bool:
+        """Whether the client reads a list, as servers of its field names answer."""
+        return self.texts is not None or "rid" in self.model_fields_set
 
 
 def routes(service: Service) -> APIRouter:
@@ -145,21 +155,24 @@ async def _ranked(
     if not documents:
         raise refused("documents", "give at least one")
     ranked = await engine.rank(body.query, documents, **options)
-    n_tokens = sum(each.n_tokens for each in ranked)
-    results: list[dict[str, Any]] = []
-    for each in ranked[: body.top_n]:
-        told: dict[str, Any] = {"index": each.index}
-        if body.texts is not None:  # as servers of that name answer
-            told["score"] = each.score
-        else:
-            told["relevance_score"] = each.score
-        if body.return_documents:
-            told["document"] = {"text": documents[each.index]}
-        results.append(told)
-    if body.texts is not None:
+    results = [_told(each, documents, body) for each in ranked[: body.top_n]]
+    if body.wants_list:
         return results
+    n_tokens = sum(each.n_tokens for each in ranked)
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "model": name, "results": results, "usage": usage}
+
+
+def _told(ranked: Ranked, documents: list[str], body: RerankBody) -> dict[str, Any]:
+    text = documents[ranked.index]
+    told: dict[str, Any] = {"index": ranked.index}
+    if body.wants_list:
+        told |= {"score": ranked.score, "document": text}
+    else:
+        told |= {"relevance_score": ranked.score, "document": {"text": text}}
+    if not body.return_documents:
+        del told["document"]
+    return told
 
 
 def _text(document: str | dict[str, Any]) -> str:

@@ -99,4 +99,4 @@ async def test_statistics_tell_when_a_slot_is_free():
     async with fake_engine() as engine:
         await engine.complete("a", SamplingParams(max_tokens=2))
 
-        assert engine.stats().queue_s == 0.0
+        assert engine.stats().queue_s == engine.queue_s == 0.0

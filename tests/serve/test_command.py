@@ -55,6 +55,7 @@ def test_models_are_named_by_their_files_or_as_they_are_told():
     assert made("a.gguf", "b/c.gguf").models == {"a": "a.gguf", "c": "b/c.gguf"}
     assert made("a.gguf", "--alias", "x").models == {"x": "a.gguf"}
     assert made().models == {"default": None}
+    assert made("--alias", "x").models == {"x": None}
 
 
 def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
@@ -77,7 +78,7 @@ def test_options_of_engines_are_those_of_the_other_commands(tmp_path):
     [
         (("a.gguf", "b.gguf", "--alias", "x"), "1 names for 2 models"),
         (("a.gguf", "b/a.gguf"), "give each MODEL an --alias of its own"),
-        (("--alias", "x"), "--alias names a MODEL"),
+        (("--alias", "x", "--alias", "y"), "2 names for 1 models"),
         (("--config", "missing.toml"), "missing.toml"),
         (("--port", "99999"), "--port 99999: give at most 65535"),
     ],

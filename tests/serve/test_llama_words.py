@@ -8,8 +8,12 @@ from pyllama_raw.core.memory.prefix_cache import PrefixCache
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve import ServeConfig, make_app
-from pyllama_raw.testing import fake_engine
+from pyllama_raw.serve.native.routes import NativeCompletionBody
+from pyllama_raw.serve.openai.chat import ChatBody
+from pyllama_raw.serve.openai.completions import CompletionBody
+from pyllama_raw.testing import FakeExecutor, fake_engine, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
+from tests.serve.support import chatting
 from tests.serve.test_gate import CHAT, PATH, asking, client_of
 
 pytestmark = pytest.mark.anyio
@@ -145,3 +149,82 @@ async def test_a_default_that_is_not_allowed_is_named():
     """
     with pytest.raises(ConfigError, match=r"defaults.*temperature"):
         ServeConfig(defaults={"temperature": -1})
+
+
+async def test_an_answer_tells_its_times_and_a_chat_its_prompt_if_it_shall():
+    """
+    Counts and times as llama-server's, and the prompt in `__verbose`.
+    """
+    asked = {"seed": 1, "max_tokens": 3, "prompt": "a prompt"}
+    async with asking() as (_, client):
+        text = (await client.post("/v1/completions", json=asked)).json()
+        chat = (await client.post(PATH, json=CHAT | {"verbose": True})).json()
+        plain = (await client.post(PATH, json=CHAT)).json()
+
+    assert text["timings"]["predicted_n"] == chat["timings"]["predicted_n"] == 3
+    assert chat["__verbose"] == {"prompt": "<s>a chat"}
+    assert "__verbose" not in plain
+
+
+async def test_a_template_need_not_ask_for_an_answer():
+    """
+    Of a prompt that is shown, and of one that is answered.
+    """
+    template = "{{ messages[0].content }}{% if add_generation_prompt %}: {% endif %}"
+    async with fake_engine(chat_template=template) as engine:
+        async with client_of(make_app(engine)) as client:
+            told = []
+            for asks in (None, True, False):
+                asked = CHAT | {"add_generation_prompt": asks}
+                shown = (await client.post("/apply-template", json=asked)).json()
+                answer = (
+                    await client.post(PATH, json=asked | {"verbose": True})
+                ).json()
+                told.append((shown["prompt"], answer["__verbose"]["prompt"]))
+
+    assert told == [("a chat: ", "<s>a chat: ")] * 2 + [("a chat", "<s>a chat")]
+
+
+async def test_props_tell_the_defaults():
+    """
+    In the words of llama-server.
+    """
+    async with asking(defaults={"seed": 7, "stages": ["typical"]}) as (_, client):
+        props = (await client.get("/props")).json()
+
+    params = props["default_generation_settings"]["params"]
+    assert (params["seed"], params["samplers"]) == (7, ["typ_p"])
+
+
+def test_seeds_below_zero_are_taken():
+    """
+    As 32 bits; -1 is another one each time.
+    """
+    asked = {"prompt": "a", "messages": [CHAT["messages"][0]]}
+    bodies = (CompletionBody, ChatBody, NativeCompletionBody)
+    seeds = [
+        [body.model_validate(asked | {"seed": seed}).seed for seed in (1, -2, -1, -1)]
+        for body in bodies
+    ]
+
+    assert [each[:2] for each in seeds] == [[1, 2**32 - 2]] * 3
+    assert len({seed for each in seeds for seed in each[2:]}) > 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+async def test_a_whole_answer_tells_the_outputs_that_failed(path):
+    """
+    Beside the others, each with its index.
+    """
+    executor = FakeExecutor(fake_limits(), failing_rows=frozenset({(2, 2)}))
+    asked = {"prompt": "hello", "seed": 1, "max_tokens": 5, "n": 3}
+    async with (
+        chatting(executor) as engine,
+        client_of(make_app({"a": engine})) as client,
+    ):
+        told = (await client.post(path, json=asked)).json()
+
+    outputs = told if isinstance(told, list) else told["choices"] + told["errors"]
+    failed = outputs.pop()
+    assert [output["index"] for output in outputs] == [0, 2]
+    assert (failed["index"], failed["error"]["type"]) == (1, "server_error")

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from pyllama_raw import AsyncEngine, ContextConfig, EngineConfig, MediaConfig
+from pyllama_raw.serve import make_app
 from tests.media.files import image_file, wav_file
 from tests.serve.clients import (
     chat_chunks,
@@ -16,6 +17,7 @@ from tests.serve.clients import (
     talking,
     whole_chat,
 )
+from tests.serve.test_gate import client_of
 from tests.tiny import tiny_model, tiny_projector
 
 pytestmark = [pytest.mark.anyio, pytest.mark.native]
@@ -51,8 +53,8 @@ def small() -> object:
     return AsyncEngine.open(tiny_model("llama"), EngineConfig(context=CONTEXT))
 
 
-def seeing() -> object:
-    projector, model = tiny_projector("llava")
+def seeing(name: str = "llava") -> object:
+    projector, model = tiny_projector(name)
     config = EngineConfig(context=CONTEXT, media=MediaConfig(mmproj=projector))
     return AsyncEngine.open(model, config)
 
@@ -93,6 +95,23 @@ async def test_a_schema_that_cannot_be_held_is_refused(schema):
             )
 
     assert caught.value.param == "response_format"
+
+
+async def test_props_tell_images_and_sounds_apart():
+    """
+    What the projector takes.
+    """
+    async with seeing() as engine, seeing("ultravox") as hearing, small() as other:
+        engines = {"images": engine, "sounds": hearing, "neither": other}
+        async with client_of(make_app(engines)) as client:
+            answers = [await client.get("/props", params={"model": n}) for n in engines]
+
+    told = [answer.json()["modalities"] for answer in answers]
+    assert [{name for name in each if each[name]} for each in told] == [
+        {"vision"},
+        {"audio"},
+        set(),
+    ]
 
 
 async def test_an_image_is_seen_whole_and_streamed():
@@ -167,6 +186,40 @@ async def test_an_address_of_ones_own_network_is_refused_where_media_is_fetched(
             )
 
     assert caught.value.param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("file://a%20b.png", None),
+        ("file:////a b.png", None),
+        ("file://nothing.png", "no_such_file"),
+        ("file://../beside.png", "no_such_file"),
+        ("file://%2e%2e/beside.png", "no_such_file"),
+        ("file://link.png", "no_such_file"),
+        ("file://", "no_such_file"),
+        ("file://a%00", "no_such_file"),
+        (f"file://{'a' * 5000}", "no_such_file"),
+    ],
+)
+async def test_files_of_one_folder_may_be_named_by_option(name, code, tmp_path):
+    """
+    No others, wherever a name or a link leads.
+    """
+    folder = tmp_path / "media"
+    folder.mkdir()
+    for path in (folder / "a b.png", tmp_path / "beside.png"):
+        path.write_bytes(image_file("PNG"))
+    (folder / "link.png").symlink_to(tmp_path / "beside.png")
+    found = None
+    async with seeing() as engine, talking(engine, media_path=str(folder)) as client:
+        asked = {"model": "a", "messages": messages(shows({"url": name}))}
+        try:
+            await client.chat.completions.create(**asked, max_tokens=1)
+        except openai.BadRequestError as error:
+            found = error.code
+
+    assert found == code
 
 
 async def test_scores_over_http_are_those_of_the_engine():

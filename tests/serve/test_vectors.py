@@ -108,6 +108,39 @@ async def test_ranks_are_those_of_the_engine(anyio_backend_name):
     assert np.isclose(best["relevance_score"], wanted[0].score)
 
 
+async def test_routers_of_vllm_and_sglang_read_a_list_of_ranks(anyio_backend_name):
+    """
+    They name a request `rid`, which may be null, and the best ones top_k.
+    """
+    asked = {"query": "a question", "documents": TEXTS, "top_k": 1, "rid": None}
+    asked |= {"model": "r", "user": None, "return_documents": True}
+    async with three_models(anyio_backend_name) as (url, engines):
+        [wanted, *_] = await engines["r"].rank("a question", TEXTS)
+        async with httpx.AsyncClient(base_url=url) as client:
+            told = (await client.post("/v1/rerank", json=asked)).json()
+
+    best = {"index": wanted.index, "document": TEXTS[wanted.index]}
+    assert told == [best | {"score": pytest.approx(wanted.score)}]
+
+
+async def test_a_text_that_is_too_long_is_told_as_a_prompt_that_is(anyio_backend_name):
+    """
+    400, with the field, its place and both numbers.
+    """
+    asked = {"model": "e", "input": ["short", "long " * 2000]}
+    ranked = {"model": "r", "query": "a", "documents": ["short", "long " * 2000]}
+    async with three_models(anyio_backend_name) as (url, _):
+        async with httpx.AsyncClient(base_url=url) as client:
+            answer = await client.post("/v1/embeddings", json=asked)
+            other = await client.post("/v1/rerank", json=ranked)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input[1]")
+    assert error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] > error["n_ctx"] > 0
+    assert (other.status_code, other.json()["error"]["param"]) == (400, "documents[1]")
+
+
 async def test_each_model_is_asked_for_what_it_can_do(anyio_backend_name):
     """
     The mistake names the field; without a name the first model that can do it is taken.

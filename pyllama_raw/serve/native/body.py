@@ -12,12 +12,12 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from pyllama_raw import SamplingParams
+from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.failures import Failure, refused
+from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
 from pyllama_raw.serve.service import Found, Service
 
@@ -31,7 +31,7 @@ SAME = {
     "max_tokens", "n", "seed", "temperature", "top_p", "presence_penalty",
     "frequency_penalty", "grammar", "json_schema", "top_n_sigma", "adaptive_target",
 }  # fmt: skip
-OFF = {"logprobs": (0,), "grammar": ("",), "seed": (2**32 - 1,)}
+OFF = {"logprobs": (0,), "grammar": ("",)}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
@@ -92,8 +92,7 @@ class NativeBody(TextBody):
             params = SamplingParams(**given)
         except InvalidSampling as error:
             theirs = {ours: theirs for theirs, ours in NAMES.items()}
-            base, *place = error.name.partition("[")
-            name = theirs.get(base, base) + "".join(place)
+            name = renamed(error.name, theirs)
             message = str(error).replace(f"SamplingParams.{error.name}", name)
             raise Failure(400, error.code, message, name) from error
         options = self.options(found, service.config)
@@ -155,7 +154,7 @@ def _adapt(given: dict[str, Any]) -> None:
     for name, off in OFF.items():
         if given.get(name) in off:
             del given[name]
-    for name in ("top_n_sigma", "adaptive_target", "seed"):
+    for name in ("top_n_sigma", "adaptive_target"):
         if given.get(name, 0) < 0:
             del given[name]
     for name in ("penalty_last_n", "dry_last_n"):
@@ -165,9 +164,9 @@ def _adapt(given: dict[str, Any]) -> None:
         given.pop("json_schema", None)
 
 
-def settings(asked: Asked) -> dict[str, Any]:
-    """The parameters in the words of llama.cpp's server."""
-    params, eos = asked.params, asked.found.engine.info.vocab.eos
+def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:
+    """*params* in the words of llama.cpp's server."""
+    eos = engine.info.vocab.eos
     told = params.model_dump()
     told |= {theirs: told.pop(ours) for theirs, ours in NAMES.items()}
     theirs = {ours: theirs for theirs, ours in STAGES.items()}
@@ -181,6 +180,4 @@ def settings(asked: Asked) -> dict[str, Any]:
         "logit_bias": [{"token": token, "bias": bias} for token, bias in biases],
         "samplers": [theirs.get(stage, stage) for stage in params.stages],
         "post_sampling_probs": params.logprobs_of == "sampler",
-        "stream": asked.streams,
-        "lora": dict(asked.options.get("adapters") or {}),
     }

@@ -16,6 +16,7 @@ from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.native.body import NativeBody, settings
 from pyllama_raw.serve.native.prompts import ReadPrompt
+from pyllama_raw.serve.timings import timings
 
 NO_SLOT = -1  # the engine may move a request while it runs
 
@@ -96,7 +97,7 @@ class NativeCodec(Codec):
             "tokens_predicted": len(tokens),
             "tokens_evaluated": n_prompt,
             "tokens_cached": result.usage.cached_tokens,
-            "generation_settings": settings(self._asked),
+            "generation_settings": self._settings(),
             "prompt": self._prompts[prompt].text,
             "has_new_line": "\n" in text,
             "truncated": stop is LengthLimit.SLOT or n_prompt + len(tokens) > n_ctx,
@@ -105,6 +106,12 @@ class NativeCodec(Codec):
             "timings": timings(result, len(tokens)),
         }
         return told | self._probabilities(result.logprobs)
+
+    def _settings(self) -> dict[str, Any]:
+        asked = self._asked
+        lora = dict(asked.options.get("adapters") or {})
+        told = settings(asked.params, asked.found.engine)
+        return told | {"stream": asked.streams, "lora": lora}
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         if not entries or not self._has_output:
@@ -126,28 +133,6 @@ class NativeCodec(Codec):
     def _chosen(self, told: dict[str, Any]) -> dict[str, Any]:
         names = self._body.response_fields
         return {n: v for n in names for v in _found(told, n)} if names else told
-
-
-def timings(result: Result, n_output: int) -> dict[str, float]:
-    """Counts of tokens with their times; the first output token belongs to the prompt."""
-    n_cached = result.usage.cached_tokens
-    n_prompt, times = result.usage.prompt_tokens - n_cached, result.timings
-    return {
-        "cache_n": n_cached,
-        "prompt_n": n_prompt,
-        **_speed("prompt", n_prompt, times.prefill_s),
-        "predicted_n": n_output,
-        **_speed("predicted", max(n_output - 1, 0), times.decode_s),
-    }
-
-
-def _speed(name: str, n: int, seconds: float | None) -> dict[str, float]:
-    ms = 1e3 * (seconds or 0.0)
-    return {
-        f"{name}_ms": ms,
-        f"{name}_per_token_ms": ms / n if n else 0.0,
-        f"{name}_per_second": 1e3 * n / ms if ms else 0.0,
-    }
 
 
 def _stop_type(result: Result) -> str:

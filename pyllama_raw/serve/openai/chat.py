@@ -17,7 +17,7 @@ from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody, template_variables
 from pyllama_raw.serve.failures import STREAMED, refused
 from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
+from pyllama_raw.serve.openai.chunks import Chunks, reason_of
 from pyllama_raw.serve.openai.logprobs import chat_logprobs
 from pyllama_raw.serve.openai.messages import ChatMessage, take_media
 from pyllama_raw.serve.service import Service
@@ -48,9 +48,12 @@ class ChatBody(TextBody):
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables of the chat template."""
     add_generation_prompt: bool | None = None
-    """Whether a new answer is to begin, which is so unless one has begun."""
+    """Whether the template asks for an answer, which it does unless one has begun."""
     continue_final_message: bool | None = None
     """Whether the last message is to go on, which is so if it is the assistant's."""
+
+    verbose: bool = False
+    """Whether a whole answer tells the prompt as the model gets it, in `__verbose`."""
 
     async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidSampling."""
@@ -59,7 +62,9 @@ class ChatBody(TextBody):
         options = self.options(found, service.config)
         if self.tools and self.tool_choice != "none":
             options["tools"] = self.tools
-        options["template_kwargs"] = template_variables(self.chat_template_kwargs)
+        options["template_kwargs"] = template_variables(
+            self.chat_template_kwargs, self.add_generation_prompt
+        )
         more: dict[str, Any] = {}
         names = self.names | NAMES
         if self.max_completion_tokens is not None:
@@ -84,27 +89,27 @@ class ChatBody(TextBody):
         if self.continue_final_message not in (None, has_begun):
             reason = "the last message goes on if it is the assistant's"
             raise refused("continue_final_message", reason, "unsupported")
-        if self.add_generation_prompt not in (None, not has_begun):
-            reason = "an answer begins unless the assistant has begun one"
+        if self.add_generation_prompt and has_begun:
+            reason = "the assistant has begun an answer, which goes on"
             raise refused("add_generation_prompt", reason, "unsupported")
 
 
 class ChatCodec(Chunks):
     """Writes the answer to a chat."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, body: ChatBody) -> None:
         kind = "chat.completion.chunk" if asked.streams else "chat.completion"
-        super().__init__("chatcmpl", kind, asked)
+        super().__init__("chatcmpl", kind, asked, with_usage=body.wants_usage)
         self._lists = asked.params.logprobs is not None
+        self.prompt: str | None = None  # that a whole answer tells
 
     def begin(self) -> bytes:
         """The role of each output."""
-        choice = b'"delta":{"role":"assistant","content":""},"finish_reason":null'
+        choice = b'"delta":{"role":"assistant","content":null},"finish_reason":null'
         return b"".join(self.frame(index, choice) for index in range(self._n))
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
         """The new text."""
-        self.n_output += len(delta.token_ids)
         text, logprobs = to_json(delta.text), b""
         if self._lists:
             logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
@@ -131,7 +136,12 @@ class ChatCodec(Chunks):
             }
             for result in results[0]
         ]
-        return self.head | {"choices": choices, "usage": usage(results)}
+        told = self.answer(choices, results)
+        return (
+            told
+            if self.prompt is None
+            else told | {"__verbose": {"prompt": self.prompt}}
+        )
 
 
 def routes(service: Service) -> APIRouter:
@@ -143,8 +153,9 @@ def routes(service: Service) -> APIRouter:
     async def chat(body: ChatBody) -> Response:
         """Go on with a chat."""
         asked = await body.asked(service)
-        codec = ChatCodec(asked)
-        await codec.count(body.stream_options)
+        codec = ChatCodec(asked, body)
+        if body.verbose:
+            codec.prompt = await asked.shown()
         return TextAnswer(service, asked, codec)
 
     @router.post("/v1/chat/completions/input_tokens")

@@ -11,9 +11,9 @@ from pydantic_core import to_json
 
 from pyllama_raw import FinishReason, Result
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import StreamOptions
 from pyllama_raw.serve.events import DONE, event
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.timings import timings
 
 REASONS = {FinishReason.STOP: "stop"}  # all others cut the text: "length"
 
@@ -24,16 +24,11 @@ def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
     n_cached = sum(of_prompt[0].usage.cached_tokens for of_prompt in results)
     outputs = [each for of_prompt in results for each in of_prompt]
     n_output = sum(each.usage.completion_tokens for each in outputs)
-    cached = {"prompt_tokens_details": {"cached_tokens": n_cached}}
-    return counted(n_prompt, n_output) | cached
-
-
-def counted(n_prompt: int, n_output: int) -> dict[str, Any]:
-    """The counts that every answer has."""
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_output,
         "total_tokens": n_prompt + n_output,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
     }
 
 
@@ -53,39 +48,25 @@ class Chunks:
 
     Args:
         kind: of the object, such as "chat.completion.chunk".
+        with_usage: whether a stream ends with the counts of tokens.
     """
 
-    def __init__(self, prefix: str, kind: str, asked: Asked) -> None:
+    def __init__(
+        self, prefix: str, kind: str, asked: Asked, *, with_usage: bool
+    ) -> None:
         self.head = {
             "id": f"{prefix}-{uuid4().hex}",
             "object": kind,
             "created": int(time()),
             "model": asked.found.name,
         }
-        self.n_output = 0  # tokens so far
-        self._asked, self._n = asked, asked.params.n
-        self._with_usage = False
-        self._n_prompt: int | None = None
+        self._n, self._with_usage = asked.params.n, with_usage
         self._before = b"data: %b" % to_json(self.head)[:-1] + b',"choices":[{"index":'
-        self._after = b"}]}\n\n"
-
-    async def count(self, wanted: StreamOptions | None) -> None:
-        """Tell the counts of tokens that are *wanted*. Raises PyllamaError."""
-        if wanted is None or not self._asked.streams:
-            return
-        if wanted.include_usage:
-            self._with_usage = True
-            self._after = b'}],"usage":null}\n\n'
-            if wanted.continuous_usage_stats:
-                self._n_prompt = await self._asked.count()
+        self._after = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
 
     def frame(self, index: int, choice: bytes) -> bytes:
         """An event with one choice, whose other fields are in *choice*."""
-        after = self._after
-        if self._n_prompt is not None:
-            counts = counted(self._n_prompt, self.n_output)
-            after = b'}],"usage":%b}\n\n' % to_json(counts)
-        return self._before + b"%d,%b" % (index, choice) + after
+        return b"%b%d,%b%b" % (self._before, index, choice, self._after)
 
     def failed(self, failure: Failure) -> bytes:
         """An error after the answer began."""
@@ -95,5 +76,13 @@ class Chunks:
         """The counts of tokens, if they are wanted, and the end."""
         if not self._with_usage:
             return DONE
-        told = self.head | {"choices": [], "usage": usage(results)}
-        return event(to_json(told)) + DONE
+        return event(to_json(self.answer([], results))) + DONE
+
+    def answer(
+        self, choices: list[dict[str, Any]], results: Sequence[Sequence[Result]]
+    ) -> dict[str, Any]:
+        """An object with *choices*, the counts of all outputs, and times of the first one."""
+        first = results[0][0]
+        times = timings(first, first.usage.completion_tokens)
+        told = {"choices": choices, "usage": usage(results), "timings": times}
+        return self.head | told

@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from pyllama_raw import Delta, FinishReason, Result
 from pyllama_raw.results import TokenLogprobs
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of, usage
+from pyllama_raw.serve.openai.chunks import Chunks, reason_of
 from pyllama_raw.serve.openai.logprobs import LegacyLogprobs
 
 
@@ -34,12 +34,18 @@ class CompletionCodec(Chunks):
     Args:
         echoes: of each prompt.
         shows_output: otherwise there is the prompt alone.
+        with_usage: whether a stream ends with the counts of tokens.
     """
 
     def __init__(
-        self, asked: Asked, echoes: Sequence[Echo], *, shows_output: bool
+        self,
+        asked: Asked,
+        echoes: Sequence[Echo],
+        *,
+        shows_output: bool,
+        with_usage: bool,
     ) -> None:
-        super().__init__("cmpl", "text_completion", asked)
+        super().__init__("cmpl", "text_completion", asked, with_usage=with_usage)
         self._echoes, self._shows_output = echoes, shows_output
         self._lists = asked.params.logprobs is not None
         self._waits = not shows_output or asked.params.prompt_logprobs is not None
@@ -55,7 +61,6 @@ class CompletionCodec(Chunks):
         """The new text."""
         if self._waits:
             return b""
-        self.n_output += len(delta.token_ids)
         index = prompt * self._n + delta.index
         logprobs = self._listed[index].take(delta.logprobs) if self._lists else None
         told = b'"text":%b,"logprobs":%b,"finish_reason":null'
@@ -80,8 +85,7 @@ class CompletionCodec(Chunks):
             for prompt, of_prompt in enumerate(results)
             for result in of_prompt
         ]
-        counts = usage([list(map(self._shown, each)) for each in results])
-        return self.head | {"choices": choices, "usage": counts}
+        return self.answer(choices, [list(map(self._shown, each)) for each in results])
 
     def _say(self, index: int) -> str:
         text, self._unsaid[index] = self._unsaid[index], ""

@@ -104,9 +104,12 @@ def routes(service: Service) -> APIRouter:
     async def completions(body: CompletionBody) -> Response:
         """Go on with texts."""
         asked, echoes = await body.asked(service)
-        shows_output = body.max_tokens != 0
-        codec = CompletionCodec(asked, echoes, shows_output=shows_output)
-        await codec.count(body.stream_options)
+        codec = CompletionCodec(
+            asked,
+            echoes,
+            shows_output=body.max_tokens != 0,
+            with_usage=body.wants_usage,
+        )
         return TextAnswer(service, asked, codec)
 
     return router

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Required
+from urllib.parse import unquote
 
 from anyio import CancelScope, current_time, to_thread
 from pydantic import ConfigDict, Field
@@ -94,6 +97,9 @@ async def _data(place: str, part: Any, most: int, config: ServeConfig) -> bytes:
         scheme, _, rest = data.partition(":")
         if scheme in ("http", "https") and config.fetch_media:
             return await fetch(data, place, most)
+        if scheme == "file" and config.media_path is not None:
+            named = partial(_local, place, rest, Path(config.media_path), most)
+            return await to_thread.run_sync(named)
         head, _, data = rest.partition(",")
         if scheme != "data" or not head.endswith(";base64"):
             reason = "nothing else is read: give a data URL, data:image/png;base64,..."
@@ -104,3 +110,15 @@ async def _data(place: str, part: Any, most: int, config: ServeConfig) -> bytes:
         return await to_thread.run_sync(partial(b64decode, data, validate=True))
     except ValueError as error:
         raise refused(place, f"this is no base64: {error}") from error
+
+
+def _local(place: str, name: str, folder: Path, most: int) -> bytes:
+    """The file *name* in *folder*, or below. Raises Failure."""
+    with suppress(OSError, ValueError, RuntimeError):  # what names can lead to
+        root = folder.resolve()
+        path = (root / unquote(name).lstrip("/")).resolve()
+        if path.is_relative_to(root) and path.is_file():
+            if path.stat().st_size > most:
+                raise refused(place, f"at most {most} bytes are allowed")
+            return path.read_bytes()
+    raise refused(place, "there is no such file for requests", "no_such_file")
