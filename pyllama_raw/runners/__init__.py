@@ -1,0 +1,30 @@
+"""
+Runners: an engine here, a process, or a service far away, all used in the same way.
+
+    async with RemoteRunner("http://127.0.0.1:8000/v1", "assistant") as runner:
+        async with runner.generate("The sky is") as run:
+            async for delta in run:
+                print(delta.text, end="")
+
+Importing this package opens no library and needs no extra; a RemoteRunner needs `runners`.
+"""
+
+from pyllama_raw.runners.capabilities import Capabilities
+from pyllama_raw.runners.local import LocalRunner
+from pyllama_raw.runners.mock import MockRunner
+from pyllama_raw.runners.prices import Budget, Prices
+from pyllama_raw.runners.run import Run
+from pyllama_raw.runners.runner import Cost, ModelRunner, Runner, RunnerHealth
+
+__all__ = [
+    "Budget",
+    "Capabilities",
+    "Cost",
+    "LocalRunner",
+    "MockRunner",
+    "ModelRunner",
+    "Prices",
+    "Run",
+    "Runner",
+    "RunnerHealth",
+]

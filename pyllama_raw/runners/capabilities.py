@@ -1,0 +1,109 @@
+"""Abilities of a runner: what it cannot do is refused before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyllama_raw import Prompt
+from pyllama_raw.errors import Unsupported
+from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
+
+Verb = Literal["generate", "embed", "rank"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The abilities of a runner, as far as they are known."""
+
+    verbs: frozenset[Verb] = frozenset({"generate"})
+    """The operations that it has."""
+    logprobs: bool = False
+    """Whether it tells log-probabilities of output tokens."""
+    prompt_logprobs: bool = False
+    """Whether it tells those of prompt tokens."""
+    tools: bool = False
+    """Whether chats may have tools."""
+    json_schema: bool = False
+    """Whether an output can be held to a JSON schema."""
+    grammars: bool = False
+    """Whether it can be held to a grammar or a regular expression."""
+    n: bool = False
+    """Whether a prompt may have several outputs."""
+    media: bool = False
+    """Whether prompts may have images or sounds."""
+    token_ids: bool = False
+    """Whether prompts may be token ids."""
+    sampling: frozenset[str] | None = None
+    """Names of SamplingParams that are taken. None: all."""
+    options: frozenset[str] | None = None
+    """Names of RequestOptions that are taken. None: all."""
+    n_ctx: int | None = None
+    """Tokens of prompt and output together. None: not known."""
+    n_slots: int | None = None
+    """Requests that run at once. None: not known."""
+
+    def check_verb(self, verb: Verb) -> None:
+        """Raise Unsupported if there is no such operation."""
+        if verb not in self.verbs:
+            has = ", ".join(sorted(self.verbs)) or "nothing"
+            raise Unsupported(verb, f"this runner has {has}: give it to another one")
+
+    def check(
+        self, prompt: Prompt, params: SamplingParams, options: Mapping[str, Any]
+    ) -> None:
+        """Raise Unsupported if something is asked for that the runner cannot do."""
+        self.check_verb("generate")
+        wanted = {
+            "logprobs": params.logprobs is not None,
+            "prompt_logprobs": params.prompt_logprobs is not None,
+            "tools": bool(options.get("tools")),
+            "json_schema": params.json_schema is not None,
+            "grammars": any(
+                getattr(params, c) for c in CONSTRAINTS if c != "json_schema"
+            ),
+            "n": params.n > 1,
+            "token_ids": are_ids(prompt),
+            "media": not isinstance(prompt, str) and _has_media(prompt),
+        }
+        for name, is_wanted in wanted.items():
+            if is_wanted and not getattr(self, name):
+                raise Unsupported(name, "this runner has none of it: leave it out")
+        for given, known in (
+            (params.model_fields_set, self.sampling),
+            (options.keys(), self.options),
+        ):
+            unknown = sorted(set(given) - known) if known is not None else []
+            if unknown:
+                raise Unsupported(
+                    unknown[0], "this runner cannot send it: leave it out"
+                )
+
+
+def are_ids(prompt: Prompt) -> bool:
+    """Whether *prompt* is token ids."""
+    return (
+        not isinstance(prompt, str) and bool(len(prompt)) and isinstance(prompt[0], int)
+    )
+
+
+def are_messages(prompt: Prompt) -> bool:
+    """Whether *prompt* is a chat."""
+    first = None if isinstance(prompt, str) or not len(prompt) else prompt[0]
+    return isinstance(first, Mapping)
+
+
+def _has_media(prompt: Sequence[Any]) -> bool:
+    """Whether a part of *prompt* is neither text nor a token."""
+    parts: list[Any] = []
+    for item in prompt:
+        content = item.get("content") if isinstance(item, Mapping) else item
+        parts += content if isinstance(content, list | tuple) else [content]
+    return any(_is_media(part) for part in parts)
+
+
+def _is_media(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return bool(part.get("type", "text") != "text")
+    return not isinstance(part, str | int | None)

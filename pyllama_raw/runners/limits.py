@@ -1,0 +1,4 @@
+"""Limits."""
+
+
+class Limits: ...

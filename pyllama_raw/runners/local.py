@@ -1,0 +1,157 @@
+"""An engine of this process as a runner; the model is loaded by the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import anyio
+
+from pyllama_raw import AsyncEngine, Model, Prompt
+from pyllama_raw.api.results import Usage
+from pyllama_raw.options.requests import RequestOptions, TextOptions
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.runners.capabilities import Capabilities, Verb
+from pyllama_raw.runners.prices import Prices
+from pyllama_raw.runners.run import Source
+from pyllama_raw.runners.runner import Cost, Runner, RunnerHealth
+
+if TYPE_CHECKING:
+    from pyllama_raw import EngineConfig
+    from pyllama_raw.results import Ranked, Vectors
+
+ALL: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
+POOLINGS = ("mean", "cls", "last")  # that make one vector of a text
+UNKNOWN = (
+    Capabilities(  # of a model that is not loaded: the engine says what it cannot do
+        verbs=ALL,
+        logprobs=True,
+        prompt_logprobs=True,
+        tools=True,
+        json_schema=True,
+        grammars=True,
+        n=True,
+        media=True,
+        token_ids=True,
+    )
+)
+
+
+class LocalRunner(Runner):
+    """
+    A model in this process.
+
+    Args:
+        model: as AsyncEngine.open takes it, or an open engine, which is the runner's from then
+            on: aclose() closes it.
+        prices: what its tokens cost, if somebody pays for them.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model | AsyncEngine | None = None,
+        config: EngineConfig | None = None,
+        *,
+        name: str | None = None,
+        prices: Prices | None = None,
+    ) -> None:
+        is_open = isinstance(model, AsyncEngine)
+        super().__init__(name or ("engine" if is_open else str(model or "default")))
+        self._engine = model if isinstance(model, AsyncEngine) else None
+        self._model = None if isinstance(model, AsyncEngine) else model
+        self._config, self._prices = config, prices
+        self._loading = anyio.Lock()
+
+    @property
+    def engine(self) -> AsyncEngine | None:
+        """The engine, once there is one."""
+        return self._engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All that any model can do, until it is loaded."""
+        if self._engine is None:
+            return UNKNOWN
+        found, info = self._engine.capabilities, self._engine.info
+        generates = "generate" in found.operations
+        return Capabilities(
+            verbs=frozenset(
+                each.value
+                for each in found.operations
+                if each != "embed" or found.model.pooling in POOLINGS
+            ),
+            logprobs=generates,
+            prompt_logprobs=generates,
+            tools=found.model.has_chat_template,
+            json_schema=generates,
+            grammars=generates,
+            n=generates,
+            media=found.images or found.sounds,
+            token_ids=True,
+            n_ctx=self._engine.n_ctx_slot,
+            n_slots=info.n_slots,
+        )
+
+    async def start(self) -> None:
+        """Load the model."""
+        await self._opened()
+
+    async def embed(
+        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
+    ) -> Vectors:
+        """A vector for each text."""
+        self.capabilities.check_verb("embed")
+        return await (await self._opened()).embed(texts, **options)
+
+    async def rank(
+        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
+    ) -> list[Ranked]:
+        """*documents*, the best first."""
+        self.capabilities.check_verb("rank")
+        return await (await self._opened()).rank(query, documents, **options)
+
+    async def health(self) -> RunnerHealth:
+        """As the engine tells it; one that is not loaded is not ready."""
+        engine = self._engine
+        if engine is None or self._closed:
+            said = "closed" if self._closed else "not loaded"
+            return RunnerHealth(live=not self._closed, ready=False, detail=said)
+        health, stats = engine.health(), engine.stats()
+        return RunnerHealth(
+            live=health.state not in ("stalled", "dead"),
+            ready=health.is_ready,
+            n_running=stats.running,
+            n_waiting=stats.waiting,
+            cache_usage=stats.n_cells_used / stats.n_cells if stats.n_cells else None,
+            detail=health.state,
+        )
+
+    def cost(self, usage: Usage) -> Cost | None:
+        """By the prices that were given."""
+        return self._prices.cost(usage) if self._prices else None
+
+    async def aclose(self) -> None:
+        """Close the engine; one that is just being loaded, then."""
+        self._closed = True
+        async with self._loading:
+            if self._engine is not None:
+                await self._engine.aclose()
+
+    async def _opened(self) -> AsyncEngine:
+        async with self._loading:
+            self._check_open()
+            if self._engine is None:
+                self._engine = await AsyncEngine.open(self._model, self._config)
+            return self._engine
+
+    async def _source(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> Source:
+        engine = await self._opened()
+        async with engine.generate(prompt, params, **options) as generation:
+            yield None
+            async for delta in generation:
+                yield delta
+            for result in generation.results:
+                yield result
