@@ -24,7 +24,7 @@ FLOORS = """
     engine
     options
     policy
-    core      native    media    replies
+    core      native    media    replies  routing
     _ffi
     errors
 """
@@ -39,6 +39,7 @@ ONLY: dict[str, set[str]] = {
     "core": {"errors"},
     "media": {"errors"},
     "replies": {"errors"},
+    "routing": set(),
 }
 INSIDE = {"core", "engine", "native", "_ffi", "prompts", "media"}
 NEVER: dict[str, set[str]] = {
@@ -53,6 +54,7 @@ CLOCK_THREAD_FILE = {"asyncio", "io", "os", "pathlib", "socket", "threading", "t
 FORBIDDEN: dict[str, set[str]] = {
     "core": CLOCK_THREAD_FILE | {"anyio", "cffi", "ctypes", "numpy", "random", "trio"},
     "native": {"anyio", "asyncio", "cffi", "ctypes", "trio"},
+    "routing": CLOCK_THREAD_FILE | {"anyio", "random", "trio"},
 }
 
 

@@ -9,22 +9,42 @@ Runners: an engine here, a process, or a service far away, all used in the same 
 Importing this package opens no library and needs no extra; a RemoteRunner needs `runners`.
 """
 
+from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import Capabilities
+from pyllama_raw.runners.dialect import (
+    COMPATIBLE,
+    LLAMA_SERVER,
+    OPENAI,
+    PYLLAMA,
+    Dialect,
+)
+from pyllama_raw.runners.limits import Limits
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.mock import MockRunner
-from pyllama_raw.runners.prices import Budget, Prices
+from pyllama_raw.runners.prices import Prices
+from pyllama_raw.runners.remote import RemoteRunner
+from pyllama_raw.runners.retries import Backoff
 from pyllama_raw.runners.run import Run
-from pyllama_raw.runners.runner import Cost, ModelRunner, Runner, RunnerHealth
+from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.timeouts import Timeouts
 
 __all__ = [
-    "Budget",
+    "COMPATIBLE",
+    "LLAMA_SERVER",
+    "OPENAI",
+    "PYLLAMA",
+    "Backoff",
+    "Breaker",
     "Capabilities",
     "Cost",
+    "Dialect",
+    "Limits",
     "LocalRunner",
     "MockRunner",
     "ModelRunner",
     "Prices",
+    "RemoteRunner",
     "Run",
-    "Runner",
     "RunnerHealth",
+    "Timeouts",
 ]

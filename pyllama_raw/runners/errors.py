@@ -45,19 +45,6 @@ class QueueTimeout(RequestError):
         )
 
 
-class BudgetExceeded(RequestError):
-    """The money that may be spent in a time is spent."""
-
-    code = "budget_exceeded"
-    http_status = 429
-
-    def __init__(self, spent: float, limit: float, per: str) -> None:
-        self.spent, self.limit, self.per = spent, limit, per
-        super().__init__(
-            f"${spent:.4f} of ${limit:.4f} per {per} are spent: wait, or raise the budget"
-        )
-
-
 class RateLimited(RequestError):
     """The remote service takes no more requests for a while."""
 

@@ -15,7 +15,7 @@ from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import Capabilities, Verb
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import Cost, Runner, RunnerHealth
+from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
 
 if TYPE_CHECKING:
     from pyllama_raw import EngineConfig
@@ -38,7 +38,7 @@ UNKNOWN = (
 )
 
 
-class LocalRunner(Runner):
+class LocalRunner(ModelRunner):
     """
     A model in this process.
 

@@ -15,12 +15,12 @@ from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.capabilities import Capabilities
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import Runner, RunnerHealth
+from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
 
 CAPABILITIES = Capabilities(n=True, token_ids=True, n_ctx=4096, n_slots=4)
 
 
-class MockRunner(Runner):
+class MockRunner(ModelRunner):
     """
     A runner without a model; each piece counts as a token.
 

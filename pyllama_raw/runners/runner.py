@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from pyllama_raw import Prompt
 from pyllama_raw.api.results import Usage
@@ -55,56 +55,11 @@ class Cost:
     """The model whose price it is."""
 
 
-class ModelRunner(Protocol):
-    """Everything that a program needs of a runner."""
-
-    @property
-    def name(self) -> str:
-        """What logs and pools call it."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do; more is known after start()."""
-
-    @property
-    def limits(self) -> Limits | None:
-        """Limits of what is sent to it. None: there are none."""
-
-    async def start(self) -> None:
-        """Load, spawn or connect. Can be repeated."""
-
-    def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Run:
-        """A stream of output, as AsyncEngine.generate gives one."""
-
-    async def embed(
-        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
-    ) -> Vectors:
-        """A vector for each text."""
-
-    async def rank(
-        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
-    ) -> list[Ranked]:
-        """*documents* by how well they answer *query*, the best first."""
-
-    async def health(self) -> RunnerHealth:
-        """The state now, within a few seconds; it never raises."""
-
-    def cost(self, usage: Usage) -> Cost | None:
-        """The price of a request with *usage*. None: there is none, or nobody knows."""
-
-    async def aclose(self) -> None:
-        """End all requests and free what the runner has. Can be repeated."""
-
-
-class Runner(ABC):
-    """A base of runners, with what is the same in most of them."""
+class ModelRunner(ABC):
+    """Everything that a program needs of a runner; inherit it to make one of your own."""
 
     limits: Limits | None = None
+    """Limits of what is sent to it. None: there are none."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -113,7 +68,7 @@ class Runner(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """What it can do; more may be known after start()."""
 
     @abstractmethod
     def _source(
@@ -123,7 +78,7 @@ class Runner(ABC):
 
     @abstractmethod
     async def health(self) -> RunnerHealth:
-        """The state now."""
+        """The state now, within a few seconds; it never raises."""
 
     def generate(
         self,
@@ -131,7 +86,12 @@ class Runner(ABC):
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> Run:
-        """A stream of output; raises Unsupported at once."""
+        """
+        A stream of output, as AsyncEngine.generate gives one.
+
+        Raises, at once:
+            Unsupported: the runner cannot do it.
+        """
         wanted = params or SamplingParams()
         self.capabilities.check(prompt, wanted, options)
 
@@ -142,7 +102,7 @@ class Runner(ABC):
         return Run(make)
 
     async def start(self) -> None:
-        """Do nothing: there is nothing to load."""
+        """Load, spawn or connect, where there is something to. Can be repeated."""
         self._check_open()
 
     async def embed(
@@ -160,11 +120,11 @@ class Runner(ABC):
         raise NotImplementedError(f"{type(self).__name__} says that it ranks")
 
     def cost(self, usage: Usage) -> Cost | None:
-        """None: a runner without prices costs nothing that is known."""
+        """The price of a request with *usage*. None: there is none, or nobody knows."""
         return None
 
     async def aclose(self) -> None:
-        """Refuse all further requests."""
+        """End all requests and free what the runner has. Can be repeated."""
         self._closed = True
 
     async def __aenter__(self) -> Self:

@@ -4,12 +4,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from sniffio import current_async_library
 
-from pyllama_raw.runners import LocalRunner, MockRunner, ModelRunner
+from pyllama_raw.runners import (
+    PYLLAMA,
+    LocalRunner,
+    MockRunner,
+    ModelRunner,
+    RemoteRunner,
+)
 from pyllama_raw.runners.errors import NetworkError
+from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
-from tests.serve.support import chatting
+from tests.serve.support import chatting, serving
 
 pytest.register_assert_rewrite("pyllama_raw.testing.runner_contract")
 
@@ -48,4 +56,29 @@ class TestLocal(RunnerContract):
     @asynccontextmanager
     async def failing(self) -> AsyncIterator[ModelRunner]:
         async with LocalRunner(chatting(failing_executor())) as runner:
+            yield runner
+
+
+@asynccontextmanager
+async def served(executor: FakeExecutor | None = None) -> AsyncIterator[ModelRunner]:
+    """Our own server over an engine on fakes."""
+    async with chatting(executor) as engine:
+        app = make_app({"a": engine}, ServeConfig())
+        async with serving(app, current_async_library()) as url:
+            async with RemoteRunner(
+                url, "a", dialect=PYLLAMA, verbs=["generate"]
+            ) as runner:
+                yield runner
+
+
+class TestServed(RunnerContract):
+    """A RemoteRunner at our server."""
+
+    follows_schemas = False
+
+    made = staticmethod(served)
+
+    @asynccontextmanager
+    async def failing(self) -> AsyncIterator[ModelRunner]:
+        async with served(failing_executor()) as runner:
             yield runner

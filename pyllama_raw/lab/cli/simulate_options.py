@@ -8,9 +8,9 @@ from pathlib import Path
 from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count, not_negative, positive, whole
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.lab.sim.router import ROUTERS
 from pyllama_raw.lab.sim.workload import Lengths
 from pyllama_raw.options.config import SchedulerConfig
+from pyllama_raw.routing import ROUTERS
 
 OF_SCHEDULER = ("n_slots", "token_budget", "target_step_s", "max_overtakes")
 

@@ -11,10 +11,10 @@ from pyllama_raw.lab.sim.cost import CostModel, Fit, fit, until_next
 from pyllama_raw.lab.sim.figures import Figures, table
 from pyllama_raw.lab.sim.guessed import Guessed
 from pyllama_raw.lab.sim.machine import Machine
-from pyllama_raw.lab.sim.router import RouterName
 from pyllama_raw.lab.sim.run import simulate
 from pyllama_raw.lab.sim.trace import Trace
 from pyllama_raw.lab.sim.workload import Lengths, Workload
+from pyllama_raw.routing import RouterName
 
 __all__ = [
     "CostModel",

@@ -7,7 +7,7 @@ request is sent when all that comes before it has happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from pyllama_raw.core.policies.checks import PolicyAnswerError
@@ -22,10 +22,11 @@ from pyllama_raw.lab.sim.executor import SimExecutor, VirtualClock
 from pyllama_raw.lab.sim.figures import Figures
 from pyllama_raw.lab.sim.guessed import Requests
 from pyllama_raw.lab.sim.machine import TOKEN_BYTES, Machine
-from pyllama_raw.lab.sim.router import ROUTERS, RouterName
+from pyllama_raw.routing import ROUTERS, Asked, Router, RouterName, prefixes
 
 OnEnd = Callable[[Request, Finished], None]
 OnFault = Callable[[PolicyFault], None]
+BLOCK = 64  # tokens, of the prefixes that a router knows
 
 
 class Simulated:
@@ -33,11 +34,13 @@ class Simulated:
 
     def __init__(
         self,
+        name: str,
         machine: Machine,
         tell: OnEnd,
         on_fault: OnFault,
         watchers: Iterable[Watcher],
     ) -> None:
+        self.name = name
         self.clock = clock = VirtualClock()
         self.scheduler = machine.scheduler(on_fault)
         executor = SimExecutor(machine.cost, clock, TOKEN_BYTES)
@@ -94,7 +97,7 @@ def simulate(
     """
     check_value("n_replicas", n_replicas, Count)
     check_value("router", router, RouterName)
-    figures, choose = Figures(machine.policy), ROUTERS[router]().choose
+    figures, rule = Figures(machine.policy), ROUTERS[router]()
 
     def tell(request: Request, end: Finished) -> None:
         figures.add(request, end)
@@ -104,7 +107,7 @@ def simulate(
     of_first = watchers if log is None else (*watchers, log)
     on_fault = PolicyLog() if keep_going else _refuse
     replicas = [
-        Simulated(machine, tell, on_fault, watchers if index else of_first)
+        Simulated(str(index), machine, tell, on_fault, watchers if index else of_first)
         for index in range(n_replicas)
     ]
     requests = workload.requests(replicas[0].scheduler.limits.n_ctx_slot)
@@ -114,8 +117,8 @@ def simulate(
         behind = min(busy, key=lambda each: each.clock.now, default=None)
         if coming is not None and (behind is None or coming[0] <= behind.clock.now):
             at_s, request = coming
-            index = choose(request, replicas) if n_replicas > 1 else 0
-            replicas[index].add(request, at_s)
+            chosen = _choose(rule, request, replicas) if n_replicas > 1 else replicas[0]
+            chosen.add(request, at_s)
             coming = next(requests, None)
         elif behind is None:
             break
@@ -124,6 +127,16 @@ def simulate(
     for each in replicas:
         figures.close(each.scheduler.stats(), each.clock.now)
     return figures
+
+
+def _choose(rule: Router, request: Request, replicas: Sequence[Simulated]) -> Simulated:
+    """The replica that *request* is sent to."""
+    tokens = request.tokens
+    blocks = prefixes(tokens.tobytes(), BLOCK * tokens.itemsize)
+    asked = Asked(request.n_prompt + request.max_tokens, blocks)
+    chosen = replicas[rule.rank(asked, replicas)[0]]
+    rule.sent(asked, chosen.name)
+    return chosen
 
 
 def _refuse(fault: PolicyFault) -> NoReturn:

@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.lab.sim import Lengths, Machine, Workload, simulate
-from pyllama_raw.lab.sim.router import ROUTERS
+from pyllama_raw.routing import ROUTERS
 
 MACHINE = Machine(n_slots=4, n_ctx_slot=512)
 BUSY = Workload(400, rate=12, burstiness=0.25, seed=3)

@@ -1,0 +1,130 @@
+"""
+When one engine is not enough, and what a router makes of several: the tables of docs/scaling.md.
+
+Simulated with the scheduler that serves and the rule that routes live; --cost takes a cost
+model that `pyllama-raw simulate --fit` made of a step log of the machine in question.
+
+Run: python benchmarks/scaling.py
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import cast, get_args
+
+from pyllama_raw.engine.step_log import StepLog
+from pyllama_raw.lab.bench.trace_formats import Arrival
+from pyllama_raw.lab.sim import CostModel, Machine, RouterName, Trace, simulate
+from pyllama_raw.lab.table import table
+
+MACHINE = Machine(n_slots=8, n_ctx_slot=2048, cached_tokens=2**15)
+BLOCK = 32  # tokens
+N_TURNS, N_OUTPUT, THINK_S = 4, 50, 20.0
+SYSTEM, TURN = (
+    256 // BLOCK,
+    128 // BLOCK,
+)  # blocks that a chat begins with, and a turn adds
+N_SYSTEMS = 4  # different beginnings
+ONE_RATES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+N_REPLICAS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def chats(n_chats: int, rate: float, seed: int = 0) -> Trace:
+    """
+    Chats whose turns come at *rate* a second together; users think for a while.
+
+    Each begins with one of a few system prompts. A turn has all that came before it, but
+    the answers, because a trace does not tell which tokens those were.
+    """
+    arrivals = sorted(_arrivals(n_chats, rate, seed), key=lambda each: each.at_s)
+    return Trace(arrivals)
+
+
+def _arrivals(n_chats: int, rate: float, seed: int) -> Iterator[Arrival]:
+    rng = Random(seed)  # noqa: S311 - it is to be repeated
+    start, number = 0.0, N_SYSTEMS * SYSTEM
+    for _ in range(n_chats):
+        start += rng.expovariate(rate / N_TURNS)
+        first = rng.randrange(N_SYSTEMS) * SYSTEM
+        blocks = list(range(first, first + SYSTEM))
+        at_s = start
+        for _ in range(N_TURNS):
+            blocks += range(number, number + TURN)
+            number += TURN
+            n_output = max(1, round(rng.expovariate(1 / N_OUTPUT)))
+            n_prompt = len(blocks) * BLOCK
+            yield Arrival(at_s, n_prompt, n_output, tuple(blocks), block=BLOCK)
+            at_s += rng.expovariate(1 / THINK_S)
+
+
+def alone(machine: Machine, n_chats: int) -> list[dict[str, object]]:
+    """One engine, at more and more load."""
+    rows: list[dict[str, object]] = []
+    for rate in ONE_RATES:
+        log = StepLog()
+        row = simulate(chats(n_chats, rate), machine, log=log).row()
+        steps = list(log)
+        span_s = steps[-1].at_s - steps[0].at_s
+        rows.append(
+            {
+                "turns/s": rate,
+                "busy %": 100 * sum(step.seconds for step in steps) / span_s,
+                "waiting": fmean(step.n_waiting for step in steps),
+                "running": fmean(step.n_running for step in steps),
+                **_shown(row),
+            }
+        )
+    return rows
+
+
+def together(
+    machine: Machine, n_chats: int, rate: float, most: int
+) -> list[dict[str, object]]:
+    """More and more engines under each router; load grows with their number."""
+    return [
+        {
+            "replicas": n,
+            "router": router,
+            **_shown(
+                simulate(
+                    chats(n * n_chats, n * rate), machine, n_replicas=n, router=router
+                ).row()
+            ),
+        }
+        for n in N_REPLICAS
+        if n <= most
+        for router in cast(tuple[RouterName, ...], get_args(RouterName))
+        if n > 1 or router == "prefix_affinity"
+    ]
+
+
+def _shown(row: dict[str, float]) -> dict[str, float]:
+    names = ("cached %", "ttft p50", "ttft p99", "e2e p50", "e2e p99")
+    return {name: row[name] for name in names}
+
+
+def main() -> int:
+    """Print both tables."""
+    parser = ArgumentParser(description=(__doc__ or "").strip().split("\n")[0])
+    parser.add_argument("--cost", type=Path, help="a cost model as --fit writes it")
+    parser.add_argument("--chats", type=int, default=100, help="for each engine (100)")
+    text = "turns a second for each of several engines (2.0)"
+    parser.add_argument("--rate", type=float, default=2.0, help=text)
+    parser.add_argument("--replicas", type=int, default=64, help="at most (64)")
+    options = parser.parse_args()
+    cost = CostModel() if options.cost is None else CostModel.load(options.cost)
+    machine = replace(MACHINE, cost=cost)
+    print("\n".join(table(alone(machine, options.chats))), end="\n\n", flush=True)
+    rows = together(machine, options.chats, options.rate, options.replicas)
+    print("\n".join(table(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""
+A breaker: a runner that fails again and again rests for a while.
+
+Closed, all requests pass. After *threshold* failures in a row it is open, and none passes. When
+it has rested, a single request passes as a probe: its success closes the breaker, its failure
+opens it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from time import monotonic
+
+from pyllama_raw.errors import PyllamaError
+from pyllama_raw.runners.errors import CircuitOpen
+
+
+class BreakerState(StrEnum):
+    """What a breaker lets pass."""
+
+    CLOSED = "closed"
+    """All."""
+    OPEN = "open"
+    """Nothing."""
+    HALF_OPEN = "half_open"
+    """One probe."""
+
+
+class Breaker:
+    """
+    The breaker of one runner.
+
+    Args:
+        threshold: failures in a row that open it.
+        rest_s: seconds that it stays open.
+    """
+
+    def __init__(
+        self,
+        threshold: int = 10,
+        rest_s: float = 30.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._threshold, self._rest_s, self._clock = threshold, rest_s, clock
+        self._n_failures = 0
+        self._opened_at: float | None = None
+        self._retry_at = 0.0
+        self._is_probing = False
+
+    @property
+    def state(self) -> BreakerState:
+        """The state now."""
+        if self._opened_at is None:
+            return BreakerState.CLOSED
+        rests = self._clock() < self._retry_at
+        return BreakerState.OPEN if rests else BreakerState.HALF_OPEN
+
+    def check(self) -> None:
+        """Let a request pass, which is told by succeeded(), failed() or left(); or CircuitOpen."""
+        state = self.state
+        if state is BreakerState.CLOSED:
+            return
+        if state is BreakerState.OPEN or self._is_probing:
+            assert self._opened_at is not None
+            raise CircuitOpen(self._opened_at, self._retry_at)
+        self._is_probing = True
+
+    def succeeded(self) -> None:
+        """The runner has answered."""
+        self._n_failures, self._opened_at, self._is_probing = 0, None, False
+
+    def failed(self, error: PyllamaError) -> None:
+        """The runner has failed; errors that are not its fault are answers."""
+        if not error.counts_as_circuit_failure:
+            self.succeeded()
+            return
+        self._n_failures += 1
+        if self._n_failures >= self._threshold or self._is_probing:
+            self.force_open(self._rest_s)
+
+    def left(self) -> None:
+        """Nobody knows: the caller left before there was an answer."""
+        self._is_probing = False
+
+    def force_open(self, rest_s: float) -> None:
+        """Open for *rest_s* seconds, whatever happened before."""
+        self._opened_at = self._clock()
+        self._retry_at, self._is_probing = self._opened_at + rest_s, False

@@ -1,0 +1,126 @@
+"""
+Requests in the words of services that are like OpenAI's.
+
+A parameter that is not set is not sent, so the service's own default holds; max_tokens is always
+sent, because some services have no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_raw import Prompt
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.runners.capabilities import Capabilities, Verb, are_messages
+
+SHARED = frozenset(
+    {"max_tokens", "temperature", "top_p", "seed", "stop", "n", "frequency_penalty"}
+    | {"presence_penalty", "logit_bias", "logprobs", "json_schema"}
+)
+TRANSLATED = frozenset({"max_tokens", "stop", "logit_bias", "logprobs", "json_schema"})
+OF_CHATS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+OF_LLAMA = frozenset(
+    {"top_k", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "grammar"}
+    | {"xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"}
+    | {"dry_allowed_length", "mirostat", "mirostat_tau", "mirostat_eta", "ignore_eos"}
+    | {"dynatemp_range", "dynatemp_exponent"}
+)
+RENAMED = {"template_kwargs": "chat_template_kwargs"}
+VERBS: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The words of one kind of service."""
+
+    max_tokens: str = "max_completion_tokens"
+    """The field for the limit of tokens in chats; completions have max_tokens."""
+    reasoning: tuple[str, ...] = ("reasoning_content", "reasoning")
+    """Fields in which reasoning may come."""
+    sampling: frozenset[str] = SHARED
+    """Names of SamplingParams that it takes."""
+    options: frozenset[str] = OF_CHATS
+    """Names of RequestOptions that it takes."""
+    extra: tuple[tuple[str, Any], ...] = ()
+    """Further fields of every request."""
+    ranks: bool = False
+    """Whether it has `/rerank`."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be asked for in its words."""
+        return Capabilities(
+            verbs=VERBS if self.ranks else VERBS - {"rank"},
+            logprobs=True,
+            tools="tools" in self.options,
+            json_schema=True,
+            grammars="grammar" in self.sampling,
+            n=True,
+            token_ids=True,
+            sampling=self.sampling,
+            options=self.options,
+        )
+
+    def request(
+        self,
+        model: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+    ) -> tuple[str, dict[str, Any]]:
+        """The path of a request, and its body."""
+        is_chat = are_messages(prompt)
+        given = params.model_dump(include=params.model_fields_set, mode="json")
+        body: dict[str, Any] = {"model": model, "stream": True, **dict(self.extra)}
+        body["stream_options"] = {"include_usage": True}
+        body |= {
+            n: v for n, v in given.items() if n not in TRANSLATED and v is not None
+        }
+        body[self.max_tokens if is_chat else "max_tokens"] = params.max_tokens
+        if params.stop:
+            body["stop"] = list(params.stop)
+        if params.logit_bias:
+            body["logit_bias"] = {str(t): bias for t, bias in params.logit_bias.items()}
+        if params.json_schema is not None:
+            schema = {"name": "output", "schema": given["json_schema"], "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if params.logprobs is not None:
+            listed = {"logprobs": True, "top_logprobs": params.logprobs}
+            body |= listed if is_chat else {"logprobs": params.logprobs}
+        for name, value in options.items():
+            if value is not None:
+                body[RENAMED.get(name, name)] = (
+                    _choice(value) if name == "tool_choice" else value
+                )
+        if is_chat:
+            return "chat/completions", body | {"messages": list(prompt)}
+        return "completions", body | {
+            "prompt": prompt if isinstance(prompt, str) else list(prompt)
+        }
+
+
+def _choice(value: Any) -> Any:
+    """A word as it is; the name of a tool as an object."""
+    if value in ("auto", "none", "required"):
+        return value
+    return {"type": "function", "function": {"name": value}}
+
+
+OPENAI = Dialect()
+COMPATIBLE = Dialect(max_tokens="max_tokens")
+LLAMA_SERVER = Dialect(
+    max_tokens="max_tokens",
+    sampling=SHARED | OF_LLAMA,
+    options=OF_CHATS | {"template_kwargs"},
+    ranks=True,
+)
+PYLLAMA = Dialect(
+    max_tokens="max_tokens",
+    sampling=frozenset(SamplingParams.model_fields) - {"prompt_logprobs"},
+    options=OF_CHATS
+    | {"template_kwargs", "priority", "deadline_s", "cache_salt", "client"}
+    | {"adapters", "policy_data"},
+    ranks=True,
+)

@@ -1,0 +1,302 @@
+"""
+A service over HTTP as a runner: any that has OpenAI's API; needs the extra `runners`.
+
+Order of a request: a turn by the limits, then tries; each try passes the breaker and has its
+limits of time. A service that hangs is not asked again after the first delta.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from urllib.parse import urlsplit
+
+from anyio import move_on_after
+
+from pyllama_raw import Prompt
+from pyllama_raw.api.results import Usage
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
+from pyllama_raw.options.requests import RequestOptions, TextOptions
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.runners.answer import Answer
+from pyllama_raw.runners.breaker import Breaker, BreakerState
+from pyllama_raw.runners.capabilities import Capabilities, Verb
+from pyllama_raw.runners.connection import Connection, event_data, refusal
+from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
+from pyllama_raw.runners.errors import NetworkError, RunnerTimeout, UnexpectedAnswer
+from pyllama_raw.runners.limits import Gate, Limits
+from pyllama_raw.runners.prices import Prices
+from pyllama_raw.runners.retries import Backoff, RetryBudget, retried
+from pyllama_raw.runners.run import Source
+from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.timeouts import Timeouts, timed
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from pyllama_raw.results import Ranked, Vectors
+
+T = TypeVar("T")
+CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
+
+
+class RemoteRunner(ModelRunner):
+    """
+    A service that has OpenAI's API.
+
+    Args:
+        url: of the API, such as `http://127.0.0.1:8000/v1`; `/v1` may be left out.
+        model: the name that the service has for the model.
+        dialect: its words.
+        verbs: what the model can do. None: all that the dialect has words for.
+        transport: of httpx2, for sockets of Unix and for tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        dialect: Dialect = COMPATIBLE,
+        verbs: Iterable[Verb] | None = None,
+        timeouts: Timeouts | None = None,
+        backoff: Backoff | None = None,
+        limits: Limits | None = None,
+        breaker: Breaker | None = None,
+        prices: Prices | None = None,
+        name: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"url={url!r} is no address of HTTP: give http://HOST:PORT/v1"
+            )
+        super().__init__(name or f"{model} at {parts.hostname}")
+        self._url = url.rstrip("/") + ("/v1" if parts.path in ("", "/") else "")
+        self._model, self._dialect, self._transport = model, dialect, transport
+        self._timeouts, self._backoff = timeouts or Timeouts(), backoff or Backoff()
+        self._retries, self._breaker = RetryBudget(), breaker or Breaker()
+        self.limits = limits or Limits()
+        self._gate, self._prices = Gate(self.limits), prices
+        self._capabilities = dialect.capabilities
+        if verbs is not None:
+            self._capabilities = replace(dialect.capabilities, verbs=frozenset(verbs))
+        self._n_running = 0
+        self._connection = self._connected(api_key)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be asked for in the words of the dialect."""
+        return self._capabilities
+
+    async def rebuild(self, api_key: str | None) -> None:
+        """Use another key for new requests; those under way keep the old one."""
+        old, self._connection = self._connection, self._connected(api_key)
+        await old.retire()
+
+    async def health(self) -> RunnerHealth:
+        """What `/health` says within `Timeouts.health_s`, or `/models` if there is none."""
+        if self._closed:
+            return RunnerHealth(live=False, ready=False, detail="closed")
+        is_open = self._breaker.state is BreakerState.OPEN
+        live, ready, detail = await self._asked_health()
+        return RunnerHealth(live, ready and not is_open, self._n_running, detail=detail)
+
+    async def embed(
+        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
+    ) -> Vectors:
+        """A vector for each text, as the service makes it."""
+        import numpy as np
+
+        from pyllama_raw.api.vectors import vectors_of
+
+        self.capabilities.check_verb("embed")
+        told = await self._whole("embeddings", {"input": list(texts), **options})
+        with _reading("embeddings"):
+            ordered = sorted(told["data"], key=lambda each: each["index"])
+            rows = np.array([each["embedding"] for each in ordered], np.float32)
+            n_tokens = int((told.get("usage") or {}).get("prompt_tokens") or 0)
+        return vectors_of(rows, n_tokens, normalize=False)
+
+    async def rank(
+        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
+    ) -> list[Ranked]:
+        """*documents*, the best first."""
+        from pyllama_raw.results import Ranked
+
+        self.capabilities.check_verb("rank")
+        asked = {"query": query, "documents": list(documents), **options}
+        told = await self._whole("rerank", asked)
+        with _reading("rerank"):
+            found = [
+                Ranked(each["index"], score, {"0": score}, 0)
+                for each in told["results"]
+                for score in [float(each["relevance_score"])]
+            ]
+        return sorted(found, key=lambda one: -one.score)
+
+    def cost(self, usage: Usage) -> Cost | None:
+        """By the prices that were given."""
+        return self._prices.cost(usage) if self._prices else None
+
+    async def aclose(self) -> None:
+        """Close the connections; requests under way end with ClosedError."""
+        self._closed = True
+        await self._connection.aclose()
+
+    # -- inside ---------------------------------------------------------------
+
+    def _connected(self, api_key: str | None) -> Connection:
+        return Connection(self._url, api_key, self._timeouts, self._transport)
+
+    async def _source(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> Source:
+        path, body = self._dialect.request(self._model, prompt, params, options)
+        n_tokens = (
+            len(json.dumps(body)) // CHARACTERS_A_TOKEN + params.n * params.max_tokens
+        )
+        make = partial(self._streamed, path, body, params)
+        async with aclosing(self._tried(make, n_tokens)) as source:
+            async for item in source:
+                yield item
+
+    async def _streamed(
+        self, path: str, body: dict[str, Any], params: SamplingParams
+    ) -> Source:
+        """One try of a stream."""
+        answer = Answer(params.n, self._dialect.reasoning, params.seed)
+        async with self._answer(path, body) as response:
+            yield None
+            async with aclosing(event_data(response)) as events:
+                async for data in events:
+                    with _reading("a stream"):
+                        deltas = answer.take(json.loads(data))
+                    for delta in deltas:
+                        yield delta
+        for result in answer.results():
+            yield result
+
+    async def _whole(self, path: str, fields: dict[str, Any]) -> Any:
+        """The answer at once to a request that has no stream."""
+        self._check_open()
+        body = {"model": self._model, **fields}
+        n_tokens = len(json.dumps(body)) // CHARACTERS_A_TOKEN
+        async with aclosing(
+            self._tried(partial(self._once, path, body), n_tokens)
+        ) as tries:
+            return await anext(tries)
+
+    async def _once(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """One try of an answer at once."""
+        async with self._answer(path, body) as response:
+            text = await response.aread()
+        with _reading(path):
+            yield json.loads(text)
+
+    async def _tried(
+        self, make: Callable[[], AsyncGenerator[T, None]], n_tokens: int
+    ) -> AsyncGenerator[T, None]:
+        """What *make* gives, by all rules of this runner."""
+
+        def attempt() -> AsyncGenerator[T, None]:
+            return self._broken(partial(timed, make(), self._timeouts))
+
+        async with self._gate.entered(n_tokens):
+            self._n_running += 1
+            try:
+                async with aclosing(
+                    retried(attempt, self._backoff, self._retries)
+                ) as source:
+                    async for item in source:
+                        yield item
+            finally:
+                self._n_running -= 1
+
+    async def _broken(
+        self, make: Callable[[], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        """What *make* gives, if the breaker lets it pass; it is told how that ended."""
+        self._breaker.check()
+        told = self._breaker.left
+        try:
+            async with aclosing(make()) as source:
+                async for item in source:
+                    yield item
+            told = self._breaker.succeeded
+        except PyllamaError as error:
+            told = partial(self._breaker.failed, error)
+            raise
+        finally:
+            told()
+
+    @asynccontextmanager
+    async def _answer(
+        self, path: str, body: dict[str, Any]
+    ) -> AsyncIterator[httpx2.Response]:
+        """An answer that begins well; errors of HTTP become ours."""
+        import httpx2
+
+        self._check_open()
+        async with self._connection.leased() as client:
+            try:
+                async with client.stream("POST", path, json=body) as response:
+                    self._gate.told(response.headers)
+                    if response.status_code != 200:
+                        raise await refusal(response)
+                    yield response
+            except httpx2.ConnectTimeout as error:
+                raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
+            except (httpx2.HTTPError, httpx2.StreamError, RuntimeError) as error:
+                if self._closed:
+                    raise ClosedError(f"{self!r}: it was closed meanwhile") from error
+                if isinstance(error, RuntimeError) and not isinstance(
+                    error, httpx2.StreamError
+                ):
+                    raise
+                raise NetworkError(
+                    f"{self.name}: {str(error) or type(error).__name__}"
+                ) from error
+
+    async def _asked_health(self) -> tuple[bool, bool, str]:
+        """Whether the service lives, whether it takes requests, and what it said."""
+        import httpx2
+
+        root = self._url.removesuffix("/v1")
+        limit_s = self._timeouts.health_s
+        with move_on_after(limit_s):
+            try:
+                async with self._connection.leased() as client:
+                    response = await client.get(f"{root}/health")
+                    if response.status_code == 404:
+                        response = await client.get("models")
+            except httpx2.HTTPError as error:
+                return False, False, str(error) or type(error).__name__
+            status = response.status_code
+            return status < 500 or status == 503, status == 200, f"status {status}"
+        return False, False, f"no answer within {limit_s:g} s"
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn what a wrong answer raises while it is read into UnexpectedAnswer."""
+    try:
+        yield
+    except PyllamaError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        said = f"{what}: the service answered what its API does not have"
+        raise UnexpectedAnswer(said) from error
