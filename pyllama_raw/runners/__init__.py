@@ -19,6 +19,7 @@ from pyllama_raw.runners.dialect import (
     Dialect,
 )
 from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.llama_args import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.mock import MockRunner
 from pyllama_raw.runners.prices import Prices
@@ -26,6 +27,7 @@ from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.retries import Backoff
 from pyllama_raw.runners.run import Run
 from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.spawned import OwnServer, SpawnedRunner
 from pyllama_raw.runners.timeouts import Timeouts
 
 __all__ = [
@@ -38,13 +40,18 @@ __all__ = [
     "Capabilities",
     "Cost",
     "Dialect",
+    "Draft",
     "Limits",
+    "LlamaOptions",
+    "LlamaServer",
     "LocalRunner",
     "MockRunner",
     "ModelRunner",
+    "OwnServer",
     "Prices",
     "RemoteRunner",
     "Run",
     "RunnerHealth",
+    "SpawnedRunner",
     "Timeouts",
 ]

@@ -26,7 +26,8 @@ def main(parent: int, name: str, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606
     except OSError as error:
-        sys.exit(f"Failed to spawn {name}: {error}")
+        sys.stderr.write(f"Failed to spawn {name}: {error}\n")
+        sys.exit(CANNOT_RUN)
 
 
 if __name__ == "__main__":

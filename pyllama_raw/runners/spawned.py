@@ -15,7 +15,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Protocol, Unpack
@@ -26,7 +26,7 @@ from pyllama_raw import Prompt
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import Capabilities
+from pyllama_raw.runners.capabilities import Capabilities, Verb
 from pyllama_raw.runners.child import NOTICED_S, Child, NotReady, waits_s
 from pyllama_raw.runners.dialect import PYLLAMA, Dialect
 from pyllama_raw.runners.errors import NetworkError
@@ -108,6 +108,7 @@ class SpawnedRunner(ModelRunner):
 
     Args:
         program: an OwnServer, a LlamaServer, or anything that is told alike.
+        verbs: what the model can do. None: all that the program has words for.
         start_s: seconds until it must take requests.
         restarts: waits before a child is replaced.
         warms: whether a token is asked for before the first request.
@@ -118,6 +119,7 @@ class SpawnedRunner(ModelRunner):
         program: Program,
         *,
         name: str | None = None,
+        verbs: Iterable[Verb] | None = None,
         timeouts: Timeouts | None = None,
         start_s: float = 120.0,
         restarts: Backoff | None = None,
@@ -125,6 +127,9 @@ class SpawnedRunner(ModelRunner):
     ) -> None:
         super().__init__(name or program.name)
         self._program, self._timeouts = program, timeouts
+        self._capabilities = program.dialect.capabilities
+        if verbs is not None:
+            self._capabilities = replace(self._capabilities, verbs=frozenset(verbs))
         self._start_s, self._warms = start_s, warms
         self._restarts, self._n_failures = restarts or Backoff(), 0
         self._starting = anyio.Lock()
@@ -134,7 +139,7 @@ class SpawnedRunner(ModelRunner):
     @property
     def capabilities(self) -> Capabilities:
         """What can be asked for in the words of the program."""
-        return self._program.dialect.capabilities
+        return self._capabilities
 
     @property
     def base_url(self) -> str:
