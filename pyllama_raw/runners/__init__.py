@@ -18,10 +18,14 @@ from pyllama_raw.runners.dialect import (
     PYLLAMA,
     Dialect,
 )
+from pyllama_raw.runners.kept import KeptRunners
 from pyllama_raw.runners.limits import Limits
 from pyllama_raw.runners.llama_args import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.local import LocalRunner
+from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
 from pyllama_raw.runners.mock import MockRunner
+from pyllama_raw.runners.packet import TensorPacket
+from pyllama_raw.runners.pool import Pool
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.retries import Backoff
@@ -41,17 +45,23 @@ __all__ = [
     "Cost",
     "Dialect",
     "Draft",
+    "KeptRunners",
     "Limits",
     "LlamaOptions",
     "LlamaServer",
     "LocalRunner",
+    "Managed",
+    "ManagedState",
     "MockRunner",
     "ModelRunner",
     "OwnServer",
+    "Pool",
     "Prices",
     "RemoteRunner",
     "Run",
     "RunnerHealth",
+    "RunnerManager",
     "SpawnedRunner",
+    "TensorPacket",
     "Timeouts",
 ]

@@ -77,13 +77,14 @@ class Breaker:
             return
         self._n_failures += 1
         if self._n_failures >= self._threshold or self._is_probing:
-            self.force_open(self._rest_s)
+            self.open()
 
     def left(self) -> None:
         """Nobody knows: the caller left before there was an answer."""
         self._is_probing = False
 
-    def force_open(self, rest_s: float) -> None:
-        """Open for *rest_s* seconds, whatever happened before."""
+    def open(self, rest_s: float | None = None) -> None:
+        """Open for *rest_s* seconds, or as long as always, whatever happened before."""
+        rest_s = self._rest_s if rest_s is None else rest_s
         self._opened_at = self._clock()
         self._retry_at, self._is_probing = self._opened_at + rest_s, False

@@ -49,7 +49,6 @@ class MockRunner(ModelRunner):
         self._pieces, self._error, self._n_before = tuple(pieces), error, n_before
         self._before, self._usage, self._capabilities = before, usage, capabilities
         self.requests: list[tuple[Prompt, SamplingParams]] = []
-        self._n_running = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -59,36 +58,30 @@ class MockRunner(ModelRunner):
     async def health(self) -> RunnerHealth:
         """Well, until it is closed."""
         is_open = not self._closed
-        return RunnerHealth(live=is_open, ready=is_open, n_running=self._n_running)
+        return RunnerHealth(live=is_open, ready=is_open, n_running=self.n_open)
 
     async def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
         started_at = perf_counter()
         self.requests.append((prompt, params))
-        self._n_running += 1
-        try:
-            yield None
-            said = self._pieces[: params.max_tokens]
-            for at in range(max(len(said), self._n_before) + 1):
-                await checkpoint()
-                if self._before is not None and at < len(said):
-                    await self._before(at)
-                if self._error is not None and at == self._n_before:
-                    raise self._error
-                if self._closed:
-                    raise ClosedError(f"{self!r} was closed while it said something")
-                for index in range(params.n if at < len(said) else 0):
-                    yield Delta(said[at], (at,), index)
-            is_cut = len(said) < len(self._pieces)
-            reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
-            text, tokens = "".join(said), tuple(range(len(said)))
-            usage = self._usage or Usage(1, len(said), 0)
-            for index in range(params.n):
-                seconds = perf_counter() - started_at
-                timings = Timings(None, None, None, None, None, seconds)
-                yield Result(
-                    text, tokens, reason, usage, timings, params.seed or 0, index
-                )
-        finally:
-            self._n_running -= 1
+        yield None
+        said = self._pieces[: params.max_tokens]
+        for at in range(max(len(said), self._n_before) + 1):
+            await checkpoint()
+            if self._before is not None and at < len(said):
+                await self._before(at)
+            if self._error is not None and at == self._n_before:
+                raise self._error
+            if self._closed:
+                raise ClosedError(f"{self!r} was closed while it said something")
+            for index in range(params.n if at < len(said) else 0):
+                yield Delta(said[at], (at,), index)
+        is_cut = len(said) < len(self._pieces)
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        text, tokens = "".join(said), tuple(range(len(said)))
+        usage = self._usage or Usage(1, len(said), 0)
+        timings = Timings(None, None, None, None, None, perf_counter() - started_at)
+        for index in range(params.n):
+            seed = (params.seed or 0) + index
+            yield Result(text, tokens, reason, usage, timings, seed, index)

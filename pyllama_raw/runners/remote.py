@@ -94,7 +94,6 @@ class RemoteRunner(ModelRunner):
         self._capabilities = dialect.capabilities
         if verbs is not None:
             self._capabilities = replace(dialect.capabilities, verbs=frozenset(verbs))
-        self._n_running = 0
         self._connection = self._connected(api_key)
 
     @property
@@ -113,7 +112,7 @@ class RemoteRunner(ModelRunner):
             return RunnerHealth(live=False, ready=False, detail="closed")
         is_open = self._breaker.state is BreakerState.OPEN
         live, ready, detail = await self._asked_health()
-        return RunnerHealth(live, ready and not is_open, self._n_running, detail=detail)
+        return RunnerHealth(live, ready and not is_open, self.n_open, detail=detail)
 
     async def embed(
         self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
@@ -216,15 +215,10 @@ class RemoteRunner(ModelRunner):
             return self._broken(partial(timed, make(), self._timeouts))
 
         async with self._gate.entered(n_tokens):
-            self._n_running += 1
-            try:
-                async with aclosing(
-                    retried(attempt, self._backoff, self._retries)
-                ) as source:
-                    async for item in source:
-                        yield item
-            finally:
-                self._n_running -= 1
+            tries = retried(attempt, self._backoff, self._retries)
+            async with aclosing(tries) as source:
+                async for item in source:
+                    yield item
 
     async def _broken(
         self, make: Callable[[], AsyncGenerator[T, None]]
@@ -260,16 +254,11 @@ class RemoteRunner(ModelRunner):
                     yield response
             except httpx2.ConnectTimeout as error:
                 raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
-            except (httpx2.HTTPError, httpx2.StreamError, RuntimeError) as error:
+            except (httpx2.HTTPError, httpx2.StreamError) as error:
                 if self._closed:
                     raise ClosedError(f"{self!r}: it was closed meanwhile") from error
-                if isinstance(error, RuntimeError) and not isinstance(
-                    error, httpx2.StreamError
-                ):
-                    raise
-                raise NetworkError(
-                    f"{self.name}: {str(error) or type(error).__name__}"
-                ) from error
+                said = f"{self.name}: {str(error) or type(error).__name__}"
+                raise NetworkError(said) from error
 
     async def _asked_health(self) -> tuple[bool, bool, str]:
         """Whether the service lives, whether it takes requests, and what it said."""

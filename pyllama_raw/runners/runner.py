@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
+
+import anyio
 
 from pyllama_raw import Prompt
 from pyllama_raw.api.results import Usage
@@ -63,7 +67,9 @@ class ModelRunner(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.n_open = 0  # runs that have begun and not ended
         self._closed = False
+        self._idle = anyio.Event()
 
     @property
     @abstractmethod
@@ -95,11 +101,7 @@ class ModelRunner(ABC):
         wanted = params or SamplingParams()
         self.capabilities.check(prompt, wanted, options)
 
-        def make() -> Source:
-            self._check_open()
-            return self._source(prompt, wanted, options)
-
-        return Run(make)
+        return Run(partial(self._counted, prompt, wanted, options))
 
     async def start(self) -> None:
         """Load, spawn or connect, where there is something to. Can be repeated."""
@@ -134,9 +136,29 @@ class ModelRunner(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    async def drained(self) -> None:
+        """Return when no run is open."""
+        while self.n_open:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{': closed' * self._closed}>"
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self!r}: it takes no more requests, make another one")
+
+    async def _counted(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> Source:
+        self._check_open()
+        self.n_open += 1
+        try:
+            async with aclosing(self._source(prompt, params, options)) as source:
+                async for item in source:
+                    yield item
+        finally:
+            self.n_open -= 1
+            if not self.n_open:
+                self._idle.set()

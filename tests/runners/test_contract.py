@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from httpx2 import ReadError
 from sniffio import current_async_library
 
 from pyllama_raw.runners import (
@@ -11,12 +12,14 @@ from pyllama_raw.runners import (
     LocalRunner,
     MockRunner,
     ModelRunner,
+    Pool,
     RemoteRunner,
 )
 from pyllama_raw.runners.errors import NetworkError
 from pyllama_raw.serve import ServeConfig, make_app
 from pyllama_raw.testing import FakeExecutor, fake_limits
 from tests.loops import anyio_backend  # noqa: F401
+from tests.runners.stub import Stub, chunk, honest, stream
 from tests.serve.support import chatting, serving
 
 pytest.register_assert_rewrite("pyllama_raw.testing.runner_contract")
@@ -81,4 +84,34 @@ class TestServed(RunnerContract):
     @asynccontextmanager
     async def failing(self) -> AsyncIterator[ModelRunner]:
         async with served(failing_executor()) as runner:
+            yield runner
+
+
+class TestPool(RunnerContract):
+    """Two mocks."""
+
+    @asynccontextmanager
+    async def made(self) -> AsyncIterator[ModelRunner]:
+        async with Pool({"a": MockRunner(), "b": MockRunner()}) as runner:
+            yield runner
+
+    @asynccontextmanager
+    async def failing(self) -> AsyncIterator[ModelRunner]:
+        broken = MockRunner(error=NetworkError("as told"), n_before=1)
+        async with Pool({"a": broken}) as runner:
+            yield runner
+
+
+class TestRemote(RunnerContract):
+    """A RemoteRunner at a stub with two words."""
+
+    @asynccontextmanager
+    async def made(self) -> AsyncIterator[ModelRunner]:
+        async with RemoteRunner("http://a", "m", transport=Stub(honest)) as runner:
+            yield runner
+
+    @asynccontextmanager
+    async def failing(self) -> AsyncIterator[ModelRunner]:
+        broken = stream(chunk("hello"), ReadError("as told"))
+        async with RemoteRunner("http://a", "m", transport=Stub(broken)) as runner:
             yield runner

@@ -1,0 +1,239 @@
+"""
+Several runners as one: each request goes to the one that the rule of routing.py names.
+
+A runner that fails rests for a while. A request that failed before its first delta goes to the
+next runner; after that its error is the reader's.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+
+import anyio
+
+from pyllama_raw import Prompt
+from pyllama_raw.errors import ConfigError, PyllamaError, QueueFull
+from pyllama_raw.options.requests import RequestOptions, TextOptions
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.routing import ROUTERS, Asked, RouterName, prefixes
+from pyllama_raw.runners.breaker import Breaker, BreakerState
+from pyllama_raw.runners.capabilities import Capabilities, are_ids
+from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
+from pyllama_raw.runners.run import Source
+from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
+
+if TYPE_CHECKING:
+    from pyllama_raw.results import Ranked, Vectors
+
+T = TypeVar("T")
+BLOCK_BYTES = 256  # of a prompt: 64 token ids, or as much text
+CHARACTERS_A_TOKEN = 4
+UNKNOWN_CELLS = 2**17  # of a runner that does not say what it has
+FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)  # another one may have room
+
+
+@dataclass(slots=True)
+class PooledRunner:
+    """A runner of a pool, as the rule sees it."""
+
+    name: str
+    runner: ModelRunner
+    weight: float
+    breaker: Breaker
+    n_tokens: int = field(default=0)  # of requests that have not ended
+
+    @property
+    def n_open_tokens(self) -> int:
+        """As a runner of weight 1 would feel them."""
+        return int(self.n_tokens / self.weight)
+
+    @property
+    def n_cells(self) -> int:
+        """KV cells that it has."""
+        can = self.runner.capabilities
+        return (can.n_ctx or UNKNOWN_CELLS) * (can.n_slots or 1)
+
+
+class Pool(ModelRunner):
+    """
+    Runners by name that serve the same model; aclose() closes all of them.
+
+    Args:
+        router: the rule; the option `client` is the session that prefix_affinity keeps together.
+        weights: what a runner can do, compared with others; 1 if it is not named.
+        rest_s: seconds that a runner which has failed gets nothing, unless all rest.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[str, ModelRunner],
+        router: RouterName = "prefix_affinity",
+        *,
+        weights: Mapping[str, float] | None = None,
+        rest_s: float = 10.0,
+        clock: Callable[[], float] = monotonic,
+        name: str = "pool",
+    ) -> None:
+        super().__init__(name)
+        if not runners:
+            raise ConfigError("a pool needs runners: give one or more by name")
+        given = dict(weights or {})
+        if not given.keys() <= runners.keys() or any(w <= 0 for w in given.values()):
+            raise ConfigError(
+                f"weights={given} are not allowed: give numbers above 0 for {[*runners]}"
+            )
+        self._members = [
+            PooledRunner(n, runner, given.get(n, 1.0), Breaker(1, rest_s, clock))
+            for n, runner in runners.items()
+        ]
+        self._router = ROUTERS[router]()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What all runners can do."""
+        return common([member.runner.capabilities for member in self._members])
+
+    async def start(self) -> None:
+        """Start all at once."""
+        self._check_open()
+        async with anyio.create_task_group() as group:
+            for member in self._members:
+                group.start_soon(member.runner.start)
+
+    async def health(self) -> RunnerHealth:
+        """Well while one is; those that are not get nothing for a while."""
+        found: dict[str, RunnerHealth] = {}
+
+        async def ask(member: PooledRunner) -> None:
+            health = found[member.name] = await member.runner.health()
+            member.breaker.succeeded() if health.ready else member.breaker.open()
+
+        async with anyio.create_task_group() as group:
+            for member in self._members:
+                group.start_soon(ask, member)
+        ready = [name for name, health in found.items() if health.ready]
+        return RunnerHealth(
+            live=any(health.live for health in found.values()),
+            ready=bool(ready) and not self._closed,
+            n_running=self.n_open,
+            detail=f"ready: {', '.join(sorted(ready)) or 'none'}",
+        )
+
+    async def embed(
+        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
+    ) -> Vectors:
+        """A vector for each text."""
+        self.capabilities.check_verb("embed")
+        given = list(texts)
+        return await self._called(given, lambda runner: runner.embed(given, **options))
+
+    async def rank(
+        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
+    ) -> list[Ranked]:
+        """*documents*, the best first."""
+        self.capabilities.check_verb("rank")
+        given = list(documents)
+        return await self._called(
+            given, lambda runner: runner.rank(query, given, **options)
+        )
+
+    async def aclose(self) -> None:
+        """Close all."""
+        self._closed = True
+        async with anyio.create_task_group() as group:
+            for member in self._members:
+                group.start_soon(member.runner.aclose)
+
+    async def _source(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> Source:
+        asked = _asked(prompt, params, options)
+        has_begun = has_said = False
+        members = list(self._ranked(asked))
+        for at, member in enumerate(members):
+            self._router.sent(asked, member.name)
+            member.n_tokens += asked.n_tokens
+            try:
+                async with member.runner.generate(prompt, params, **options) as run:
+                    if not has_begun:
+                        yield None
+                    has_begun = True
+                    async for delta in run:
+                        has_said = True
+                        yield delta
+                member.breaker.succeeded()
+            except PyllamaError as error:
+                _tell(member.breaker, error)
+                if has_said or at + 1 == len(members) or not _may_move(error):
+                    raise
+            else:
+                for result in run.results:
+                    yield result
+                return
+            finally:
+                member.n_tokens -= asked.n_tokens
+
+    async def _called(
+        self, texts: list[Any], call: Callable[[ModelRunner], Awaitable[T]]
+    ) -> T:
+        """The answer of the first runner that gives one."""
+        self._check_open()
+        members = list(self._ranked(Asked(len(str(texts)) // CHARACTERS_A_TOKEN)))
+        for member in members[:-1]:
+            try:
+                return await call(member.runner)
+            except PyllamaError as error:
+                _tell(member.breaker, error)
+                if not _may_move(error):
+                    raise
+        return await call(members[-1].runner)
+
+    def _ranked(self, asked: Asked) -> Iterator[PooledRunner]:
+        """Those that do not rest, the best first; all, if all rest."""
+        fit = [m for m in self._members if m.breaker.state is not BreakerState.OPEN]
+        fit = fit or self._members
+        return (fit[index] for index in self._router.rank(asked, fit))
+
+
+def common(all_of: Sequence[Capabilities]) -> Capabilities:
+    """What each of *all_of* can do."""
+
+    def least(values: list[Any]) -> Any:
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        is_set = isinstance(known[0], frozenset)
+        return frozenset.intersection(*known) if is_set else min(known)
+
+    names = [each.name for each in fields(Capabilities)]
+    return Capabilities(
+        **{name: least([getattr(one, name) for one in all_of]) for name in names}
+    )
+
+
+def _may_move(error: PyllamaError) -> bool:
+    return error.is_retryable or isinstance(error, FULL)
+
+
+def _tell(breaker: Breaker, error: PyllamaError) -> None:
+    """A full runner has not failed."""
+    if not isinstance(error, FULL):
+        breaker.failed(error)
+
+
+def _asked(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Asked:
+    """A request, as the rule sees it."""
+    if isinstance(prompt, str):
+        data = prompt.encode(errors="surrogatepass")
+    elif are_ids(prompt):
+        data = array("i", cast("Sequence[int]", prompt)).tobytes()
+    else:
+        data = json.dumps(prompt, default=str).encode()
+    n_tokens = len(data) // CHARACTERS_A_TOKEN + params.n * params.max_tokens
+    space = (options.get("cache_salt") or "").encode(errors="surrogatepass")
+    return Asked(n_tokens, prefixes(data, BLOCK_BYTES, space), options.get("client"))

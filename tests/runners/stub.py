@@ -1,0 +1,112 @@
+"""A service of few words: what it answers is told by a test, and what it was asked is kept."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+DONE = b"data: [DONE]\n\n"
+Reply = Callable[[httpx2.Request], httpx2.Response]
+
+
+def event(told: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps(told).encode()
+
+
+def chunk(text: str = "", reason: str | None = None, index: int = 0, **more) -> bytes:
+    """A chunk that a chat and a completion read alike."""
+    choice = {"index": index, "text": text, "finish_reason": reason, **more}
+    return event({"choices": [choice]})
+
+
+def said(*texts: str, reason: str = "stop", n: int = 1) -> list[bytes]:
+    """All frames of a stream."""
+    frames = [chunk(text, index=index) for text in texts for index in range(n)]
+    frames += [chunk(reason=reason, index=index) for index in range(n)]
+    return [*frames, event({"choices": [], "usage": USAGE}), DONE]
+
+
+class Frames(httpx2.AsyncByteStream):
+    """Frames that come one by one; an exception among them is raised."""
+
+    def __init__(self, *frames: bytes | Exception | Callable[[], Any]) -> None:
+        self._frames = frames
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for frame in self._frames:
+            if isinstance(frame, Exception):
+                raise frame
+            if isinstance(frame, bytes):
+                yield frame
+            else:
+                await frame()
+
+
+def stream(*frames, **options) -> httpx2.Response:
+    return httpx2.Response(200, stream=Frames(*frames), **options)
+
+
+def refusal(status: int, headers=None, **error) -> httpx2.Response:
+    told = {"error": {"message": "no", "type": None, "code": None} | error}
+    return httpx2.Response(status, json=told, headers=headers)
+
+
+class Stub(httpx2.AsyncBaseTransport):
+    """
+    Answers with one of *replies* after the other, the last one for ever.
+
+    An exception among them is raised, as a connection does that breaks.
+    """
+
+    def __init__(self, *replies: Any) -> None:
+        self._replies = [*replies]
+        self.asked: list[tuple[str, Any, httpx2.Headers]] = []
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [body for _, body, _ in self.asked]
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/health"):
+            return httpx2.Response(200, json={"status": "ok"})
+        body = json.loads(await request.aread())
+        self.asked.append((request.url.path, body, request.headers))
+        many = len(self._replies) > 1
+        reply = self._replies.pop(0) if many else self._replies[0]
+        found = reply(body) if callable(reply) else reply
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def honest(body: Any) -> httpx2.Response:
+    """Two words, or as many as are allowed."""
+    if "input" in body:
+        texts = body["input"]
+        rows = [{"index": i, "embedding": [len(t), 1]} for i, t in enumerate(texts)]
+        return httpx2.Response(200, json={"data": rows[::-1], "usage": USAGE})
+    most = body.get("max_tokens", body.get("max_completion_tokens"))
+    texts = ("hello ", "world")[:most]
+    frames = said(*texts, reason="length" if most < 2 else "stop", n=body.get("n", 1))
+    usage = USAGE | {"completion_tokens": len(texts)}
+    frames[-2] = event({"choices": [], "usage": usage})
+    if body.get("logprobs"):
+        top = {"hello ": -0.5, "x": -2.0}
+        listed = {"tokens": ["hello "], "token_logprobs": [-0.5], "top_logprobs": [top]}
+        frames[0] = chunk("hello ", logprobs=listed)
+    if body.get("response_format"):
+        frames[:-3] = [chunk("7")]
+    if "messages" in body:
+        frames = [_of_chat(frame) for frame in frames]
+    return stream(*frames)
+
+
+def _of_chat(frame: bytes) -> bytes:
+    if frame == DONE:
+        return frame
+    told = json.loads(frame.removeprefix(b"data: "))
+    for choice in told["choices"]:
+        choice["delta"] = {"content": choice.pop("text")}
+    return event(told)

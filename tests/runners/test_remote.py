@@ -1,0 +1,433 @@
+"""A service over HTTP: words, answers, errors, and what is never done twice."""
+
+import json
+
+import anyio
+import httpx2
+import pytest
+
+from pyllama_raw import FinishReason, SamplingParams, Usage
+from pyllama_raw.errors import ConfigError, PromptTooLong, Unsupported
+from pyllama_raw.runners import (
+    LLAMA_SERVER,
+    OPENAI,
+    PYLLAMA,
+    Backoff,
+    Breaker,
+    Prices,
+    RemoteRunner,
+    Timeouts,
+)
+from pyllama_raw.runners.errors import (
+    AuthFailed,
+    CircuitOpen,
+    ContentFiltered,
+    NetworkError,
+    RateLimited,
+    RemoteRefused,
+    RunnerTimeout,
+    ServerError,
+    UnexpectedAnswer,
+)
+from tests.loops import anyio_backend  # noqa: F401
+from tests.runners.stub import DONE, Stub, chunk, event, honest, refusal, said, stream
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = Backoff(first_s=0.0)
+CHAT = [{"role": "user", "content": "a"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def runner_of(*replies, **options) -> RemoteRunner:
+    options = {"backoff": AT_ONCE} | options
+    return RemoteRunner("http://a", "m", transport=Stub(*replies), **options)
+
+
+def stub_of(runner: RemoteRunner) -> Stub:
+    return runner._transport
+
+
+async def told(runner: RemoteRunner, prompt="a", params=None, **options):
+    async with runner:
+        return await runner.generate(prompt, params, **options).collect()
+
+
+# -- words --------------------------------------------------------------------
+
+
+async def test_only_what_is_set_is_sent():
+    """
+    What is not set is the service's business, an explicit zero overrides it (M19).
+    """
+    runner = runner_of(honest)
+    await told(runner)
+    await told(
+        runner := runner_of(honest), params=SamplingParams(temperature=0, seed=0, n=1)
+    )
+
+    assert stub_of(runner).bodies == [
+        {
+            "model": "m",
+            "prompt": "a",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 128,
+            "temperature": 0.0,
+            "seed": 0,
+            "n": 1,
+        }
+    ]
+
+
+async def test_each_dialect_has_its_words():
+    """
+    The limit of tokens of chats, lists of likely tokens, tools and schemas.
+    """
+    params = SamplingParams(
+        max_tokens=3,
+        logprobs=2,
+        stop=("x",),
+        logit_bias={5: 1.0},
+        json_schema={"const": 1},
+    )
+    bodies = []
+    for dialect in (OPENAI, PYLLAMA):
+        runner = runner_of(honest, dialect=dialect)
+        await told(runner, CHAT, params, tools=[TOOL], tool_choice="f")
+        bodies += stub_of(runner).bodies
+
+    for body in bodies:
+        assert body["top_logprobs"] == 2
+        assert body["logprobs"] is True
+        assert body["logit_bias"] == {"5": 1.0}
+        assert body["stop"] == ["x"]
+        assert body["tools"] == [TOOL]
+        assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+        assert body["response_format"]["json_schema"]["schema"] == {"const": 1}
+        assert body["messages"] == CHAT
+    assert bodies[0]["max_completion_tokens"] == bodies[1]["max_tokens"] == 3
+
+
+async def test_what_a_dialect_has_no_word_for_is_not_sent():
+    """
+    It is refused, because it would change the output.
+    """
+    runner = runner_of(honest)
+    with pytest.raises(Unsupported, match="top_k"):
+        runner.generate("a", SamplingParams(top_k=5))
+    with pytest.raises(Unsupported, match="deadline_s"):
+        runner.generate("a", deadline_s=5)
+    llama = runner_of(honest, dialect=LLAMA_SERVER)
+    await told(llama, params=SamplingParams(top_k=5))
+
+    assert stub_of(runner).asked == []
+    assert stub_of(llama).bodies[0]["top_k"] == 5
+
+
+async def test_an_address_is_one_of_http():
+    """
+    /v1 may be left out; a model and a key are in no repr.
+    """
+    with pytest.raises(ConfigError, match="give http"):
+        RemoteRunner("localhost:80", "m")
+    for url in ("http://a", "http://a/", "http://a/v1", "http://a/v1/"):
+        runner = RemoteRunner(url, "m", api_key="secret", transport=Stub(honest))
+        await told(runner)
+        [(path, _, headers)] = stub_of(runner).asked
+        assert path == "/v1/completions"
+        assert headers["authorization"] == "Bearer secret"
+        assert "secret" not in repr(runner)
+
+
+# -- answers ------------------------------------------------------------------
+
+
+async def test_reasoning_and_calls_are_parts():
+    """
+    Under either name of reasoning; counts of all kinds of tokens are told.
+    """
+    deltas = [
+        {"role": "assistant", "content": None},
+        {"reasoning_content": "Hm"},
+        {"reasoning": "m."},
+        {"content": "Well"},
+        {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+    ]
+    frames = [event({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+    end = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 7},
+        "completion_tokens_details": {"reasoning_tokens": 6},
+    }
+    frames += [event({"choices": [end]}), event({"choices": [], "usage": usage}), DONE]
+    result = await told(runner_of(stream(*frames)), CHAT)
+
+    [call] = result.tool_calls
+    assert (result.reasoning, result.text) == ("Hmm.", "Well")
+    assert (call.id, call.name, call.arguments) == ("1", "f", "{}")
+    assert result.finish_reason is FinishReason.STOP
+    assert result.usage == Usage(9, 8, 7, reasoning_tokens=6)
+
+
+async def test_our_own_reason_comes_back():
+    """
+    A deadline that passed is no length.
+    """
+    frame = chunk("a", "length", x_finish="deadline")
+    result = await told(runner_of(stream(frame, DONE)))
+
+    assert result.finish_reason is FinishReason.DEADLINE
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [chunk("a")],
+        [chunk("a"), b"data: {"],
+        [chunk("a"), httpx2.ReadError("gone")],
+        [chunk("a"), DONE],
+    ],
+)
+async def test_a_stream_that_breaks_off_is_no_whole_answer(frames):
+    """
+    Its end without a reason is an error, and the text before it was read.
+    """
+    runner = runner_of(stream(*frames))
+    async with runner, runner.generate("a") as run:
+        first = await anext(run)
+        with pytest.raises(NetworkError):
+            await anext(run)
+
+    assert first.text == "a"
+    assert len(stub_of(runner).asked) == 1
+
+
+@pytest.mark.parametrize(
+    "frame", [b"data: no JSON\n\n", b"data: 5\n\n", event({"choices": [5]})]
+)
+async def test_what_no_api_has_is_named_so(frame):
+    """
+    It is the service's fault, and no second try would help.
+    """
+    runner = runner_of(stream(frame))
+    with pytest.raises(UnexpectedAnswer):
+        await told(runner)
+
+    assert len(stub_of(runner).asked) == 1
+
+
+# -- errors -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "n_tries"),
+    [
+        (refusal(400), RemoteRefused, 1),
+        (refusal(401), AuthFailed, 1),
+        (refusal(403), RemoteRefused, 1),
+        (refusal(404), RemoteRefused, 1),
+        (refusal(408), ServerError, 4),
+        (refusal(409), ServerError, 4),
+        (refusal(429), RateLimited, 4),
+        (refusal(500), ServerError, 4),
+        (refusal(503), ServerError, 4),
+        (refusal(503, code="server_is_overloaded"), RateLimited, 4),
+        (refusal(302), UnexpectedAnswer, 1),
+        (refusal(400, code="unsupported", param="model"), Unsupported, 1),
+        (refusal(400, n_prompt_tokens=200, n_ctx=128), PromptTooLong, 1),
+        (httpx2.Response(502, text="<html>bad gateway"), ServerError, 4),
+        (httpx2.ConnectError("refused"), NetworkError, 4),
+        (httpx2.ConnectTimeout("late"), RunnerTimeout, 4),
+        (lambda _: stream(event({"error": {"code": 500}})), ServerError, 4),
+    ],
+    ids=repr,
+)
+async def test_a_status_is_an_error_of_ours(reply, kind, n_tries):
+    """
+    What may pass is tried again, three times; the rest once.
+    """
+    runner = runner_of(reply)
+    with pytest.raises(kind):
+        await told(runner)
+
+    assert len(stub_of(runner).asked) == n_tries
+
+
+async def test_an_error_within_a_stream_has_the_status_of_its_type():
+    """
+    After the first delta nothing is asked again.
+    """
+    failed = event({"error": {"message": "slow", "type": "rate_limit_error"}})
+    runner = runner_of(stream(chunk("a"), failed))
+    with pytest.raises(RateLimited):
+        await told(runner)
+
+    assert len(stub_of(runner).asked) == 1
+
+
+async def test_withheld_text_is_an_error_that_is_final():
+    """
+    Another try would be withheld, too.
+    """
+    runner = runner_of(stream(chunk("a", "content_filter"), DONE))
+    with pytest.raises(ContentFiltered):
+        await told(runner)
+
+    assert len(stub_of(runner).asked) == 1
+
+
+async def test_a_try_after_a_failure_gives_one_text():
+    """
+    Whatever failed first: no connection, load, or a stream without a token.
+    """
+    runner = runner_of(
+        httpx2.ConnectError("no"), refusal(503), stream(DONE), stream(*said("a", "b"))
+    )
+    result = await told(runner)
+
+    assert (result.text, len(stub_of(runner).asked)) == ("ab", 4)
+
+
+async def test_two_faults_open_the_breaker():
+    """
+    The third request is not sent, and the runner is not ready.
+    """
+    runner = runner_of(refusal(503), backoff=Backoff(max_retries=0), breaker=Breaker(2))
+    async with runner:
+        kinds = []
+        for _ in range(3):
+            try:
+                await runner.generate("a").collect()
+            except (ServerError, CircuitOpen) as error:
+                kinds.append(type(error))
+        health = await runner.health()
+
+    assert kinds == [ServerError, ServerError, CircuitOpen]
+    assert len(stub_of(runner).asked) == 2
+    assert (health.live, health.ready) == (True, False)
+
+
+async def test_another_key_is_for_new_requests():
+    """
+    Those under way keep the old one, whose connection is closed after them.
+    """
+    goes_on = anyio.Event()
+    held = stream(chunk("a"), goes_on.wait, *said("b"))
+    runner = runner_of(held, stream(*said("c")), api_key="old")
+    async with runner, runner.generate("a") as run:
+        await anext(run)
+        old = runner._connection._client
+        await runner.rebuild("new")
+        new = await runner.generate("a").collect()
+        was_open = not old.is_closed
+        goes_on.set()
+        result = await run.collect()
+
+    keys = [headers["authorization"] for _, _, headers in stub_of(runner).asked]
+    assert keys == ["Bearer old", "Bearer new"]
+    assert (result.text, new.text) == ("ab", "c")
+    assert (was_open, old.is_closed) == (True, True)
+
+
+async def test_a_service_that_hangs_has_a_limit():
+    """
+    Before the first token, which is tried again, and after it, which is not.
+    """
+    for first, what, n_tries in (
+        ([], "first_token", 2),
+        ([chunk("a")], "between_tokens", 1),
+    ):
+        stalled = [stream(*first, anyio.sleep_forever) for _ in range(2)]
+        limits = Timeouts(first_token_s=0.05, between_tokens_s=0.05)
+        backoff = Backoff(first_s=0, max_retries=1)
+        runner = runner_of(*stalled, timeouts=limits, backoff=backoff)
+        with pytest.raises(RunnerTimeout) as caught:
+            await told(runner)
+
+        assert (caught.value.what, len(stub_of(runner).asked)) == (what, n_tries)
+
+
+async def test_health_has_a_short_limit_of_its_own():
+    """
+    A service that does not answer is not live, and nobody waits for long.
+    """
+
+    class Silent(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            await anyio.sleep_forever()
+
+    limits = Timeouts(health_s=0.01)
+    async with RemoteRunner("http://a", "m", timeouts=limits, transport=Silent()) as r:
+        health = await r.health()
+
+    assert (health.live, health.ready) == (False, False)
+    assert health.detail == "no answer within 0.01 s"
+
+
+@pytest.mark.parametrize(
+    ("status", "live", "ready"),
+    [(200, True, True), (503, True, False), (500, False, False)],
+)
+async def test_health_is_what_the_service_says(status, live, ready):
+    """
+    One that loads or drains lives, and takes nothing.
+    """
+    answers = httpx2.MockTransport(lambda _: httpx2.Response(status))
+    async with RemoteRunner("http://a", "m", transport=answers) as runner:
+        health = await runner.health()
+
+    assert (health.live, health.ready) == (live, ready)
+
+
+async def test_a_service_without_health_is_asked_for_its_models():
+    """
+    As OpenAI's own has none.
+    """
+    asked = []
+
+    def answer(request):
+        asked.append(request.url.path)
+        return httpx2.Response(404 if "health" in asked[-1] else 200)
+
+    async with RemoteRunner(
+        "http://a", "m", transport=httpx2.MockTransport(answer)
+    ) as r:
+        health = await r.health()
+
+    assert (health.ready, asked) == (True, ["/health", "/v1/models"])
+
+
+async def test_ranks_come_best_first():
+    """
+    In the words of servers that rank.
+    """
+    results = [
+        {"index": 0, "relevance_score": -1.0},
+        {"index": 1, "relevance_score": 2.0},
+    ]
+    answer = httpx2.Response(200, json={"results": results})
+    async with runner_of(answer, dialect=PYLLAMA) as runner:
+        found = await runner.rank("a", ["b", "c"])
+
+    [(path, body, _)] = stub_of(runner).asked
+    assert (path, body["documents"]) == ("/v1/rerank", ["b", "c"])
+    assert [(one.index, one.score) for one in found] == [(1, 2.0), (0, -1.0)]
+
+
+async def test_prices_make_a_cost():
+    """
+    None without prices.
+    """
+    usage = Usage(10**6, 10**6, 0)
+    async with runner_of(honest, prices=Prices(1.0, 2.0)) as priced:
+        cost = priced.cost(usage)
+    async with runner_of(honest) as free:
+        unknown = free.cost(usage)
+
+    assert cost is not None
+    assert (cost.usd, unknown) == (3.0, None)
+    assert json.dumps(cost.usd) == "3.0"
