@@ -187,8 +187,12 @@ class LlamaServer:
         return [binary, *arguments(self.model, self.options, words_of(told))]
 
     def environment(self, key: str) -> dict[str, str]:
-        """Variables of the server: its key, and that it downloads nothing."""
-        given = {"LLAMA_API_KEY": key, "LLAMA_ARG_OFFLINE": "1"}
+        """Its key; that it downloads nothing, and that no debugger delays an abort."""
+        given = {
+            "LLAMA_API_KEY": key,
+            "LLAMA_ARG_OFFLINE": "1",
+            "GGML_NO_BACKTRACE": "1",
+        }
         return given | library_path(Path(str(self.binary)), os.environ)
 
     def _environment(self) -> dict[str, str]:

@@ -63,7 +63,7 @@ def main(way: str) -> None:
         sys.stderr.write("a line that nobody reads\n" * 2**16)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if way != "silent":
-        print(f"serving at http://127.0.0.1:{server.server_port}", flush=True)
+        sys.stderr.write(f"serving at http://127.0.0.1:{server.server_port}\n")
     server.serve_forever()
 
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -56,14 +57,29 @@ class Stub:
         return {"STUB_KEY": key}
 
 
+def command_of(pid: int | None) -> list[bytes]:
+    """The command line of a process as others see it; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except FileNotFoundError:
+        return []
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait for another task or process."""
+    while not is_true():  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+
+
 async def ended(url: str) -> None:
     """Wait until nobody listens at *url*."""
     parts = urlsplit(url)
-    while True:
+
+    def is_gone() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex((parts.hostname, parts.port)):
-                return
-        await anyio.sleep(0.01)
+            return probe.connect_ex((parts.hostname, parts.port)) != 0
+
+    await until(is_gone)
 
 
 async def test_what_has_not_begun_says_so():
@@ -89,7 +105,7 @@ async def test_the_key_is_not_on_the_command_line():
     """
     async with SpawnedRunner(Stub()) as runner:
         await runner.generate("a").collect()  # refused without the key
-        told = Path(f"/proc/{runner.pid}/cmdline").read_bytes().split(b"\0")
+        told = command_of(runner.pid)
 
     assert told[1:-1] == [b"-S", str(STUB).encode(), b"well"]
 
@@ -118,8 +134,7 @@ async def test_kill_of_a_child_ends_its_calls_and_the_next_one_is_served():
             async with anyio.create_task_group() as group:
                 for _ in range(3):
                     group.start_soon(ask)
-                while n_begun < 3:
-                    await anyio.sleep(0.01)
+                await until(lambda: n_begun == 3)
                 os.kill(first, signal.SIGKILL)
             dead = await runner.health()
             after = await runner.generate("a").collect()
@@ -141,8 +156,7 @@ async def test_a_child_that_died_idle_is_replaced():
             first, url = runner.pid, runner.base_url
             os.kill(first, signal.SIGKILL)
             await ended(url)
-            while runner.pid == first:
-                await anyio.sleep(0.01)
+            await until(lambda: runner.pid is None)
             result = await runner.generate("a").collect()
 
     assert result.text == "well"
@@ -152,7 +166,7 @@ async def test_kill_of_the_parent_leaves_no_orphan():
     """
     The child ends with it, though nobody could tell it so.
     """
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
@@ -228,7 +242,7 @@ async def test_a_deaf_child_is_killed_and_leaves_no_zombie():
         await runner.aclose()
         await runner.aclose()
 
-    assert not Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{pid}").exists()  # noqa: ASYNC240
 
 
 async def test_an_owner_that_leaves_while_it_starts_leaves_no_child():
@@ -248,8 +262,7 @@ async def test_an_owner_that_leaves_while_it_starts_leaves_no_child():
                     await runner.start()
 
             group.start_soon(wait)
-            while runner.pid is None:
-                await anyio.sleep(0.01)
+            await until(lambda: runner.pid is not None)
             await runner.aclose()
 
     assert (cancelled, runner.pid) == (None, None)
