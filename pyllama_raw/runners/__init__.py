@@ -10,7 +10,7 @@ Importing this package opens no library and needs no extra; a RemoteRunner needs
 """
 
 from pyllama_raw.runners.breaker import Breaker
-from pyllama_raw.runners.capabilities import Capabilities
+from pyllama_raw.runners.capabilities import RunnerCapabilities
 from pyllama_raw.runners.dialect import (
     COMPATIBLE,
     LLAMA_SERVER,
@@ -29,7 +29,7 @@ from pyllama_raw.runners.pool import Pool
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.retries import Backoff
-from pyllama_raw.runners.run import Run
+from pyllama_raw.runners.run import RunHandle
 from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
 from pyllama_raw.runners.spawned import OwnServer, SpawnedRunner
 from pyllama_raw.runners.timeouts import Timeouts
@@ -41,7 +41,6 @@ __all__ = [
     "PYLLAMA",
     "Backoff",
     "Breaker",
-    "Capabilities",
     "Cost",
     "Dialect",
     "Draft",
@@ -58,7 +57,8 @@ __all__ = [
     "Pool",
     "Prices",
     "RemoteRunner",
-    "Run",
+    "RunHandle",
+    "RunnerCapabilities",
     "RunnerHealth",
     "RunnerManager",
     "SpawnedRunner",

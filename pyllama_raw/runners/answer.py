@@ -39,7 +39,7 @@ NOT_KNOWN = -1  # the id of a token of which only its text is told
 
 @dataclass(slots=True)
 class _Output:
-    """What has come of one output."""
+    """The part of one output that has come."""
 
     parts: list[Part] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Output:
     reason: FinishReason | None = None
 
 
-class Answer:
+class ServiceAnswer:
     """
     One answer while it comes.
 
@@ -165,7 +165,7 @@ def _usage(told: Mapping[str, Any]) -> Usage:
 
 
 def _logprobs(told: Mapping[str, Any] | None) -> list[TokenLogprobs]:
-    """Of chats, or in the legacy form, with the ids that are told."""
+    """Entries of a chat, or of the legacy form, with the ids that are told."""
     if not told:
         return []
     if told.get("content"):

@@ -17,7 +17,7 @@ from pyllama_raw.runners.errors import CircuitOpen
 
 
 class BreakerState(StrEnum):
-    """What a breaker lets pass."""
+    """The requests that a breaker lets pass."""
 
     CLOSED = "closed"
     """All."""

@@ -14,7 +14,7 @@ Verb = Literal["generate", "embed", "rank"]
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class RunnerCapabilities:
     """The abilities of a runner, as far as they are known."""
 
     verbs: frozenset[Verb] = frozenset({"generate"})

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyllama_raw import Prompt
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import Capabilities, Verb, are_messages
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_messages
 
 SHARED = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "n", "frequency_penalty"}
@@ -49,9 +49,9 @@ class Dialect:
     """Whether it has `/rerank`."""
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What can be asked for in its words."""
-        return Capabilities(
+    def capabilities(self) -> RunnerCapabilities:
+        """The abilities that its words can ask for."""
+        return RunnerCapabilities(
             verbs=VERBS if self.ranks else VERBS - {"rank"},
             logprobs=True,
             tools="tools" in self.options,

@@ -36,14 +36,14 @@ class Limits:
     tpm: int | None = None
     """Tokens in a minute."""
     when_full: Literal["wait", "reject"] = "wait"
-    """What happens to requests beyond max_concurrency."""
+    """The fate of requests beyond max_concurrency."""
     max_queue: int = 1024
     """Requests that wait for their turn."""
     queue_timeout_s: float = 30.0
     """Seconds that a request waits for its turn."""
 
 
-class Gate:
+class Turnstile:
     """Lets requests pass by Limits, in their order."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = monotonic) -> None:

@@ -12,7 +12,7 @@ from pyllama_raw import AsyncEngine, Model, Prompt
 from pyllama_raw.api.results import Usage
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import Capabilities, Verb
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
@@ -23,18 +23,16 @@ if TYPE_CHECKING:
 
 ALL: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
 POOLINGS = ("mean", "cls", "last")  # that make one vector of a text
-UNKNOWN = (
-    Capabilities(  # of a model that is not loaded: the engine says what it cannot do
-        verbs=ALL,
-        logprobs=True,
-        prompt_logprobs=True,
-        tools=True,
-        json_schema=True,
-        grammars=True,
-        n=True,
-        media=True,
-        token_ids=True,
-    )
+UNKNOWN = RunnerCapabilities(  # of a model that is not loaded: the engine says what it cannot do
+    verbs=ALL,
+    logprobs=True,
+    prompt_logprobs=True,
+    tools=True,
+    json_schema=True,
+    grammars=True,
+    n=True,
+    media=True,
+    token_ids=True,
 )
 
 
@@ -69,13 +67,13 @@ class LocalRunner(ModelRunner):
         return self._engine
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> RunnerCapabilities:
         """All that any model can do, until it is loaded."""
         if self._engine is None:
             return UNKNOWN
         found, info = self._engine.capabilities, self._engine.info
         generates = "generate" in found.operations
-        return Capabilities(
+        return RunnerCapabilities(
             verbs=frozenset(
                 each.value
                 for each in found.operations

@@ -38,15 +38,15 @@ class Managed:
     """A name of a manager."""
 
     spec: str
-    """What was asked for last."""
+    """The specification that was asked for last."""
     state: ManagedState = ManagedState.STARTING
-    """What has become of it."""
+    """The fate of it."""
     error: PyllamaError | None = None
-    """Why it failed."""
+    """The reason why it failed."""
     runner: ModelRunner | None = None
     """The runner that serves."""
     serves: str = ""
-    """What the runner was made of."""
+    """The specification that the runner was made of."""
 
 
 class RunnerManager:
@@ -85,7 +85,7 @@ class RunnerManager:
         raise ConfigError(f"no runner {shown(name)} has started: there are {has}")
 
     def state(self, name: str) -> Managed | None:
-        """What is known of *name*. None: nothing."""
+        """The facts of *name*. None: nothing is known of it."""
         return self._managed.get(name)
 
     async def swap(self, name: str, spec: str) -> ModelRunner:

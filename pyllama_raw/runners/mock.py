@@ -13,11 +13,11 @@ from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import Capabilities
+from pyllama_raw.runners.capabilities import RunnerCapabilities
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
 
-CAPABILITIES = Capabilities(n=True, token_ids=True, n_ctx=4096, n_slots=4)
+CAPABILITIES = RunnerCapabilities(n=True, token_ids=True, n_ctx=4096, n_slots=4)
 
 
 class MockRunner(ModelRunner):
@@ -43,7 +43,7 @@ class MockRunner(ModelRunner):
         n_before: int = 0,
         before: Callable[[int], Awaitable[None]] | None = None,
         usage: Usage | None = None,
-        capabilities: Capabilities = CAPABILITIES,
+        capabilities: RunnerCapabilities = CAPABILITIES,
     ) -> None:
         super().__init__(name)
         self._pieces, self._error, self._n_before = tuple(pieces), error, n_before
@@ -51,7 +51,7 @@ class MockRunner(ModelRunner):
         self.requests: list[tuple[Prompt, SamplingParams]] = []
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> RunnerCapabilities:
         """As they were given."""
         return self._capabilities
 

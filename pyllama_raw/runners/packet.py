@@ -154,7 +154,7 @@ async def infer(
 
 
 def model_info(runner: ModelRunner) -> dict[str, Any] | None:
-    """What a service of packets tells of a model. None: it is not loaded."""
+    """Facts of a model, as services of packets tell them. None: it is not loaded."""
     n_slots = runner.capabilities.n_slots
     if n_slots is None:
         return None

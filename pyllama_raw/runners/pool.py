@@ -22,7 +22,7 @@ from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, Asked, RouterName, prefixes
 from pyllama_raw.runners.breaker import Breaker, BreakerState
-from pyllama_raw.runners.capabilities import Capabilities, are_ids
+from pyllama_raw.runners.capabilities import RunnerCapabilities, are_ids
 from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
@@ -94,8 +94,8 @@ class Pool(ModelRunner):
         self._router = ROUTERS[router]()
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What all runners can do."""
+    def capabilities(self) -> RunnerCapabilities:
+        """The abilities that all runners have."""
         return common([member.runner.capabilities for member in self._members])
 
     async def start(self) -> None:
@@ -156,10 +156,10 @@ class Pool(ModelRunner):
         has_begun = has_said = False
         members = list(self._ranked(asked))
         for at, member in enumerate(members):
-            self._router.sent(asked, member.name)
             member.n_tokens += asked.n_tokens
             try:
                 async with member.runner.generate(prompt, params, **options) as run:
+                    self._router.sent(asked, member.name)
                     if not has_begun:
                         yield None
                     has_begun = True
@@ -194,14 +194,14 @@ class Pool(ModelRunner):
         return await call(members[-1].runner)
 
     def _ranked(self, asked: Asked) -> Iterator[PooledRunner]:
-        """Those that do not rest, the best first; all, if all rest."""
+        """Runners that do not rest, the best first; all, if all rest."""
         fit = [m for m in self._members if m.breaker.state is not BreakerState.OPEN]
         fit = fit or self._members
         return (fit[index] for index in self._router.rank(asked, fit))
 
 
-def common(all_of: Sequence[Capabilities]) -> Capabilities:
-    """What each of *all_of* can do."""
+def common(all_of: Sequence[RunnerCapabilities]) -> RunnerCapabilities:
+    """The abilities that each of *all_of* has."""
 
     def least(values: list[Any]) -> Any:
         known = [value for value in values if value is not None]
@@ -210,8 +210,8 @@ def common(all_of: Sequence[Capabilities]) -> Capabilities:
         is_set = isinstance(known[0], frozenset)
         return frozenset.intersection(*known) if is_set else min(known)
 
-    names = [each.name for each in fields(Capabilities)]
-    return Capabilities(
+    names = [each.name for each in fields(RunnerCapabilities)]
+    return RunnerCapabilities(
         **{name: least([getattr(one, name) for one in all_of]) for name in names}
     )
 

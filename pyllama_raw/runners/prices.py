@@ -22,18 +22,18 @@ class Prices:
     """US dollars for a million tokens of one model."""
 
     prompt: float
-    """Of the prompt."""
+    """The price of the prompt."""
     completion: float
-    """Of the output."""
+    """The price of the output."""
     cached: float | None = None
-    """Of the prompt, where they were cached. None: as all others."""
+    """The price of cached tokens of the prompt. None: as all others."""
     model: str = ""
     """The model."""
 
     @classmethod
     def known(cls, model: str, provider: str | None = None) -> Self | None:
         """
-        What the package `genai-prices` says; None: it does not know the model.
+        Prices that the package `genai-prices` has; None: it does not know the model.
 
         Raises:
             ConfigError: the package is not installed.

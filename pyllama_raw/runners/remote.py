@@ -29,13 +29,13 @@ from pyllama_raw.api.results import Usage
 from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.answer import Answer
+from pyllama_raw.runners.answer import ServiceAnswer
 from pyllama_raw.runners.breaker import Breaker, BreakerState
-from pyllama_raw.runners.capabilities import Capabilities, Verb
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
 from pyllama_raw.runners.connection import Connection, event_data, refusal
 from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
 from pyllama_raw.runners.errors import NetworkError, RunnerTimeout, UnexpectedAnswer
-from pyllama_raw.runners.limits import Gate, Limits
+from pyllama_raw.runners.limits import Limits, Turnstile
 from pyllama_raw.runners.prices import Prices
 from pyllama_raw.runners.retries import Backoff, RetryBudget, retried
 from pyllama_raw.runners.run import Source
@@ -90,15 +90,15 @@ class RemoteRunner(ModelRunner):
         self._timeouts, self._backoff = timeouts or Timeouts(), backoff or Backoff()
         self._retries, self._breaker = RetryBudget(), breaker or Breaker()
         self.limits = limits or Limits()
-        self._gate, self._prices = Gate(self.limits), prices
+        self._gate, self._prices = Turnstile(self.limits), prices
         self._capabilities = dialect.capabilities
         if verbs is not None:
             self._capabilities = replace(dialect.capabilities, verbs=frozenset(verbs))
         self._connection = self._connected(api_key)
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What can be asked for in the words of the dialect."""
+    def capabilities(self) -> RunnerCapabilities:
+        """The abilities that the words of the dialect can ask for."""
         return self._capabilities
 
     async def rebuild(self, api_key: str | None) -> None:
@@ -107,7 +107,7 @@ class RemoteRunner(ModelRunner):
         await old.retire()
 
     async def health(self) -> RunnerHealth:
-        """What `/health` says within `Timeouts.health_s`, or `/models` if there is none."""
+        """The answer of `/health` within `Timeouts.health_s`, or `/models` if there is none."""
         if self._closed:
             return RunnerHealth(live=False, ready=False, detail="closed")
         is_open = self._breaker.state is BreakerState.OPEN
@@ -177,7 +177,7 @@ class RemoteRunner(ModelRunner):
         self, path: str, body: dict[str, Any], params: SamplingParams
     ) -> Source:
         """One try of a stream."""
-        answer = Answer(params.n, self._dialect.reasoning, params.seed)
+        answer = ServiceAnswer(params.n, self._dialect.reasoning, params.seed)
         async with self._answer(path, body) as response:
             yield None
             async with aclosing(event_data(response)) as events:
@@ -209,7 +209,7 @@ class RemoteRunner(ModelRunner):
     async def _tried(
         self, make: Callable[[], AsyncGenerator[T, None]], n_tokens: int
     ) -> AsyncGenerator[T, None]:
-        """What *make* gives, by all rules of this runner."""
+        """Items that *make* gives, by all rules of this runner."""
 
         def attempt() -> AsyncGenerator[T, None]:
             return self._broken(partial(timed, make(), self._timeouts))
@@ -223,7 +223,7 @@ class RemoteRunner(ModelRunner):
     async def _broken(
         self, make: Callable[[], AsyncGenerator[T, None]]
     ) -> AsyncGenerator[T, None]:
-        """What *make* gives, if the breaker lets it pass; it is told how that ended."""
+        """Items that *make* gives, if the breaker lets it pass; it is told how that ended."""
         self._breaker.check()
         told = self._breaker.left
         try:

@@ -87,7 +87,7 @@ async def retried(
     budget: RetryBudget,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> AsyncGenerator[T, None]:
-    """What *make_source* gives, which is called again if it fails before its first delta."""
+    """Items of *make_source*, which is called again if it fails before its first delta."""
     budget.earn()
     began, attempt = False, 0
     while True:

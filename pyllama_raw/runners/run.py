@@ -26,7 +26,7 @@ Source = AsyncGenerator[Item, None]
 MakeSource = Callable[[], Source]
 
 
-class Run:
+class RunHandle:
     """The value of `ModelRunner.generate`; it starts when entered or first read."""
 
     def __init__(self, make_source: MakeSource) -> None:
@@ -110,7 +110,7 @@ class Run:
         state = "failed" if self._error else "left" if self._left else "ended"
         state = state if self._ended or self._left else "running"
         state = state if self._source or self._left else "not begun"
-        return f"<Run: {state}, {len(self._deltas)} deltas read>"
+        return f"<RunHandle: {state}, {len(self._deltas)} deltas read>"
 
     async def _start(self) -> None:
         self._source = self._make_source()
@@ -142,7 +142,7 @@ class Run:
                 await self._source.aclose()
 
     def _cut_off(self) -> dict[int, Result]:
-        """What was read of outputs without a result."""
+        """Outputs without a result, as far as they were read."""
         if not self._left:
             return {}
         timings = Timings(

@@ -1,5 +1,5 @@
 """
-What serves requests: an engine here, a process, or a service far away, all used alike.
+Runners serve requests: an engine here, a process, or a service far away, all used alike.
 
 Rules:
 1. `generate` refuses at once what the runner cannot do. It sends when its value is entered.
@@ -23,8 +23,8 @@ from pyllama_raw.api.results import Usage
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import Capabilities
-from pyllama_raw.runners.run import Run, Source
+from pyllama_raw.runners.capabilities import RunnerCapabilities
+from pyllama_raw.runners.run import RunHandle, Source
 
 if TYPE_CHECKING:
     from pyllama_raw.results import Ranked, Vectors
@@ -46,7 +46,7 @@ class RunnerHealth:
     cache_usage: float | None = None
     """Share of the KV cells that are used, 0 to 1."""
     detail: str = ""
-    """What a person may want to know."""
+    """Words for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class ModelRunner(ABC):
 
     @property
     @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """What it can do; more may be known after start()."""
+    def capabilities(self) -> RunnerCapabilities:
+        """The abilities that it has; more may be known after start()."""
 
     @abstractmethod
     def _source(
@@ -91,7 +91,7 @@ class ModelRunner(ABC):
         prompt: Prompt,
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Run:
+    ) -> RunHandle:
         """
         A stream of output, as AsyncEngine.generate gives one.
 
@@ -101,7 +101,7 @@ class ModelRunner(ABC):
         wanted = params or SamplingParams()
         self.capabilities.check(prompt, wanted, options)
 
-        return Run(partial(self._counted, prompt, wanted, options))
+        return RunHandle(partial(self._counted, prompt, wanted, options))
 
     async def start(self) -> None:
         """Load, spawn or connect, where there is something to. Can be repeated."""

@@ -40,7 +40,7 @@ def params(**changes: Any) -> SamplingParams:
 
 
 def seen(result: Result) -> tuple[Any, ...]:
-    """What is equal in two answers to the same request; a cache may have helped one."""
+    """Values that are equal in two answers to the same request; a cache may have helped one."""
     usage = result.usage
     counts = (usage.prompt_tokens, usage.completion_tokens)
     return result.index, result.text, result.finish_reason, counts

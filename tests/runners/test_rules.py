@@ -26,7 +26,7 @@ from pyllama_raw.runners.errors import (
     as_json,
     from_json,
 )
-from pyllama_raw.runners.limits import Gate, duration_s
+from pyllama_raw.runners.limits import Turnstile, duration_s
 from pyllama_raw.runners.retries import RetryBudget, retried, retry_after_s
 from pyllama_raw.runners.timeouts import timed
 from tests.loops import anyio_backend  # noqa: F401
@@ -298,7 +298,7 @@ def test_the_third_request_of_two_in_a_minute_is_refused():
     It is told when there is room, which is so a minute after the first.
     """
     clock = Clock()
-    gate = Gate(Limits(rpm=2), clock)
+    gate = Turnstile(Limits(rpm=2), clock)
     gate.count()
     clock.now += 20
     gate.count()
@@ -315,7 +315,7 @@ def test_tokens_of_a_minute_are_counted():
     """
     A request counts one at least.
     """
-    gate = Gate(Limits(tpm=10), Clock())
+    gate = Turnstile(Limits(tpm=10), Clock())
     gate.count(0)
     gate.count(9)
 
@@ -330,7 +330,7 @@ def test_headers_of_the_service_are_limits():
     Nothing left until 1.5 s from now.
     """
     clock = Clock()
-    gate = Gate(Limits(), clock)
+    gate = Turnstile(Limits(), clock)
     gate.told(
         {"x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "1s"}
     )
@@ -373,7 +373,7 @@ async def test_who_finds_no_place_is_told(limits, error):
     """
     At once, or when its time in the queue is over; the place comes back.
     """
-    gate = Gate(limits)
+    gate = Turnstile(limits)
     async with gate.entered():
         with pytest.raises(error):
             async with gate.entered():

@@ -1,0 +1,343 @@
+"""Several runners: who gets a request, who rests, and how one is exchanged."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from pyllama_raw import SamplingParams
+from pyllama_raw.errors import ConfigError, EngineFault
+from pyllama_raw.runners import (
+    KeptRunners,
+    LocalRunner,
+    ManagedState,
+    MockRunner,
+    Pool,
+    RemoteRunner,
+    RunnerCapabilities,
+    RunnerHealth,
+    RunnerManager,
+)
+from pyllama_raw.runners.errors import Backpressure, NetworkError
+from pyllama_raw.runners.manager import runner_for
+from tests.loops import anyio_backend  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+
+FEW = SamplingParams(max_tokens=2)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Sick(MockRunner):
+    """A runner that is not well."""
+
+    is_well = False
+
+    async def health(self) -> RunnerHealth:
+        return RunnerHealth(self.is_well, self.is_well)
+
+
+class Stillborn(MockRunner):
+    """A runner that cannot start."""
+
+    async def start(self) -> None:
+        raise NetworkError("nobody is there")
+
+
+def counts(*runners: MockRunner) -> list[int]:
+    return [len(runner.requests) for runner in runners]
+
+
+async def ask(runner, prompt="a prompt", n=1, **options):
+    for _ in range(n):
+        result = await runner.generate(prompt, FEW, **options).collect()
+    return result
+
+
+# -- pools --------------------------------------------------------------------
+
+
+async def test_round_robin_takes_turns():
+    """
+    One after the other.
+    """
+    a, b, c = MockRunner(), MockRunner(), MockRunner()
+    async with Pool({"a": a, "b": b, "c": c}, "round_robin") as pool:
+        await ask(pool, n=6)
+
+    assert counts(a, b, c) == [2, 2, 2]
+
+
+async def test_open_requests_spread_by_weight():
+    """
+    Of four that are open at once, a runner of weight 3 has three.
+    """
+    a, b = MockRunner(), MockRunner()
+    async with Pool({"a": a, "b": b}, "least_load", weights={"b": 3.0}) as pool:
+        runs = [pool.generate("a prompt", FEW) for _ in range(4)]
+        for run in runs:
+            await run.__aenter__()
+        found = counts(a, b)
+        for run in runs:
+            await run.__aexit__()
+
+    assert found == [1, 3]
+
+
+async def test_prompts_with_one_beginning_stay_together():
+    """
+    So does what one client asks; unrelated prompts spread.
+    """
+    runners = {name: MockRunner() for name in "abcd"}
+    async with Pool(runners) as pool:
+        start = "the same beginning of a long prompt " * 40
+        for end in ("one", "two", "three"):
+            await ask(pool, start + end)
+        together = sorted(counts(*runners.values()))
+        for index in range(8):
+            await ask(pool, f"{index} " * 200, client="me")
+        homes = sorted(counts(*runners.values()))
+        for index in range(40):
+            await ask(pool, f"{index} is unrelated " * 100)
+        spread = counts(*runners.values())
+
+    assert together == [0, 0, 0, 3]
+    assert homes in ([0, 0, 3, 8], [0, 0, 0, 11])
+    assert min(spread) > 0
+
+
+async def test_what_fails_before_its_first_delta_goes_to_another():
+    """
+    The runner that failed rests; when it has, it is asked again.
+    """
+    clock = Clock()
+    bad, good = MockRunner(error=NetworkError("gone")), MockRunner()
+    pool = Pool({"a": bad, "b": good}, "round_robin", rest_s=10, clock=clock)
+    async with pool:
+        first = await ask(pool)
+        await ask(pool, n=3)
+        rested = counts(bad, good)
+        clock.now += 10
+        await ask(pool, n=2)
+
+    assert first.text == "hello world"
+    assert rested == [1, 4]
+    assert len(bad.requests) == 2
+
+
+async def test_what_fails_later_is_the_readers():
+    """
+    Nobody gets the same text twice.
+    """
+    bad, good = MockRunner(error=EngineFault("gone"), n_before=1), MockRunner()
+    async with Pool({"a": bad, "b": good}, "round_robin") as pool:
+        with pytest.raises(EngineFault):
+            await ask(pool)
+
+    assert counts(bad, good) == [1, 0]
+
+
+async def test_a_full_runner_has_not_failed():
+    """
+    Another one serves, and the full one is asked again next time.
+    """
+    full, other = MockRunner(error=Backpressure("full")), MockRunner()
+    async with Pool({"a": full, "b": other}, "round_robin") as pool:
+        await ask(pool, n=4)
+
+    assert len(other.requests) == 4
+    assert len(full.requests) > 1
+
+
+async def test_all_that_rest_are_better_than_none():
+    """
+    The error of the last one is told.
+    """
+    bad = MockRunner(error=NetworkError("gone"))
+    async with Pool({"a": bad}) as pool:
+        for _ in range(2):
+            with pytest.raises(NetworkError):
+                await ask(pool)
+
+    assert len(bad.requests) == 2
+
+
+async def test_health_takes_out_those_that_are_not_well():
+    """
+    The pool is well while one is.
+    """
+    sick, well = Sick(), MockRunner()
+    async with Pool({"a": sick, "b": well}, "round_robin") as pool:
+        health = await pool.health()
+        await ask(pool, n=4)
+
+    assert (health.live, health.ready, health.detail) == (True, True, "ready: b")
+    assert counts(sick, well) == [0, 4]
+
+
+async def test_a_pool_can_what_all_can():
+    """
+    The smallest context, and words that all take.
+    """
+    one = RunnerCapabilities(n=True, logprobs=True, n_ctx=8, sampling=frozenset({"n"}))
+    two = RunnerCapabilities(n=True, n_ctx=4)
+    pool = Pool({"a": MockRunner(capabilities=one), "b": MockRunner(capabilities=two)})
+
+    assert pool.capabilities == RunnerCapabilities(
+        n=True, n_ctx=4, sampling=frozenset({"n"})
+    )
+    for runners, weights in (({}, {}), ({"a": MockRunner()}, {"b": 1.0})):
+        with pytest.raises(ConfigError):
+            Pool(runners, weights=weights)
+
+
+# -- managers -----------------------------------------------------------------
+
+
+async def test_a_runner_that_is_well_is_not_restarted():
+    """
+    One of the same specification stays, unless it is sick.
+    """
+    made = []
+
+    def make(spec):
+        made.append(Sick(name=spec))
+        made[-1].is_well = True
+        return made[-1]
+
+    manager = RunnerManager(make)
+    first = await manager.swap("m", "a.gguf")
+    same = await manager.swap("m", "a.gguf")
+    made[0].is_well = False
+    third = await manager.swap("m", "a.gguf")
+
+    assert first is same is made[0]
+    assert third is made[1] is manager.get("m")
+
+
+async def test_requests_end_on_the_runner_that_gives_way():
+    """
+    New ones go to the new runner meanwhile; then the old one is closed.
+    """
+    goes_on = anyio.Event()
+
+    async def hold(index):
+        if index:
+            await goes_on.wait()
+
+    runners = {"a": MockRunner(before=hold), "b": MockRunner(["new"])}
+    manager = RunnerManager(runners.__getitem__)
+    await manager.swap("m", "a")
+    with anyio.fail_after(10):
+        async with manager.get("m").generate("a", FEW) as run:
+            await anext(run)
+            async with anyio.create_task_group() as group:
+                group.start_soon(manager.swap, "m", "b")
+                await anyio.wait_all_tasks_blocked()
+                new = await ask(manager.get("m"))
+                was_open = (await runners["a"].health()).ready
+                goes_on.set()
+                old = await run.collect()
+
+    assert (old.text, new.text) == ("hello world", "new")
+    assert was_open
+    assert not (await runners["a"].health()).ready
+
+
+async def test_a_start_that_fails_is_a_state():
+    """
+    The old runner goes on; a name that never had one tells why.
+    """
+    runners = {"a": MockRunner(), "b": Stillborn()}
+    manager = RunnerManager(runners.__getitem__)
+    await manager.swap("m", "a")
+    for name in ("m", "n"):
+        with pytest.raises(NetworkError):
+            await manager.swap(name, "b")
+
+    state = manager.state("m")
+    assert (state.state, state.spec, state.serves) == (ManagedState.FAILED, "b", "a")
+    assert manager.get("m") is runners["a"]
+    with pytest.raises(NetworkError):
+        manager.get("n")
+    with pytest.raises(ConfigError, match="there are m, n"):
+        manager.get("other")
+
+
+async def test_removing_and_closing_close():
+    """
+    Once each.
+    """
+    runners = {"a": MockRunner(), "b": MockRunner()}
+    manager = RunnerManager(runners.__getitem__)
+    await manager.swap("m", "a")
+    await manager.swap("n", "b")
+    await manager.remove("m")
+    await manager.remove("m")
+    await manager.aclose()
+
+    assert [(await each.health()).ready for each in runners.values()] == [False, False]
+    assert manager.state("n") is None
+
+
+async def test_a_runner_is_known_by_its_specification():
+    """
+    Files and addresses; for others the message says what there is.
+    """
+    kinds = [
+        type(runner_for(spec))
+        for spec in ("a.gguf", "hf:a/b/c.GGUF", "http://a:80/v1#m")
+    ]
+
+    assert kinds == [LocalRunner, LocalRunner, RemoteRunner]
+    for spec in ("a.bin", "http://a:80/v1", ""):
+        with pytest.raises(ConfigError, match="FILE"):
+            runner_for(spec)
+
+
+# -- kept runners -------------------------------------------------------------
+
+
+async def test_the_longest_unused_gives_way():
+    """
+    1, 2, both used, then 3: 1 is gone, and was closed.
+    """
+    gone, runners = [], {key: MockRunner() for key in (1, 2, 3)}
+    kept = KeptRunners[int](2, evicted=gone.append, clock=Clock())
+    none = kept.hit_rate
+    await kept.put(1, runners[1])
+    await kept.put(2, runners[2])
+    got = [await kept.get(1), await kept.get(2)]
+    await kept.put(3, runners[3])
+
+    assert got == [runners[1], runners[2]]
+    assert (await kept.get(1), gone, len(kept)) == (None, [1], 2)
+    assert (none, kept.hit_rate) == (None, 2 / 3)
+    assert not (await runners[1].health()).ready
+
+
+async def test_what_is_sick_or_unused_is_given_up():
+    """
+    Health is asked every 10 s, and 60 s without use are too many.
+    """
+    clock, sick, other = Clock(), Sick(), MockRunner()
+    kept = KeptRunners[str](clock=clock)
+    await kept.put("sick", sick)
+    await kept.put("other", other)
+    young = await kept.get("sick")
+    clock.now += 10
+    found = [await kept.get("sick"), await kept.get("other")]
+    clock.now += 61
+    expired = await kept.get("other")
+    await kept.aclose()
+
+    assert young is sick
+    assert found == [None, other]
+    assert expired is None
+    assert len(kept) == 0
