@@ -26,7 +26,7 @@ from pyllama_raw import Prompt
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import Capabilities, Verb
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
 from pyllama_raw.runners.child import NOTICED_S, Child, NotReady, waits_s
 from pyllama_raw.runners.dialect import PYLLAMA, Dialect
 from pyllama_raw.runners.errors import NetworkError
@@ -137,7 +137,7 @@ class SpawnedRunner(ModelRunner):
         self._remote: RemoteRunner | None = None
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> RunnerCapabilities:
         """What can be asked for in the words of the program."""
         return self._capabilities
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_raw import SamplingParams
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.runners import Draft, LlamaOptions, LlamaServer
+from pyllama_raw.runners import LLAMA_SERVER, Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.llama_args import (
     NEW,
     OLD,
@@ -145,3 +146,17 @@ def test_a_key_is_told_by_the_environment():
 
     assert found["LLAMA_API_KEY"] == "secret"
     assert found["LLAMA_ARG_OFFLINE"] == "1"
+
+
+def test_a_schema_of_a_completion_has_a_field_of_its_own():
+    """
+    llama-server ignores response_format there, and says nothing.
+    """
+    params = SamplingParams(json_schema={"const": 7})
+    _, completion = LLAMA_SERVER.request("m", "a", params, {})
+    _, chat = LLAMA_SERVER.request("m", [{"role": "user", "content": "a"}], params, {})
+
+    assert completion["json_schema"] == {"const": 7}
+    assert "response_format" not in completion
+    assert chat["response_format"]["json_schema"]["schema"] == {"const": 7}
+    assert "json_schema" not in chat
