@@ -4,7 +4,7 @@ A server as a child process: started, watched and ended.
 Rules:
 1. A thread reads all that the child writes, so the child never blocks; the end of it is kept.
 2. The thread also waits for the child, so there is no zombie, whatever its owner does.
-3. start() must be called in a thread that lives as long as the child shall.
+3. Its standard input is a pipe that keeper.py watches: the child ends when this process does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: Thread | None = None
         self.url = ""
-        """Where it listens; empty until it says so."""
+        """The address at which it listens; empty until it tells it."""
 
     @property
     def pid(self) -> int | None:
@@ -99,10 +99,10 @@ class Child:
         Args:
             environment: variables beside those of this process.
         """
-        keeper = [sys.executable, "-I", "-S", KEEPER, str(os.getpid()), self.name]
+        keeper = [sys.executable, "-I", "-S", KEEPER, self.name]
         self._process = subprocess.Popen(  # noqa: S603
             [*keeper, *self._command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
@@ -145,10 +145,11 @@ class Child:
         """Keep what it writes, until it ends."""
         assert self._process is not None
         assert self._process.stdout is not None
-        with self._process.stdout as pipe:
+        assert self._process.stdin is not None
+        with self._process.stdin, self._process.stdout as pipe:
             while read := os.read(pipe.fileno(), KEPT_BYTES):
                 self._written += read
                 if not self.url and (found := ADDRESS.search(self._written)):
                     self.url = found[1].decode()
                 del self._written[:-KEPT_BYTES]
-        self._process.wait()
+            self._process.wait()

@@ -6,7 +6,7 @@ Rules:
    its environment.
 2. A child that ended is replaced by the next request, after a wait that grows with each
    failure until a request is served. Requests that the old one had raise RunnerDied.
-3. On Linux the child is killed when this process is, or when the thread ends that started it.
+3. The child is killed when this process is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Program(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """A word for it in errors."""
 
     @property
     def served_name(self) -> str:
@@ -138,12 +138,12 @@ class SpawnedRunner(ModelRunner):
 
     @property
     def capabilities(self) -> RunnerCapabilities:
-        """What can be asked for in the words of the program."""
+        """Everything that can be asked for in the words of the program."""
         return self._capabilities
 
     @property
     def base_url(self) -> str:
-        """Where the child listens; empty while there is none."""
+        """The address of the child; empty while there is none."""
         child = self._child
         return "" if child is None or child.has_ended else child.url
 
@@ -181,7 +181,7 @@ class SpawnedRunner(ModelRunner):
             return await remote.rank(query, documents, **options)
 
     async def health(self) -> RunnerHealth:
-        """What the child says within `Timeouts.health_s`; it starts none."""
+        """The child's answer within `Timeouts.health_s`; it starts none."""
         child, remote = self._child, self._remote
         if self._closed or child is None:
             said = "closed" if self._closed else "Runtime not initialized"
