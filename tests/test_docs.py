@@ -76,6 +76,7 @@ SHOWN = {
         "vllm:generation_tokens_total 16.0",
     ],
     "profile": ["Paris"],
+    "runners": ["Usage(prompt_tokens=", "completion_tokens=24"],
     "search": ["  Paris is the capital of France.", "0."],
     "rerank": ["  The giant panda is a bear", "  Paris is the capital of France."],
     "score": ["  The cat sat on the mat.", "7042 -0."],

@@ -55,7 +55,7 @@ class LocalRunner(ModelRunner):
         prices: Prices | None = None,
     ) -> None:
         is_open = isinstance(model, AsyncEngine)
-        super().__init__(name or ("engine" if is_open else str(model or "default")))
+        super().__init__(name or ("engine" if is_open else _name_of(model)))
         self._engine = model if isinstance(model, AsyncEngine) else None
         self._model = None if isinstance(model, AsyncEngine) else model
         self._config, self._prices = config, prices
@@ -153,3 +153,9 @@ class LocalRunner(ModelRunner):
                 yield delta
             for result in generation.results:
                 yield result
+
+
+def _name_of(model: object) -> str:
+    """The file of *model*, without its folder."""
+    path = model.path if isinstance(model, Model) else model
+    return "default" if path is None else Path(str(path)).name

@@ -110,11 +110,12 @@ class RunnerManager:
                 )
                 return old
             managed.spec, managed.state = spec, ManagedState.STARTING
+            managed.error = None
             try:
-                new = self._make(spec)
-                await new.start()
-            except PyllamaError as error:
-                managed.state, managed.error = ManagedState.FAILED, error
+                new = await self._started(spec)
+            except BaseException as error:
+                managed.state = ManagedState.FAILED
+                managed.error = error if isinstance(error, PyllamaError) else None
                 raise
             managed.runner, managed.serves = new, spec
             managed.state, managed.error = ManagedState.READY, None
@@ -134,6 +135,17 @@ class RunnerManager:
         for each in managed.values():
             if each.runner is not None:
                 await each.runner.aclose()
+
+    async def _started(self, spec: str) -> ModelRunner:
+        """A new runner, closed if it cannot start."""
+        runner = self._make(spec)
+        try:
+            await runner.start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await runner.aclose()
+            raise
+        return runner
 
     async def _retire(self, runner: ModelRunner) -> None:
         try:

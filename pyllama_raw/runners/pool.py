@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 import anyio
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ConfigError, PyllamaError, QueueFull
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, QueueFull
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, Asked, RouterName, prefixes
@@ -57,6 +58,18 @@ class PooledRunner:
         """KV cells that it has."""
         can = self.runner.capabilities
         return (can.n_ctx or UNKNOWN_CELLS) * (can.n_slots or 1)
+
+    @contextmanager
+    def holding(self, n_tokens: int) -> Iterator[None]:
+        """A block in which it has a request, which is the probe if it has rested."""
+        if self.breaker.state is BreakerState.HALF_OPEN:
+            self.breaker.check()
+        self.n_tokens += n_tokens
+        try:
+            yield
+        finally:
+            self.n_tokens -= n_tokens
+            self.breaker.left()
 
 
 class Pool(ModelRunner):
@@ -156,27 +169,25 @@ class Pool(ModelRunner):
         has_begun = has_said = False
         members = list(self._ranked(asked))
         for at, member in enumerate(members):
-            member.n_tokens += asked.n_tokens
             try:
-                async with member.runner.generate(prompt, params, **options) as run:
-                    self._router.sent(asked, member.name)
-                    if not has_begun:
-                        yield None
-                    has_begun = True
-                    async for delta in run:
-                        has_said = True
-                        yield delta
-                member.breaker.succeeded()
+                with member.holding(asked.n_tokens):
+                    async with member.runner.generate(prompt, params, **options) as run:
+                        self._router.sent(asked, member.name)
+                        if not has_begun:
+                            yield None
+                        has_begun = True
+                        async for delta in run:
+                            has_said = True
+                            yield delta
             except PyllamaError as error:
                 _tell(member.breaker, error)
                 if has_said or at + 1 == len(members) or not _may_move(error):
                     raise
             else:
+                member.breaker.succeeded()
                 for result in run.results:
                     yield result
                 return
-            finally:
-                member.n_tokens -= asked.n_tokens
 
     async def _called(
         self, texts: list[Any], call: Callable[[ModelRunner], Awaitable[T]]
@@ -217,12 +228,16 @@ def common(all_of: Sequence[RunnerCapabilities]) -> RunnerCapabilities:
 
 
 def _may_move(error: PyllamaError) -> bool:
-    return error.is_retryable or isinstance(error, FULL)
+    """Whether another runner may do what this one could not."""
+    is_fault = error.is_retryable or error.counts_as_circuit_failure
+    return is_fault or isinstance(error, (*FULL, ClosedError))
 
 
 def _tell(breaker: Breaker, error: PyllamaError) -> None:
-    """A full runner has not failed."""
-    if not isinstance(error, FULL):
+    """Open *breaker* if the runner has failed; one that is full has not."""
+    if isinstance(error, ClosedError):
+        breaker.open()
+    elif not isinstance(error, FULL):
         breaker.failed(error)
 
 

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from pyllama_raw.results import Ranked, Vectors
 
 T = TypeVar("T")
+WRONG = (  # what reading an answer of any shape may raise
+    *(ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
 
 
@@ -286,6 +290,6 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except PyllamaError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except WRONG as error:
         said = f"{what}: the service answered what its API does not have"
         raise UnexpectedAnswer(said) from error

@@ -32,6 +32,8 @@ class Backoff:
     """By which each wait is longer than the one before."""
     most_s: float = 2.0
     """The longest one."""
+    most_told_s: float = 60.0
+    """The longest wait that a service may ask for; after longer ones nobody tries again."""
     max_retries: int = 3
     """Tries after the first one."""
     jitter: Callable[[float, float], float] = uniform
@@ -48,7 +50,7 @@ class Backoff:
             return None
         told: float | None = getattr(error, "retry_after_s", None)
         if told is not None:
-            return told
+            return told if told <= self.most_told_s else None
         ceiling = self.ceiling_s(attempt)
         return self.jitter(ceiling / 2, ceiling)
 

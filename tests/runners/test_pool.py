@@ -5,7 +5,7 @@ import anyio.lowlevel
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.errors import ConfigError, EngineFault
+from pyllama_raw.errors import ConfigError, EngineFault, EngineStopped
 from pyllama_raw.runners import (
     KeptRunners,
     LocalRunner,
@@ -155,6 +155,46 @@ async def test_a_full_runner_has_not_failed():
     assert len(full.requests) > 1
 
 
+async def test_one_that_is_closed_is_as_one_that_failed():
+    """
+    Others serve, and it is not asked for a while; so is one whose engine has stopped.
+    """
+    stopped = MockRunner(error=EngineStopped("the thread ended"))
+    closed, well = MockRunner(), MockRunner()
+    runners = {"a": stopped, "b": closed, "c": well}
+    async with Pool(runners, "round_robin", clock=Clock()) as pool:
+        await closed.aclose()
+        await ask(pool, n=6)
+
+    assert counts(stopped, closed, well) == [1, 0, 6]
+
+
+async def test_a_runner_that_has_rested_gets_one_probe():
+    """
+    Whatever comes meanwhile goes to others.
+    """
+    clock, goes_on = Clock(), anyio.Event()
+    bad, good = MockRunner(error=NetworkError("gone"), before=None), MockRunner()
+    pool = Pool({"a": bad, "b": good}, "round_robin", rest_s=10, clock=clock)
+
+    async def hold(_):
+        await goes_on.wait()
+
+    async with pool:
+        await ask(pool)
+        clock.now += 10
+        bad._before = hold
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                for _ in range(4):
+                    group.start_soon(ask, pool)
+                await anyio.wait_all_tasks_blocked()
+                found = counts(bad, good)
+                goes_on.set()
+
+    assert found == [2, 4]
+
+
 async def test_all_that_rest_are_better_than_none():
     """
     The error of the last one is told.
@@ -264,6 +304,7 @@ async def test_a_start_that_fails_is_a_state():
     state = manager.state("m")
     assert (state.state, state.spec, state.serves) == (ManagedState.FAILED, "b", "a")
     assert manager.get("m") is runners["a"]
+    assert not (await runners["b"].health()).ready  # it was closed
     with pytest.raises(NetworkError):
         manager.get("n")
     with pytest.raises(ConfigError, match="there are m, n"):

@@ -207,7 +207,15 @@ async def test_a_stream_that_breaks_off_is_no_whole_answer(frames):
 
 
 @pytest.mark.parametrize(
-    "frame", [b"data: no JSON\n\n", b"data: 5\n\n", event({"choices": [5]})]
+    "frame",
+    [
+        b"data: no JSON\n\n",
+        b"data: 5\n\n",
+        event({"choices": [5]}),
+        b'data: {"usage": {"prompt_tokens": 1e999}}\n\n',
+        b"data: " + b"[" * 100000 + b"\n\n",
+    ],
+    ids=range(5),
 )
 async def test_what_no_api_has_is_named_so(frame):
     """

@@ -139,9 +139,10 @@ def test_three_tries_more_are_made():
 
 def test_what_the_service_says_wins():
     """
-    Retry-After: 5 is a wait of 5 s.
+    Retry-After: 5 is a wait of 5 s; nobody waits for hours.
     """
     assert Backoff().wait_s(0, RateLimited("", 5.0)) == 5.0
+    assert Backoff().wait_s(0, RateLimited("", float("inf"))) is None
 
 
 @pytest.mark.parametrize(
