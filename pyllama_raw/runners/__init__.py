@@ -20,6 +20,7 @@ from pyllama_raw.runners.dialect import (
 )
 from pyllama_raw.runners.kept import KeptRunners
 from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.llama_args import Draft, LlamaOptions, LlamaServer
 from pyllama_raw.runners.local import LocalRunner
 from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
 from pyllama_raw.runners.mock import MockRunner
@@ -30,6 +31,7 @@ from pyllama_raw.runners.remote import RemoteRunner
 from pyllama_raw.runners.retries import Backoff
 from pyllama_raw.runners.run import RunHandle
 from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.spawned import OwnServer, SpawnedRunner
 from pyllama_raw.runners.timeouts import Timeouts
 
 __all__ = [
@@ -41,13 +43,17 @@ __all__ = [
     "Breaker",
     "Cost",
     "Dialect",
+    "Draft",
     "KeptRunners",
     "Limits",
+    "LlamaOptions",
+    "LlamaServer",
     "LocalRunner",
     "Managed",
     "ManagedState",
     "MockRunner",
     "ModelRunner",
+    "OwnServer",
     "Pool",
     "Prices",
     "RemoteRunner",
@@ -55,6 +61,7 @@ __all__ = [
     "RunnerCapabilities",
     "RunnerHealth",
     "RunnerManager",
+    "SpawnedRunner",
     "TensorPacket",
     "Timeouts",
 ]

@@ -45,6 +45,8 @@ class Dialect:
     """Names of RequestOptions that it takes."""
     extra: tuple[tuple[str, Any], ...] = ()
     """Further fields of every request."""
+    schema: str = "response_format"
+    """The field for a JSON schema in completions; chats have response_format."""
     ranks: bool = False
     """Whether it has `/rerank`."""
 
@@ -85,7 +87,10 @@ class Dialect:
             body["logit_bias"] = {str(t): bias for t, bias in params.logit_bias.items()}
         if params.json_schema is not None:
             schema = {"name": "output", "schema": given["json_schema"], "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+            wrapped = {"type": "json_schema", "json_schema": schema}
+            is_wrapped = is_chat or self.schema == "response_format"
+            field = "response_format" if is_wrapped else self.schema
+            body[field] = wrapped if is_wrapped else given["json_schema"]
         if params.logprobs is not None:
             listed = {"logprobs": True, "top_logprobs": params.logprobs}
             body |= listed if is_chat else {"logprobs": params.logprobs}
@@ -114,6 +119,7 @@ LLAMA_SERVER = Dialect(
     max_tokens="max_tokens",
     sampling=SHARED | OF_LLAMA,
     options=OF_CHATS | {"template_kwargs"},
+    schema="json_schema",
     ranks=True,
 )
 PYLLAMA = Dialect(

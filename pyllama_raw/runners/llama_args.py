@@ -1,0 +1,209 @@
+"""
+llama.cpp's server as a program to spawn: what it is told, in the words that its version has.
+
+Versions differ in a few flags; which ones a binary takes is read from its `--help`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from pyllama_raw.errors import ConfigError
+from pyllama_raw.runners.dialect import LLAMA_SERVER, Dialect
+
+HOST = "127.0.0.1"
+HELP_S = 30.0
+SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A small model that proposes tokens."""
+
+    model: str | Path
+    n_max: int = 8
+    n_min: int = 1
+    p_min: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaOptions:
+    """Options of llama-server. None: its default."""
+
+    n_ctx: int | None = None
+    """Cells of all slots together."""
+    n_batch: int | None = None
+    n_ubatch: int | None = None
+    n_threads: int | None = None
+    n_gpu_layers: int | None = None
+    n_slots: int | None = None
+    cont_batching: bool = False
+    """Whether `--cont-batching` is said; newer versions need it no more."""
+    flash_attn: str | None = None
+    cache_type: str | None = None
+    """The type of keys and of values."""
+    defrag_thold: float | None = None
+    prio: int | None = None
+    mlock: bool = False
+    """Whether weights must stay in memory."""
+    draft: Draft | None = None
+    rpc: tuple[str, ...] = ()
+    """
+    HOST:PORT of machines that compute along, for a llama-server with GGML_RPC. What they are
+    sent is not protected, and the server aborts when one is lost; this process lives on.
+    """
+    extra: tuple[str, ...] = ()
+    """Further flags, such as `--embeddings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Flags that not all versions have."""
+
+    mlock: tuple[str, ...] = ("--mlock",)
+    draft_max: str = "--draft-max"
+    draft_min: str = "--draft-min"
+
+
+OLD = Words()
+NEW = Words(("--load-mode", "mlock"), "--spec-draft-n-max", "--spec-draft-n-min")
+
+
+def words_of(told: str) -> Words:
+    """The words of a llama-server whose `--help` is *told*."""
+    return NEW if NEW.draft_max in told and NEW.mlock[0] in told else OLD
+
+
+def arguments(
+    model: str | Path, options: LlamaOptions, words: Words, port: int = 0
+) -> list[str]:
+    """All arguments; the port 0 is a free one, which the server tells."""
+    n_ubatch = options.n_ubatch
+    if n_ubatch is not None and options.n_batch is not None:
+        n_ubatch = min(n_ubatch, options.n_batch)
+    values = {
+        "--model": model,
+        "--host": HOST,
+        "--port": port,
+        "--ctx-size": options.n_ctx,
+        "--batch-size": options.n_batch,
+        "--ubatch-size": n_ubatch,
+        "--threads": options.n_threads,
+        "--n-gpu-layers": options.n_gpu_layers,
+        "--parallel": options.n_slots,
+    }
+    told = _pairs(values)
+    told += ["--cont-batching"] * options.cont_batching
+    told += _pairs(
+        {
+            "--flash-attn": options.flash_attn,
+            "--cache-type-k": options.cache_type,
+            "--cache-type-v": options.cache_type,
+            "--defrag-thold": options.defrag_thold,
+            "--prio": options.prio,
+        }
+    )
+    told += words.mlock * options.mlock
+    if (draft := options.draft) is not None:
+        told += _pairs(
+            {
+                "--model-draft": draft.model,
+                words.draft_max: draft.n_max,
+                words.draft_min: draft.n_min,
+                "--draft-p-min": draft.p_min,
+            }
+        )
+    if options.rpc:  # a state of a model on other machines cannot be saved
+        told += ["--rpc", ",".join(options.rpc), "--cache-ram", "0"]
+    return told + list(options.extra)
+
+
+def library_path(
+    binary: Path, environment: Mapping[str, str], platform: str = sys.platform
+) -> dict[str, str]:
+    """The variable by which macOS finds the libraries beside *binary*."""
+    if platform != "darwin":
+        return {}
+    before = environment.get("DYLD_LIBRARY_PATH")
+    folders = [str(binary.parent), *([before] if before else [])]
+    return {"DYLD_LIBRARY_PATH": ":".join(folders)}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaServer:
+    """
+    llama-server with one model.
+
+    Args:
+        binary: the file of the program, which the user has or has built.
+    """
+
+    model: str | Path
+    binary: str | Path | None
+    options: LlamaOptions = field(default_factory=LlamaOptions)
+    name: str = "llama-server"
+    served_name: str = "local-llm"
+    dialect: Dialect = LLAMA_SERVER
+
+    def check(self) -> None:
+        """Raise ConfigError if it cannot be started."""
+        suffix = Path(self.model).suffix
+        if suffix.lower() != SUFFIX:
+            said = suffix or str(self.model)
+            raise ConfigError(
+                f"GGUF runtime received wrong format: {said}: give a file {SUFFIX}"
+            )
+        if self.binary is None:
+            raise ConfigError(
+                "GGUF runtime requires runtime_binary path: give binary= the llama-server "
+                "that you have built"
+            )
+        for text, path in (
+            ("llama-server binary not found at", self.binary),
+            ("Model file not found at", self.model),
+        ):
+            if not Path(path).is_file():
+                raise ConfigError(f"{text}: {path}: give a file that is there")
+
+    async def command(self) -> list[str]:
+        """The program and its arguments; asks it for its flags."""
+        binary = str(self.binary)
+        try:
+            with anyio.fail_after(HELP_S):
+                done = await anyio.run_process(
+                    [binary, "--help"], check=False, env=self._environment()
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConfigError(
+                f"Failed to spawn {self.name}: {binary} --help: {error}"
+            ) from error
+        told = (done.stdout + done.stderr).decode(errors="replace")
+        return [binary, *arguments(self.model, self.options, words_of(told))]
+
+    def environment(self, key: str) -> dict[str, str]:
+        """Its key; that it downloads nothing, and that no debugger delays an abort."""
+        given = {
+            "LLAMA_API_KEY": key,
+            "LLAMA_ARG_OFFLINE": "1",
+            "GGML_NO_BACKTRACE": "1",
+        }
+        return given | library_path(Path(str(self.binary)), os.environ)
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **library_path(Path(str(self.binary)), os.environ)}
+
+
+def _pairs(values: Mapping[str, object]) -> list[str]:
+    """Flags with values; one without a value is left out."""
+    return [
+        word
+        for flag, value in values.items()
+        if value is not None
+        for word in (flag, str(value))
+    ]

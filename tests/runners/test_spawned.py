@@ -1,0 +1,299 @@
+"""Servers as child processes: they are started, watched, replaced and ended."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+
+from pyllama_raw.errors import ClosedError
+from pyllama_raw.options.sampling import SamplingParams
+from pyllama_raw.runners import COMPATIBLE, Dialect, SpawnedRunner
+from pyllama_raw.runners.child import Child, NotReady, waits_s
+from pyllama_raw.runners.errors import RunnerDied
+from tests.loops import anyio_backend  # noqa: F401
+
+pytestmark = pytest.mark.anyio
+STUB = Path(__file__).with_name("stub_server.py")
+LIMIT_S = 60.0
+FOREVER = "for ever"
+PARENT = f"""
+import anyio
+from tests.runners.test_spawned import Stub
+from pyllama_raw.runners import SpawnedRunner
+
+async def main():
+    async with SpawnedRunner(Stub()) as runner:
+        print(runner.base_url, flush=True)
+        await anyio.sleep({LIMIT_S})
+
+anyio.run(main)
+"""
+
+
+@dataclass
+class Stub:
+    """A server without a model; see stub_server.py."""
+
+    way: str = "well"
+    name: str = "stub"
+    served_name: str = "a"
+    dialect: Dialect = COMPATIBLE
+
+    def check(self) -> None:
+        """Nothing."""
+
+    async def command(self) -> list[str]:
+        return [sys.executable, "-S", str(STUB), self.way]
+
+    def environment(self, key: str) -> dict[str, str]:
+        return {"STUB_KEY": key}
+
+
+def command_of(pid: int | None) -> list[bytes]:
+    """The command line of a process as others see it; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except FileNotFoundError:
+        return []
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait for another task or process."""
+    while not is_true():  # noqa: ASYNC110
+        await anyio.sleep(0.01)
+
+
+async def ended(url: str) -> None:
+    """Wait until nobody listens at *url*."""
+    parts = urlsplit(url)
+
+    def is_gone() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((parts.hostname, parts.port)) != 0
+
+    await until(is_gone)
+
+
+async def test_what_has_not_begun_says_so():
+    """
+    It has no address and no process, and is not ready; it starts when it is asked.
+    """
+    runner = SpawnedRunner(Stub())
+    before = await runner.health()
+    fresh = (runner.base_url, runner.pid, before.ready, before.detail)
+    result = await runner.generate("a").collect()
+    during = await runner.health()
+    await runner.aclose()
+
+    assert fresh == ("", None, False, "Runtime not initialized")
+    assert result.text == "well"
+    assert (during.ready, during.detail) == (True, "healthy")
+    assert (runner.base_url, runner.pid) == ("", None)
+
+
+async def test_the_key_is_not_on_the_command_line():
+    """
+    Others of the machine see it; the server has it from its environment.
+    """
+    async with SpawnedRunner(Stub()) as runner:
+        await runner.generate("a").collect()  # refused without the key
+        told = command_of(runner.pid)
+
+    assert told[1:-1] == [b"-S", str(STUB).encode(), b"well"]
+
+
+async def test_kill_of_a_child_ends_its_calls_and_the_next_one_is_served():
+    """
+    Each call under way raises RunnerDied with the code, after what it had read.
+    """
+    found: list[tuple[str, int | None]] = []
+    n_begun = 0
+
+    async def ask() -> None:
+        nonlocal n_begun
+        text = ""
+        try:
+            async with runner.generate(FOREVER) as run:
+                async for delta in run:
+                    text += delta.text
+                    n_begun += 1
+        except RunnerDied as error:
+            found.append((text, error.returned))
+
+    with anyio.fail_after(LIMIT_S):
+        async with SpawnedRunner(Stub()) as runner:
+            first = runner.pid
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(ask)
+                await until(lambda: n_begun == 3)
+                os.kill(first, signal.SIGKILL)
+            dead = await runner.health()
+            after = await runner.generate("a").collect()
+            second = runner.pid
+
+    assert found == [("well", -signal.SIGKILL)] * 3
+    assert (dead.live, dead.ready) == (False, False)
+    assert dead.detail.startswith("Health check failed: ")
+    assert after.text == "well"
+    assert second not in (None, first)
+
+
+async def test_a_child_that_died_idle_is_replaced():
+    """
+    The request that finds it dead does not fail.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with SpawnedRunner(Stub()) as runner:
+            first, url = runner.pid, runner.base_url
+            os.kill(first, signal.SIGKILL)
+            await ended(url)
+            await until(lambda: runner.pid is None)
+            result = await runner.generate("a").collect()
+
+    assert result.text == "well"
+
+
+async def test_kill_of_the_parent_leaves_no_orphan():
+    """
+    The child ends with it, though nobody could tell it so.
+    """
+    with subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        url = parent.stdout.readline().strip()
+        parent.kill()
+        parent.wait()
+        with anyio.fail_after(LIMIT_S):
+            await ended(url)
+
+    assert url.startswith("http://127.0.0.1:")
+
+
+async def test_the_end_of_a_child_that_starts_is_told():
+    """
+    At once, by its code and by what it wrote; it is not that it took too long.
+    """
+    runner = SpawnedRunner(Stub("three"))
+    with anyio.fail_after(LIMIT_S), pytest.raises(RunnerDied) as caught:
+        await runner.start()
+    health = await runner.health()
+    await runner.aclose()
+
+    assert (caught.value.returned, caught.value.stderr) == (3, "the model is missing")
+    assert (health.live, health.ready) == (False, False)
+
+
+async def test_what_cannot_be_run_says_why():
+    """
+    By the code that a shell has for it.
+    """
+    child = Child("llama-server", ["/nowhere/llama-server"])
+    child.start({})
+    with anyio.fail_after(LIMIT_S), pytest.raises(RunnerDied) as caught:
+        await child.pause(LIMIT_S)
+
+    assert caught.value.returned == 127
+    assert caught.value.stderr.startswith("Failed to spawn llama-server: [Errno 2]")
+
+
+async def test_a_megabyte_of_messages_blocks_nobody():
+    """
+    The server starts all the same, and the end of them is kept.
+    """
+    with anyio.fail_after(LIMIT_S):
+        async with SpawnedRunner(Stub("loud")) as runner:
+            result = await runner.generate("a").collect()
+
+    assert result.text == "well"
+
+
+async def test_a_server_that_never_gets_ready_is_ended():
+    """
+    The error has the seconds that it had.
+    """
+    runner = SpawnedRunner(Stub("silent"), start_s=0.5)
+    with anyio.fail_after(LIMIT_S), pytest.raises(NotReady) as caught:
+        await runner.start()
+
+    assert str(caught.value).startswith(
+        "stub failed to become ready within 0.5 seconds: raise start_s"
+    )
+    assert runner.pid is None
+
+
+async def test_a_deaf_child_is_killed_and_leaves_no_zombie():
+    """
+    A second close does nothing.
+    """
+    runner = SpawnedRunner(Stub("deaf"))
+    await runner.start()
+    pid = runner.pid
+    with anyio.fail_after(LIMIT_S):
+        await runner.aclose()
+        await runner.aclose()
+
+    assert not Path(f"/proc/{pid}").exists()  # noqa: ASYNC240
+
+
+async def test_an_owner_that_leaves_while_it_starts_leaves_no_child():
+    """
+    Cancelled or closed; who waits for it is told that it was closed.
+    """
+    runner = SpawnedRunner(Stub("silent"))
+    with anyio.move_on_after(0.5):
+        await runner.start()
+    cancelled = runner.pid
+
+    with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as group:
+
+            async def wait() -> None:
+                with pytest.raises(ClosedError):
+                    await runner.start()
+
+            group.start_soon(wait)
+            await until(lambda: runner.pid is not None)
+            await runner.aclose()
+
+    assert (cancelled, runner.pid) == (None, None)
+
+
+async def test_a_child_that_takes_no_requests_is_not_ready():
+    """
+    It lives, and says what it answered.
+    """
+    async with SpawnedRunner(Stub("busy")) as runner:
+        health = await runner.health()
+
+    assert (health.live, health.ready) == (True, False)
+    assert health.detail == "Health check returned: status 503"
+
+
+async def test_a_warm_up_that_fails_is_only_told(caplog):
+    """
+    The server serves all the same: here it has no chats.
+    """
+    async with SpawnedRunner(Stub(), warms=True) as runner:
+        result = await runner.generate("a", SamplingParams(max_tokens=1)).collect()
+
+    assert result.text == "well"
+    assert "stub was not warmed up" in caplog.text
+
+
+def test_waits_grow_to_two_seconds():
+    """
+    Of a server that starts, which is asked whether it is ready.
+    """
+    waits = waits_s()
+
+    assert [next(waits) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]
