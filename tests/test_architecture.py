@@ -15,6 +15,7 @@ FLOORS = """
     __main__
     lab
     cli
+    replicas
     serve
     __init__  testing
     results
@@ -44,6 +45,7 @@ INSIDE = {"core", "engine", "native", "_ffi", "prompts", "media"}
 NEVER: dict[str, set[str]] = {
     "api": {"native", "_ffi"},
     "prompts": {"native", "_ffi"},
+    "replicas": INSIDE,
     "serve": INSIDE,  # it has the public API, as a program of a user
 }
 
