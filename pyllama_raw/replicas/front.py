@@ -27,7 +27,7 @@ from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.reading import Bodies
 
 TRIES = 3
-COMMENT = b":"  # what a frame without a token begins with
+NO_TOKEN = (b"", b":")  # what parts without a token begin with: a comment, at most
 WIRE = ("type", "http_version", "method", "scheme", "path", "raw_path", "root_path")
 WIRE += ("query_string", "headers", "client", "server")
 
@@ -61,17 +61,18 @@ class Front:
             try:
                 async for batch in batches:
                     for message in batch:
-                        if message["type"] == "http.response.start" and has_begun:
-                            continue
+                        is_start = message["type"] == "http.response.start"
+                        has_token |= message.get("body", b"")[:1] not in NO_TOKEN
+                        if not (is_start and has_begun):
+                            yield message
                         has_begun = True
-                        has_token |= not message.get("body", COMMENT)[:1] == COMMENT
-                        yield message
-                return
             except RayActorError:
                 if has_token:
                     break
             except (BackPressureError, DeploymentUnavailableError) as error:
                 raise Failure(503, "server_is_overloaded", str(error)) from error
+            else:
+                return
             finally:
                 batches.cancel()
         failure = Failure(503, "replica_ended", "the replica of this answer has ended")

@@ -54,7 +54,7 @@ class RuleRouter(RequestRouter):
         return [[candidate_replicas[index]] for index in self._rule.rank(asked, known)]
 
     def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: object
     ) -> None:
         """The replica has taken the request."""
         asked = _asked(pending_request)
