@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
 
 from pyllama_raw.replicas.asked import asked_of
+from pyllama_raw.routing import Asked
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.events import event
 from pyllama_raw.serve.failures import Failure
@@ -53,32 +54,49 @@ class Front:
 
     async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
         """Those of one answer. Raises Failure if there is none."""
-        asked = asked_of(request.headers, body)
+        asked, told = asked_of(request.headers, body), Told()
         scope: Scope = {n: request.scope[n] for n in WIRE if n in request.scope}
-        has_begun = has_token = False
         for _ in range(TRIES):
-            batches = self._replicas.answer.remote(asked, scope, body)
             try:
-                async for batch in batches:
-                    for message in batch:
-                        is_start = message["type"] == "http.response.start"
-                        has_token |= message.get("body", b"")[:1] not in NO_TOKEN
-                        if not (is_start and has_begun):
-                            yield message
-                        has_begun = True
+                async for message in self._ask(asked, scope, body):
+                    if told.goes_on_with(message):
+                        yield message
             except RayActorError:
-                if has_token:
+                if told.has_token:
                     break
-            except (BackPressureError, DeploymentUnavailableError) as error:
-                raise Failure(503, "server_is_overloaded", str(error)) from error
             else:
                 return
-            finally:
-                batches.cancel()
         failure = Failure(503, "replica_ended", "the replica of this answer has ended")
-        if not has_begun:
+        if not told.has_begun:
             raise failure
         yield {"type": "http.response.body", "body": event(to_json(failure.body()))}
+
+    async def _ask(
+        self, asked: Asked, scope: Scope, body: bytes
+    ) -> AsyncIterator[Message]:
+        """What one replica answers. Raises RayActorError if the replica ends."""
+        batches = self._replicas.answer.remote(asked, scope, body)
+        try:
+            async for batch in batches:
+                for message in batch:
+                    yield message
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise Failure(503, "server_is_overloaded", str(error)) from error
+        finally:
+            batches.cancel()
+
+
+class Told:
+    """What a client has of its answer."""
+
+    has_begun = has_token = False
+
+    def goes_on_with(self, message: Message) -> bool:
+        """Whether *message* is sent: a second replica begins the answer again."""
+        is_second = self.has_begun and message["type"] == "http.response.start"
+        self.has_begun = True
+        self.has_token |= message.get("body", b"")[:1] not in NO_TOKEN
+        return not is_second
 
 
 async def _response(messages: AsyncIterator[Message]) -> Response:
