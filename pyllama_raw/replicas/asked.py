@@ -45,7 +45,7 @@ def asked_of(headers: Mapping[str, str], body: bytes) -> Asked:
 
 def _parts(fields: Mapping[str, Any]) -> list[bytes]:
     """The prompt in pieces; a chat that goes on begins with the pieces that it had."""
-    prompt = next((fields[name] for name in PROMPTS if fields.get(name)), [])
+    prompt: Any = next((fields[name] for name in PROMPTS if fields.get(name)), [])
     if isinstance(prompt, list):
         return [to_json(part) for part in prompt]
     return [to_json(prompt)[1:-1]]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from pyllama_raw import EngineConfig
+from pyllama_raw.errors import ConfigError
 from pyllama_raw.replicas.engine import EngineReplica
 from pyllama_raw.replicas.front import Front
 from pyllama_raw.replicas.router import RuleRouter
-from pyllama_raw.routing import RouterName
-from pyllama_raw.serve.deployment import Deployment
+from pyllama_raw.routing import ROUTERS, RouterName
+from pyllama_raw.serve.deployment import Deployment, read
 
+KINDS: dict[str, Callable[[Any], Any]] = {  # of what is given as text
+    "n_replicas": int,
+    "max_replicas": int,
+    "router": str,
+    "n_cpus": float,
+    "batch_s": float,
+}
 STATS_S = 1.0  # between what replicas tell to routers
 
 
@@ -36,7 +45,13 @@ def cluster(
         router: names the rule by which a replica gets a request.
         n_cpus: of each replica, as Ray counts them; threads are in the engine's config.
         batch_s: parts of an answer that come within so many seconds go together.
+
+    Raises:
+        ConfigError: there is no such rule.
     """
+    if router not in ROUTERS:
+        names = ", ".join(map(repr, ROUTERS))
+        raise ConfigError(f"router={router!r} is no rule: give one of {names}")
     places, slots = _places(deployment)
     how_many: dict[str, Any] = {"num_replicas": n_replicas}
     if max_replicas is not None:
@@ -66,6 +81,32 @@ def cluster(
         ray_actor_options={"num_cpus": 0},
     )
     return front.bind(replicas, deployment.service)
+
+
+def application(given: dict[str, Any]) -> serve.Application:
+    """
+    What the command of Ray takes, and a RayService of Kubernetes:
+
+        serve run pyllama_raw.replicas.cluster:application config=service.toml n_replicas=2
+
+    Args:
+        given: `config` is a file as `pyllama-raw serve --config` reads it, the rest are
+            arguments of `cluster`, as texts or values.
+
+    Raises:
+        ConfigError: names what is wrong.
+    """
+    file = given.get("config")
+    unknown = sorted({*given} - {"config", *KINDS})
+    if unknown or not file:
+        allowed = ", ".join(("config", *KINDS))
+        what = f"{unknown[0]!r} is unknown" if unknown else "config is missing"
+        raise ConfigError(f"{what}: give config=FILE, and of {allowed} what you want")
+    try:
+        options = {n: KINDS[n](value) for n, value in given.items() if n != "config"}
+    except ValueError as error:
+        raise ConfigError(f"options of replicas: {error}") from error
+    return cluster(Deployment.of(read(file)), **options)
 
 
 def _places(deployment: Deployment) -> tuple[int, int]:

@@ -22,7 +22,9 @@ GAUGES = ("running", "waiting", "n_cells_used", "n_cells", "n_open_tokens")
 class EngineReplica:
     """Ray makes one of these in each process of the deployment."""
 
-    async def __init__(self, deployment: Deployment, batch_s: float) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, deployment: Deployment, batch_s: float
+    ) -> None:
         """
         Open the engines; Ray sends requests when they are ready.
 

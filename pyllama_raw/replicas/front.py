@@ -29,8 +29,10 @@ from pyllama_raw.serve.reading import Bodies
 
 TRIES = 3
 NO_TOKEN = (b"", b":")  # what parts without a token begin with: a comment, at most
-WIRE = ("type", "http_version", "method", "scheme", "path", "raw_path", "root_path")
-WIRE += ("query_string", "headers", "client", "server")
+WIRE = (  # what a replica is told of a request
+    *("type", "http_version", "method", "scheme", "path", "raw_path", "root_path"),
+    *("query_string", "headers", "client", "server"),
+)
 
 
 class Front:

@@ -80,15 +80,24 @@ async def stream(http, prompt, ends, begun):
     ends.append(end)
 
 
-async def test_the_application_answers_as_it_does_alone(cluster):
+async def test_the_application_answers_as_it_does_alone(cluster, tmp_path):
     """
-    Statuses, headers and bodies come through, whole and streamed.
+    Statuses, headers and bodies come through, whole and streamed; made as Ray's command does.
     """
-    async with replicas(cluster, 1) as http:
+    from ray import serve
+
+    from pyllama_raw.replicas.cluster import application
+
+    file = tmp_path / "service.toml"
+    file.write_text(f"[models.m]\npath = '{tiny_model('llama')}'\n")
+    app = application({"config": str(file), "n_cpus": "0.5"})
+    await anyio.to_thread.run_sync(partial(serve.run, app, route_prefix="/"))
+    async with httpx.AsyncClient(base_url=cluster, timeout=120) as http:
         body = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
         whole = await http.post("/v1/completions", json=body)
         wrong = await http.post("/v1/completions", json={"prompt": "a", "nobody": 1})
         lines = (await http.post("/v1/completions", json=body | {"stream": True})).text
+        metrics = await http.get("/metrics")
 
     parts = [json.loads(line[6:]) for line in lines.split("\n\n") if "{" in line]
     text = "".join(part["choices"][0]["text"] for part in parts)
@@ -96,6 +105,7 @@ async def test_the_application_answers_as_it_does_alone(cluster):
     assert "x-cached-tokens" in whole.headers
     assert wrong.json()["error"]["param"] == "nobody"
     assert text == whole.json()["choices"][0]["text"]
+    assert "vllm:num_requests_running" in metrics.text
 
 
 async def test_a_replica_that_is_killed_takes_along_only_what_it_has_begun(cluster):
