@@ -17,6 +17,7 @@ from . import Url
 def ray_cluster() -> Iterator[Url]:
     """A cluster that serves nothing yet, at a free port; its end takes all processes along."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15: the server alone has none
     import ray
     from ray import serve
 

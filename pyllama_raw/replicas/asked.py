@@ -32,7 +32,7 @@ def asked_of(headers: Mapping[str, str], body: bytes) -> Asked:
         found = None
     fields: dict[str, Any] = found if isinstance(found, dict) else {}
     session = headers.get("x-session-id") or fields.get("prompt_cache_key")
-    data = b"".join(_parts(fields))
+    data = b",".join(_parts(fields))
     space = to_json([fields.get(name) for name in SPACE])
     limits = (fields.get(name) for name in LIMITS)
     n_output = next((each for each in limits if isinstance(each, int)), N_OUTPUT)
