@@ -33,7 +33,7 @@ from pyllama_raw.lab.bench.trace_formats import Arrival
 from pyllama_raw.lab.sim import CostModel, Machine, Trace, fit, simulate, until_next
 from pyllama_raw.serve.deployment import Deployment
 
-N_SLOTS, N_CTX_SLOT = 8, 2048
+N_SLOTS, N_CTX_SLOT, THINK_S = 8, 2048, 4.0
 NAMES = ("tok/s", "ttft p50", "ttft p99", "cached %")
 FIRST_ID, N_IDS = 100, 150  # tokens that prompts are made of: every vocabulary has them
 
@@ -64,7 +64,7 @@ async def play(url: str, trace: Trace) -> dict[str, float]:
     ):
         started = perf_counter()
         for arrival in trace.arrivals:
-            await anyio.sleep(started + arrival.at_s - perf_counter())
+            await anyio.sleep(max(started + arrival.at_s - perf_counter(), 0))
             group.start_soon(partial(_ask, http, arrival, started, played))
     first = trace.arrivals[0].at_s
     n_prompt = sum(each.n_prompt for each in played)
@@ -103,7 +103,7 @@ def cost_of(options: Namespace, config: EngineConfig) -> CostModel:
         file = Path(folder) / "steps.jsonl"
         logged = config.model_copy(update={"log": LogConfig(step_log=file)})
         with pyllama_raw_server(options.model, logged) as url:
-            half = chats(options.chats // 2, options.rate / 2, seed=1)
+            half = chats(options.chats // 2, options.rate / 2, 1, THINK_S)
             anyio.run(play, url, half)
         found = fit(until_next(read_records(file, StepRecord)))
     say(
@@ -124,7 +124,7 @@ def measure(options: Namespace, report: Report) -> None:
     with ray_cluster() as url:
         for index in range(options.rounds):
             machine = replace(machine, cost=cost_of(options, config))
-            trace = chats(options.chats, options.rate, seed=2 + index)
+            trace = chats(options.chats, options.rate, 2 + index, THINK_S)
             run(deployment, n_replicas=2)
             live = anyio.run(play, url, trace)
             found = simulate(

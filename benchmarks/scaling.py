@@ -35,18 +35,22 @@ ROUTERS: tuple[RouterName, ...] = ("round_robin", "least_load", "prefix_affinity
 N_REPLICAS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def chats(n_chats: int, rate: float, seed: int = 0) -> Trace:
+def chats(n_chats: int, rate: float, seed: int = 0, think_s: float = THINK_S) -> Trace:
     """
     Chats whose turns come at *rate* a second together; users think for a while.
 
     Each begins with one of a few system prompts. A turn has all that came before it, but
     the answers, because a trace does not tell which tokens those were.
     """
-    arrivals = sorted(_arrivals(n_chats, rate, seed), key=lambda each: each.at_s)
+    arrivals = sorted(
+        _arrivals(n_chats, rate, seed, think_s), key=lambda each: each.at_s
+    )
     return Trace(arrivals)
 
 
-def _arrivals(n_chats: int, rate: float, seed: int) -> Iterator[Arrival]:
+def _arrivals(
+    n_chats: int, rate: float, seed: int, think_s: float
+) -> Iterator[Arrival]:
     rng = Random(seed)  # noqa: S311 - it is to be repeated
     start, number = 0.0, N_SYSTEMS * SYSTEM
     for _ in range(n_chats):
@@ -60,7 +64,7 @@ def _arrivals(n_chats: int, rate: float, seed: int) -> Iterator[Arrival]:
             n_output = max(1, round(rng.expovariate(1 / N_OUTPUT)))
             n_prompt = len(blocks) * BLOCK
             yield Arrival(at_s, n_prompt, n_output, tuple(blocks), block=BLOCK)
-            at_s += rng.expovariate(1 / THINK_S)
+            at_s += rng.expovariate(1 / think_s)
 
 
 def alone(machine: Machine, n_chats: int) -> Iterator[dict[str, object]]:

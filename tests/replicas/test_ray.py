@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -39,6 +42,27 @@ def deployment(n_slots: int = 4) -> Deployment:
         scheduler=SchedulerConfig(n_slots=n_slots),
     )
     return Deployment(models={"m": str(tiny_model("llama"))}, configs={"m": config})
+
+
+def test_the_example_serves_until_it_is_interrupted():
+    """
+    A cluster of its own, in a process of its own.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "examples/ray_cluster.py", "--port", str(port)]
+    command += ["--model", str(tiny_model("llama")), "--replicas", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with process:
+        for line in process.stderr:
+            if "is ready at" in line:
+                break
+        answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=60)
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+
+    assert [model["id"] for model in answer.json()["data"]] == ["assistant"]
 
 
 @pytest.fixture(scope="module")
