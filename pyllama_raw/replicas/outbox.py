@@ -14,7 +14,7 @@ class Outbox:
     One request and its answer.
 
     A message goes at once if none has gone for *batch_s*; else it waits for the rest of
-    that time, and others may join it. A call of Ray costs more than a token.
+    that time, and later parts of the body join it. A call of Ray costs more than a token.
     """
 
     def __init__(self, body: bytes, batch_s: float) -> None:
@@ -54,5 +54,9 @@ class Outbox:
         raise AssertionError
 
     async def _send(self, message: Message) -> None:
+        last = self._ready[-1] if self._ready else message
+        if last is not message and "body" in last and "body" in message:
+            message["body"] = last["body"] + message["body"]
+            self._ready.pop()
         self._ready.append(message)
         self._changed.set()
