@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
 
 from pyllama_raw.replicas.asked import asked_of
+from pyllama_raw.replicas.told import Told
 from pyllama_raw.routing import Asked
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.events import event
@@ -28,7 +29,6 @@ from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.reading import Bodies
 
 TRIES = 3
-NO_TOKEN = (b"", b":")  # what parts without a token begin with: a comment, at most
 WIRE = (  # what a replica is told of a request
     *("type", "http_version", "method", "scheme", "path", "raw_path", "root_path"),
     *("query_string", "headers", "client", "server"),
@@ -86,19 +86,6 @@ class Front:
             raise Failure(503, "server_is_overloaded", str(error)) from error
         finally:
             batches.cancel()
-
-
-class Told:
-    """What a client has of its answer."""
-
-    has_begun = has_token = False
-
-    def goes_on_with(self, message: Message) -> bool:
-        """Whether *message* is sent: a second replica begins the answer again."""
-        is_second = self.has_begun and message["type"] == "http.response.start"
-        self.has_begun = True
-        self.has_token |= message.get("body", b"")[:1] not in NO_TOKEN
-        return not is_second
 
 
 async def _response(messages: AsyncIterator[Message]) -> Response:
