@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import cast, get_args
 
 from pyllama_raw.engine.step_log import StepLog
 from pyllama_raw.lab.bench.trace_formats import Arrival
@@ -32,21 +31,26 @@ SYSTEM, TURN = (
 )  # blocks that a chat begins with, and a turn adds
 N_SYSTEMS = 4  # different beginnings
 ONE_RATES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+ROUTERS: tuple[RouterName, ...] = ("round_robin", "least_load", "prefix_affinity")
 N_REPLICAS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def chats(n_chats: int, rate: float, seed: int = 0) -> Trace:
+def chats(n_chats: int, rate: float, seed: int = 0, think_s: float = THINK_S) -> Trace:
     """
     Chats whose turns come at *rate* a second together; users think for a while.
 
     Each begins with one of a few system prompts. A turn has all that came before it, but
     the answers, because a trace does not tell which tokens those were.
     """
-    arrivals = sorted(_arrivals(n_chats, rate, seed), key=lambda each: each.at_s)
+    arrivals = sorted(
+        _arrivals(n_chats, rate, seed, think_s), key=lambda each: each.at_s
+    )
     return Trace(arrivals)
 
 
-def _arrivals(n_chats: int, rate: float, seed: int) -> Iterator[Arrival]:
+def _arrivals(
+    n_chats: int, rate: float, seed: int, think_s: float
+) -> Iterator[Arrival]:
     rng = Random(seed)  # noqa: S311 - it is to be repeated
     start, number = 0.0, N_SYSTEMS * SYSTEM
     for _ in range(n_chats):
@@ -60,48 +64,35 @@ def _arrivals(n_chats: int, rate: float, seed: int) -> Iterator[Arrival]:
             n_output = max(1, round(rng.expovariate(1 / N_OUTPUT)))
             n_prompt = len(blocks) * BLOCK
             yield Arrival(at_s, n_prompt, n_output, tuple(blocks), block=BLOCK)
-            at_s += rng.expovariate(1 / THINK_S)
+            at_s += rng.expovariate(1 / think_s)
 
 
-def alone(machine: Machine, n_chats: int) -> list[dict[str, object]]:
-    """One engine, at more and more load."""
-    rows: list[dict[str, object]] = []
+def alone(machine: Machine, n_chats: int) -> Iterator[dict[str, object]]:
+    """One engine, at more and more load; steps count while chats begin at an even rate."""
     for rate in ONE_RATES:
         log = StepLog()
         row = simulate(chats(n_chats, rate), machine, log=log).row()
-        steps = list(log)
+        end_s = n_chats * N_TURNS / rate
+        steps = [step for step in log if end_s / 4 < step.at_s < end_s]
         span_s = steps[-1].at_s - steps[0].at_s
-        rows.append(
-            {
-                "turns/s": rate,
-                "busy %": 100 * sum(step.seconds for step in steps) / span_s,
-                "waiting": fmean(step.n_waiting for step in steps),
-                "running": fmean(step.n_running for step in steps),
-                **_shown(row),
-            }
-        )
-    return rows
+        yield {
+            "turns/s": rate,
+            "busy %": 100 * sum(step.seconds for step in steps) / span_s,
+            "running": fmean(step.n_running for step in steps),
+            "waiting": fmean(step.n_waiting for step in steps),
+            **_shown(row),
+        }
 
 
 def together(
     machine: Machine, n_chats: int, rate: float, most: int
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """More and more engines under each router; load grows with their number."""
-    return [
-        {
-            "replicas": n,
-            "router": router,
-            **_shown(
-                simulate(
-                    chats(n * n_chats, n * rate), machine, n_replicas=n, router=router
-                ).row()
-            ),
-        }
-        for n in N_REPLICAS
-        if n <= most
-        for router in cast(tuple[RouterName, ...], get_args(RouterName))
-        if n > 1 or router == "prefix_affinity"
-    ]
+    for n in (n for n in N_REPLICAS if n <= most):
+        trace = chats(n * n_chats, n * rate)
+        for router in ROUTERS if n > 1 else ("prefix_affinity",):
+            found = simulate(trace, machine, n_replicas=n, router=router)
+            yield {"replicas": n, "router": router, **_shown(found.row())}
 
 
 def _shown(row: dict[str, float]) -> dict[str, float]:
@@ -120,9 +111,9 @@ def main() -> int:
     options = parser.parse_args()
     cost = CostModel() if options.cost is None else CostModel.load(options.cost)
     machine = replace(MACHINE, cost=cost)
-    print("\n".join(table(alone(machine, options.chats))), end="\n\n", flush=True)
     rows = together(machine, options.chats, options.rate, options.replicas)
-    print("\n".join(table(rows)))
+    for each in (alone(machine, 3 * options.chats), rows):
+        print("\n".join(table(list(each))), end="\n\n", flush=True)
     return 0
 
 

@@ -21,11 +21,11 @@ OPEN_SHARE = 1 / 8  # of an open token, in tokens to compute: benchmarks/scaling
 GRAIN = 64  # tokens to compute: engines that differ by fewer are about equal
 
 
-class Asked(NamedTuple):
-    """What a router knows of a request."""
+class RoutedRequest(NamedTuple):
+    """Facts that a router knows of a request."""
 
     n_tokens: int
-    """Of the prompt and the output, at most."""
+    """Tokens of the prompt and the output, at most."""
     blocks: tuple[int, ...] = ()
     """Keys of its prefixes, as `prefixes` makes them."""
     session: str | None = None
@@ -51,10 +51,10 @@ class Replica(Protocol):
 class Router(Protocol):
     """Chooses."""
 
-    def rank(self, asked: Asked, replicas: Sequence[Replica]) -> list[int]:
+    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:
         """Indices of *replicas*, the best for *asked* first."""
 
-    def sent(self, asked: Asked, name: str) -> None:
+    def sent(self, asked: RoutedRequest, name: str) -> None:
         """The replica *name* has got *asked*."""
 
 
@@ -64,22 +64,22 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def rank(self, asked: Asked, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
+    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
         n = len(replicas)
         return [(self._next + offset) % n for offset in range(n)]
 
-    def sent(self, asked: Asked, name: str) -> None:  # noqa: ARG002
+    def sent(self, asked: RoutedRequest, name: str) -> None:  # noqa: ARG002
         self._next += 1
 
 
 class LeastLoad:
     """The engine that has the fewest open tokens."""
 
-    def rank(self, asked: Asked, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
+    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:  # noqa: ARG002
         loads = [replica.n_open_tokens for replica in replicas]
         return sorted(range(len(replicas)), key=loads.__getitem__)
 
-    def sent(self, asked: Asked, name: str) -> None:
+    def sent(self, asked: RoutedRequest, name: str) -> None:
         """Loads come with the replicas."""
 
 
@@ -98,7 +98,7 @@ class PrefixAffinity:
     def __init__(self) -> None:
         self._sent = OrderedDict[int, set[str]]()  # names of replicas, by key
 
-    def rank(self, asked: Asked, replicas: Sequence[Replica]) -> list[int]:
+    def rank(self, asked: RoutedRequest, replicas: Sequence[Replica]) -> list[int]:
         n_blocks, known = len(asked.blocks), self._known(asked.blocks)
         if asked.session:
             homes = self._sent.get(_key_of(asked.session), ())
@@ -115,7 +115,7 @@ class PrefixAffinity:
 
         return sorted(range(len(replicas)), key=key)
 
-    def sent(self, asked: Asked, name: str) -> None:
+    def sent(self, asked: RoutedRequest, name: str) -> None:
         keys = (*asked.blocks, *([_key_of(asked.session)] if asked.session else ()))
         for key in keys:
             self._sent.setdefault(key, set()).add(name)
@@ -157,7 +157,7 @@ def _key_of(session: str) -> int:
     return key_of(session.encode("utf-8", "surrogatepass"), 1)
 
 
-def _start(asked: Asked) -> int:
+def _start(asked: RoutedRequest) -> int:
     if asked.session:
         return _key_of(asked.session)
     return asked.blocks[0] if asked.blocks else 0

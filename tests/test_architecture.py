@@ -16,6 +16,7 @@ FLOORS = """
     lab
     cli
     testing
+    replicas
     serve       runners
     __init__
     results     tools
@@ -45,6 +46,7 @@ INSIDE = {"core", "engine", "native", "_ffi", "prompts", "media"}
 NEVER: dict[str, set[str]] = {
     "api": {"native", "_ffi"},
     "prompts": {"native", "_ffi"},
+    "replicas": INSIDE,
     "serve": INSIDE,  # it has the public API, as a program of a user
     "runners": INSIDE - {"core"},  # as serve; core has words of results
 }

@@ -23,7 +23,7 @@ DOCS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 SHELLS = [*DOCS, ROOT / "benchmarks" / "README.md"]
 INCLUDED = r'--8<-- "(.*)"\n'  # how a page of the site includes a file
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SERVICE = ROOT / "examples" / "service.py"  # tests/examples runs it: it does not end
+ENDLESS = {"service", "ray_cluster"}  # tests/examples and tests/replicas run them
 
 ERRORS = [
     kind
@@ -286,7 +286,9 @@ def test_dependencies_have_a_reason():
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    "path", [path for path in EXAMPLES if path != SERVICE], ids=lambda path: path.stem
+    "path",
+    [path for path in EXAMPLES if path.stem not in ENDLESS],
+    ids=lambda path: path.stem,
 )
 def test_examples_run(path: Path, model_path: Path, tmp_path: Path):
     """

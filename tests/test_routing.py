@@ -7,7 +7,7 @@ import pytest
 
 from pyllama_raw.routing import (
     ROUTERS,
-    Asked,
+    RoutedRequest,
     LeastLoad,
     PrefixAffinity,
     RoundRobin,
@@ -26,11 +26,11 @@ class Engine(NamedTuple):
 IDLE = [Engine(name) for name in "abcd"]
 
 
-def asked(text: str, session: str | None = None) -> Asked:
-    return Asked(100, prefixes(text.encode(), 4), session)
+def asked(text: str, session: str | None = None) -> RoutedRequest:
+    return RoutedRequest(100, prefixes(text.encode(), 4), session)
 
 
-def sent(*pairs: tuple[Asked, str]) -> PrefixAffinity:
+def sent(*pairs: tuple[RoutedRequest, str]) -> PrefixAffinity:
     router = PrefixAffinity()
     for request, name in pairs:
         router.sent(request, name)

@@ -21,7 +21,7 @@ from pyllama_raw import Prompt
 from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, QueueFull
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.routing import ROUTERS, Asked, RouterName, prefixes
+from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
 from pyllama_raw.runners.breaker import Breaker, BreakerState
 from pyllama_raw.runners.capabilities import RunnerCapabilities, are_ids
 from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
@@ -194,7 +194,7 @@ class Pool(ModelRunner):
     ) -> T:
         """The answer of the first runner that gives one."""
         self._check_open()
-        members = list(self._ranked(Asked(len(str(texts)) // CHARACTERS_A_TOKEN)))
+        members = list(self._ranked(RoutedRequest(len(str(texts)) // CHARACTERS_A_TOKEN)))
         for member in members[:-1]:
             try:
                 return await call(member.runner)
@@ -204,7 +204,7 @@ class Pool(ModelRunner):
                     raise
         return await call(members[-1].runner)
 
-    def _ranked(self, asked: Asked) -> Iterator[PooledRunner]:
+    def _ranked(self, asked: RoutedRequest) -> Iterator[PooledRunner]:
         """Runners that do not rest, the best first; all, if all rest."""
         fit = [m for m in self._members if m.breaker.state is not BreakerState.OPEN]
         fit = fit or self._members
@@ -241,7 +241,7 @@ def _tell(breaker: Breaker, error: PyllamaError) -> None:
         breaker.failed(error)
 
 
-def _asked(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Asked:
+def _asked(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> RoutedRequest:
     """A request, as the rule sees it."""
     if isinstance(prompt, str):
         data = prompt.encode(errors="surrogatepass")
@@ -251,4 +251,4 @@ def _asked(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> A
         data = json.dumps(prompt, default=str).encode()
     n_tokens = len(data) // CHARACTERS_A_TOKEN + params.n * params.max_tokens
     space = (options.get("cache_salt") or "").encode(errors="surrogatepass")
-    return Asked(n_tokens, prefixes(data, BLOCK_BYTES, space), options.get("client"))
+    return RoutedRequest(n_tokens, prefixes(data, BLOCK_BYTES, space), options.get("client"))

@@ -22,7 +22,7 @@ from pyllama_raw.lab.sim.executor import SimExecutor, VirtualClock
 from pyllama_raw.lab.sim.figures import Figures
 from pyllama_raw.lab.sim.guessed import Requests
 from pyllama_raw.lab.sim.machine import TOKEN_BYTES, Machine
-from pyllama_raw.routing import ROUTERS, Asked, Router, RouterName, prefixes
+from pyllama_raw.routing import ROUTERS, RoutedRequest, Router, RouterName, prefixes
 
 OnEnd = Callable[[Request, Finished], None]
 OnFault = Callable[[PolicyFault], None]
@@ -133,7 +133,7 @@ def _choose(rule: Router, request: Request, replicas: Sequence[Simulated]) -> Si
     """The replica that *request* is sent to."""
     tokens = request.tokens
     blocks = prefixes(tokens.tobytes(), BLOCK * tokens.itemsize)
-    asked = Asked(request.n_prompt + request.max_tokens, blocks)
+    asked = RoutedRequest(request.n_prompt + request.max_tokens, blocks)
     chosen = replicas[rule.rank(asked, replicas)[0]]
     rule.sent(asked, chosen.name)
     return chosen

@@ -1,0 +1,96 @@
+"""One replica: the engines of a deployment and the application over them, called by handle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ray.util.metrics import Gauge
+from starlette.types import Message, Scope
+
+from pyllama_raw import AsyncEngine
+from pyllama_raw.replicas.outbox import Outbox
+from pyllama_raw.results import EngineStats, HealthState
+from pyllama_raw.routing import RoutedRequest
+from pyllama_raw.serve.app import make_app
+from pyllama_raw.serve.deployment import Deployment
+
+GAUGES = ("running", "waiting", "n_cells_used", "n_cells", "n_open_tokens")
+
+
+class EngineReplica:
+    """Ray makes one of these in each process of the deployment."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, deployment: Deployment, batch_s: float
+    ) -> None:
+        """
+        Open the engines; Ray sends requests when they are ready.
+
+        Args:
+            batch_s: parts of an answer that come within so many seconds go together.
+        """
+        self._stack, self._batch_s = AsyncExitStack(), batch_s
+        self._engines = {
+            name: await self._stack.enter_async_context(
+                AsyncEngine.open(path, deployment.configs.get(name))
+            )
+            for name, path in deployment.models.items()
+        }
+        self._stall_s = deployment.service.stall_s
+        self._app = make_app(self._engines, deployment.service)
+        self._open: dict[int, int] = {}  # tokens, by answer
+        self._gauges = {
+            name: Gauge(f"pyllama_raw_{name}", tag_keys=("replica",)) for name in GAUGES
+        }
+
+    async def answer(
+        self, asked: RoutedRequest, scope: Scope, body: bytes
+    ) -> AsyncIterator[list[Message]]:
+        """
+        What the application answers, in batches.
+
+        Args:
+            asked: what the router chose by.
+        """
+        outbox = Outbox(body, self._batch_s)
+        self._open[id(outbox)] = asked.n_tokens
+        try:
+            async for batch in outbox.run(self._app, scope):
+                yield batch
+        finally:
+            del self._open[id(outbox)]
+
+    def check_health(self) -> None:
+        """Ray replaces a replica that raises here thrice."""
+        for name, engine in self._engines.items():
+            state = engine.health(self._stall_s).state
+            if state in (HealthState.STALLED, HealthState.DEAD):
+                raise RuntimeError(f"the engine of {name} is {state}: {engine.error}")
+
+    def record_routing_stats(self) -> dict[str, int]:
+        """What routers learn of this replica; Ray asks every second or so."""
+        each = [engine.stats() for engine in self._engines.values()]
+        told = {name: _total(each, name) for name in GAUGES[:-1]}
+        told["n_open_tokens"] = sum(self._open.values())
+        for name, value in told.items():
+            self._gauges[name].set(value, {"replica": _name()})
+        return told
+
+    async def aclose(self) -> None:
+        """Close the engines."""
+        await self._stack.aclose()
+
+    __del__: Any = aclose  # Ray awaits it before the process ends
+
+
+def _total(each: list[EngineStats], name: str) -> int:
+    return sum(int(getattr(stats, name)) for stats in each)
+
+
+def _name() -> str:
+    from ray import serve
+
+    name: str = serve.get_replica_context().replica_id.unique_id
+    return name

@@ -1,0 +1,102 @@
+"""
+What stands before the replicas: it reads a request, calls by handle, and passes the answer on.
+
+Rules:
+1. A request whose replica ends is asked again elsewhere, as long as its client has no token.
+2. Later the client is told: an event in a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from pydantic_core import to_json
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Scope
+
+from pyllama_raw.replicas.asked import asked_of
+from pyllama_raw.replicas.told import Told
+from pyllama_raw.routing import RoutedRequest
+from pyllama_raw.serve.config import ServeConfig
+from pyllama_raw.serve.events import event
+from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.reading import Bodies
+
+TRIES = 3
+WIRE = (  # what a replica is told of a request
+    *("type", "http_version", "method", "scheme", "path", "raw_path", "root_path"),
+    *("query_string", "headers", "client", "server"),
+)
+
+
+class Front:
+    """Ray calls it with each request; it has no engine."""
+
+    def __init__(self, replicas: Any, config: ServeConfig) -> None:
+        self._replicas = replicas.options(stream=True)
+        self._bodies = Bodies(config)
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer of a replica."""
+        try:
+            self._bodies.check(request.headers.get("content-length", "0"))
+            body = await self._bodies.read(request.receive)
+            if body is None:
+                return Response()  # to nobody
+            messages = self._messages(request, body)
+            return await _response(messages)
+        except Failure as failure:
+            return JSON(*failure.parts)
+
+    async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
+        """Those of one answer. Raises Failure if there is none."""
+        asked, told = asked_of(request.headers, body), Told()
+        scope: Scope = {n: request.scope[n] for n in WIRE if n in request.scope}
+        for _ in range(TRIES):
+            try:
+                async for message in self._ask(asked, scope, body):
+                    if told.goes_on_with(message):
+                        yield message
+            except RayActorError:
+                if told.has_token:
+                    break
+            else:
+                return
+        failure = Failure(503, "replica_ended", "the replica of this answer has ended")
+        if not told.has_begun:
+            raise failure
+        yield {"type": "http.response.body", "body": event(to_json(failure.body()))}
+
+    async def _ask(
+        self, asked: RoutedRequest, scope: Scope, body: bytes
+    ) -> AsyncIterator[Message]:
+        """What one replica answers. Raises RayActorError if the replica ends."""
+        batches = self._replicas.answer.remote(asked, scope, body)
+        try:
+            async for batch in batches:
+                for message in batch:
+                    yield message
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise Failure(503, "server_is_overloaded", str(error)) from error
+        finally:
+            batches.cancel()
+
+
+async def _response(messages: AsyncIterator[Message]) -> Response:
+    start = await anext(messages)
+    response = StreamingResponse(_bodies(messages), start["status"])
+    response.raw_headers = list(start["headers"])
+    return response
+
+
+async def _bodies(messages: AsyncIterator[Message]) -> AsyncIterator[bytes]:
+    async with aclosing(messages):  # type: ignore[type-var]
+        async for message in messages:
+            if message.get("body"):
+                yield message["body"]

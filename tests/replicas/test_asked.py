@@ -1,0 +1,84 @@
+"""What a router reads in a request."""
+
+import json
+
+import pytest
+
+from pyllama_raw.replicas.asked import BLOCK_BYTES, N_OUTPUT, asked_of
+from pyllama_raw.routing import RoutedRequest
+
+LONG = "word " * 400
+
+
+def body(**fields) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def chat(*texts: str, **fields) -> RoutedRequest:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return asked_of({}, body(messages=messages, **fields))
+
+
+def n_common(one: RoutedRequest, other: RoutedRequest) -> int:
+    return len({*one.blocks} & {*other.blocks})
+
+
+def test_a_chat_that_goes_on_has_its_blocks():
+    """
+    The last block is of both turns, so one less is common.
+    """
+    first, second = chat(LONG), chat(LONG, "and then", LONG)
+
+    assert n_common(first, second) == len(first.blocks)
+    assert len(second.blocks) > len(first.blocks)
+
+
+@pytest.mark.parametrize(
+    "field", [{"model": "b"}, {"cache_salt": "x"}, {"adapters": {"a": 1}}]
+)
+def test_what_shares_no_cache_has_no_common_block(field):
+    """
+    Engines keep the prefixes of each model, salt and set of adapters apart.
+    """
+    assert n_common(chat(LONG), chat(LONG, **field)) == 0
+
+
+def test_prompts_are_texts_or_tokens():
+    """
+    Either goes on as a chat does.
+    """
+    texts = [asked_of({}, body(prompt=LONG + more)) for more in ("", LONG)]
+    tokens = [asked_of({}, body(prompt=[7] * n)) for n in (4 * BLOCK_BYTES, 5000)]
+
+    assert n_common(*texts) == len(texts[0].blocks) > 1
+    assert n_common(*tokens) == len(tokens[0].blocks) > 1
+
+
+def test_tokens_are_estimated_with_the_output():
+    """
+    A request that sets no limit has a usual one.
+    """
+    short = asked_of({}, body(prompt="a" * 400))
+    limited = asked_of({}, body(prompt="a" * 400, max_tokens=1000))
+
+    assert (short.n_tokens, limited.n_tokens) == (100 + N_OUTPUT, 1100)
+
+
+def test_a_session_is_named_by_the_header_or_the_body():
+    """
+    The header wins, as routers of others set it.
+    """
+    named = body(prompt="a", prompt_cache_key="mine")
+
+    assert asked_of({"x-session-id": "yours"}, named).session == "yours"
+    assert asked_of({}, named).session == "mine"
+
+
+@pytest.mark.parametrize(
+    "given", [b"", b"{", b"[1]", b'{"prompt": 3, "max_tokens": "x", "messages": {}}']
+)
+def test_any_body_can_be_routed(given):
+    """
+    What is wrong with it is the replica's to say.
+    """
+    assert asked_of({}, given).session is None
