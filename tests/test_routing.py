@@ -7,10 +7,10 @@ import pytest
 
 from pyllama_raw.routing import (
     ROUTERS,
-    RoutedRequest,
     LeastLoad,
     PrefixAffinity,
     RoundRobin,
+    RoutedRequest,
     prefixes,
 )
 

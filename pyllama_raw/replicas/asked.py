@@ -1,4 +1,4 @@
-"""What a router reads in a request: the beginning of its prompt, its length, its session."""
+"""Facts that a router reads in a request: the beginning of its prompt, its length, its session."""
 
 from __future__ import annotations
 

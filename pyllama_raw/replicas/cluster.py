@@ -36,7 +36,7 @@ def cluster(
     batch_s: float = 0.02,
 ) -> serve.Application:
     """
-    What `serve.run` takes.
+    Application that `serve.run` takes.
 
     Args:
         deployment: the models and options of each replica; where it listens is Ray's.
@@ -85,7 +85,7 @@ def cluster(
 
 def application(given: dict[str, Any]) -> serve.Application:
     """
-    What the command of Ray takes, and a RayService of Kubernetes:
+    Application for the command of Ray, and for a RayService of Kubernetes:
 
         serve run pyllama_raw.replicas.cluster:application config=service.toml n_replicas=2
 

@@ -49,7 +49,7 @@ class EngineReplica:
         self, asked: RoutedRequest, scope: Scope, body: bytes
     ) -> AsyncIterator[list[Message]]:
         """
-        What the application answers, in batches.
+        Answer of the application, in batches.
 
         Args:
             asked: what the router chose by.
@@ -70,7 +70,7 @@ class EngineReplica:
                 raise RuntimeError(f"the engine of {name} is {state}: {engine.error}")
 
     def record_routing_stats(self) -> dict[str, int]:
-        """What routers learn of this replica; Ray asks every second or so."""
+        """Facts that routers learn of this replica; Ray asks every second or so."""
         each = [engine.stats() for engine in self._engines.values()]
         told = {name: _total(each, name) for name in GAUGES[:-1]}
         told["n_open_tokens"] = sum(self._open.values())

@@ -1,5 +1,5 @@
 """
-What stands before the replicas: it reads a request, calls by handle, and passes the answer on.
+Front of the replicas: it reads a request, calls by handle, and passes the answer on.
 
 Rules:
 1. A request whose replica ends is asked again elsewhere, as long as its client has no token.
@@ -52,10 +52,10 @@ class Front:
             messages = self._messages(request, body)
             return await _response(messages)
         except Failure as failure:
-            return JSON(*failure.parts)
+            return JSON(*failure.parts(request.url.path))
 
     async def _messages(self, request: Request, body: bytes) -> AsyncIterator[Message]:
-        """Those of one answer. Raises Failure if there is none."""
+        """Parts of one answer. Raises Failure if there is none."""
         asked, told = asked_of(request.headers, body), Told()
         scope: Scope = {n: request.scope[n] for n in WIRE if n in request.scope}
         for _ in range(TRIES):
@@ -76,7 +76,7 @@ class Front:
     async def _ask(
         self, asked: RoutedRequest, scope: Scope, body: bytes
     ) -> AsyncIterator[Message]:
-        """What one replica answers. Raises RayActorError if the replica ends."""
+        """Answer of one replica. Raises RayActorError if the replica ends."""
         batches = self._replicas.answer.remote(asked, scope, body)
         try:
             async for batch in batches:

@@ -1,4 +1,4 @@
-"""What a client has of its answer: whether another replica may begin the answer again."""
+"""Part of an answer that a client has: whether another replica may begin the answer again."""
 
 from __future__ import annotations
 

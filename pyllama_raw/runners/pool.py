@@ -194,7 +194,9 @@ class Pool(ModelRunner):
     ) -> T:
         """The answer of the first runner that gives one."""
         self._check_open()
-        members = list(self._ranked(RoutedRequest(len(str(texts)) // CHARACTERS_A_TOKEN)))
+        members = list(
+            self._ranked(RoutedRequest(len(str(texts)) // CHARACTERS_A_TOKEN))
+        )
         for member in members[:-1]:
             try:
                 return await call(member.runner)
@@ -241,7 +243,9 @@ def _tell(breaker: Breaker, error: PyllamaError) -> None:
         breaker.failed(error)
 
 
-def _asked(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> RoutedRequest:
+def _asked(
+    prompt: Prompt, params: SamplingParams, options: RequestOptions
+) -> RoutedRequest:
     """A request, as the rule sees it."""
     if isinstance(prompt, str):
         data = prompt.encode(errors="surrogatepass")
@@ -251,4 +255,6 @@ def _asked(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> R
         data = json.dumps(prompt, default=str).encode()
     n_tokens = len(data) // CHARACTERS_A_TOKEN + params.n * params.max_tokens
     space = (options.get("cache_salt") or "").encode(errors="surrogatepass")
-    return RoutedRequest(n_tokens, prefixes(data, BLOCK_BYTES, space), options.get("client"))
+    return RoutedRequest(
+        n_tokens, prefixes(data, BLOCK_BYTES, space), options.get("client")
+    )
