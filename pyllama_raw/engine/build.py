@@ -256,8 +256,10 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
     """
     cache, n_slots = config.cache, config.scheduler.n_slots
     kind = expected_kind(model, config.resolved_context)
-    per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1, SnapshotKind.STATE: 0}
-    n_parked = per_slot[kind] * n_slots if cache.mode == "live" else 0
+    if kind is SnapshotKind.EXACT and _can_chain(model, config):
+        kind = SnapshotKind.CHAIN
+    per_slot = {SnapshotKind.RANGE: 2, SnapshotKind.EXACT: 1}
+    n_parked = per_slot.get(kind, 0) * n_slots if cache.mode == "live" else 0
     if cache.parked_slots is not None:
         n_parked = cache.parked_slots
     if cache.mode == "off" or kind is SnapshotKind.STATE:
@@ -265,7 +267,7 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
     saves = cache.mode == "snapshots" or (
         cache.mode == "live" and cache.directory is not None
     )
-    n_scratch = int(kind is SnapshotKind.RANGE and saves)
+    n_scratch = int(kind.is_part and saves)
     n_left = MAX_SEQS - n_slots - n_scratch
     if n_left < 0:
         raise ConfigError(
@@ -273,6 +275,17 @@ def layout_of(model: Model, config: EngineConfig) -> SequenceLayout:
             f"at most {MAX_SEQS - n_scratch}, or CacheConfig(mode='live')"
         )
     return SequenceLayout(kind, n_slots, min(n_parked, n_left), n_scratch)
+
+
+def _can_chain(model: Model, config: EngineConfig) -> bool:
+    """
+    Whether points of memory that cannot be cut are kept without the positions before them.
+
+    Points that go to files are whole, and a purely recurrent state has no positions.
+    """
+    cache, unified = config.cache, config.resolved_context.kv_unified
+    keeps = cache.mode == "snapshots" and cache.directory is None
+    return unified and keeps and not model.is_recurrent
 
 
 def make_cache(config: CacheConfig, kind: SnapshotKind) -> PrefixCache | None:
@@ -325,8 +338,7 @@ def make_disk_tier(
     store: DiskStore, kind: SnapshotKind, cost: SnapshotCost, keys: SpanKeys
 ) -> Tier:
     """A file holds a whole state, also where host snapshots are ranges."""
-    whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
-    cache = PrefixCache(whole, max_bytes=store.max_bytes, max_entries=MAX_FILES)
+    cache = PrefixCache(kind.whole, max_bytes=store.max_bytes, max_entries=MAX_FILES)
 
     def bound(n_tokens: int) -> int:
         n_parts = n_parts_of(n_tokens) if kind is SnapshotKind.RANGE else 1
@@ -355,9 +367,7 @@ def limits_of(
         n_parked=layout.n_parked,
         unified=context.kv_unified and not model.is_recurrent,
         deterministic=config.deterministic,
-        can_shift=context.can_shift
-        and layout.kind is not SnapshotKind.EXACT
-        and not model.reads_sources,
+        can_shift=context.can_shift and layout.kind.can_cut and not model.reads_sources,
         kind=layout.kind,
         n_outputs=context.n_outputs_max,
         n_swa=model.n_swa,

@@ -104,7 +104,7 @@ class NativeExecutor:
         self._advanced: tuple[Work, ...] = ()  # whose next tokens are in the batch
         self._lost = frozenset[int]()  # slots that were emptied between two steps
         self._refuses_cuts = False  # learned from the memory, or known by its kind:
-        self._can_drop = kind is not SnapshotKind.EXACT
+        self._can_drop = kind.can_cut
         self._n_failed = self._n_rebuilt = 0  # steps, contexts
         self._open = BuiltSamplers()
         self._rows = Rows(self._open, self.context.max_tokens, self.context.n_seq_max)
@@ -404,7 +404,7 @@ class NativeExecutor:
     def _left(self, work: Work) -> Held | Lost:
         """Part of *work* that an aborted decode left, without a token to be sampled from."""
         slot, n_tokens = work.slot, len(work.tokens)
-        if self._kind is SnapshotKind.EXACT or self._refuses_cuts:
+        if not self._kind.can_cut or self._refuses_cuts:
             self.context.seq_rm(slot)
             return Lost()
         if type(work) is PrefillSpan:

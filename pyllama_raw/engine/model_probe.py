@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.engine.capabilities import Capabilities
 from pyllama_raw.engine.estimate import Outline
 from pyllama_raw.engine.probe import expected_kind
@@ -55,7 +54,7 @@ def probe_model(path: Path, config: EngineConfig) -> ModelProbe:
     with Outline(path, config) as outline:
         model, generates = outline.model, outline.generates
         kind = expected_kind(model, config.resolved_context)
-        is_whole = not generates or kind is SnapshotKind.EXACT
+        is_whole = not (generates and kind.can_cut)
         return ModelProbe(
             capabilities=outline.capabilities,
             n_params=model.n_params,

@@ -3,7 +3,8 @@ The moves of a plan, on a context.
 
 With unified KV a *range* of positions can be saved alone: it is copied to a scratch slot,
 which costs nothing, and that slot is saved. A load goes the same way back. So no position
-is ever held twice. Split KV and memory that cannot be cut are saved whole, and so is what
+is ever held twice. A recurrent state has no range: each copy takes all of it, so that of the
+last range is what a load leaves. Split KV and memory that cannot be cut are saved whole, and so is what
 goes to files.
 
 Between the parts of split KV a copy goes through host memory too. libllama's own copy is
@@ -154,7 +155,7 @@ class SlotOperations:
                 state = self._saved_parts(slot, save.stop, max_bytes)
             else:
                 state = self._saved_state(slot, max_bytes)
-        elif self._kind is not SnapshotKind.RANGE:
+        elif not self._kind.is_part:
             state = self._saved_state(slot, save.max_bytes)
         else:
             context.seq_cp(slot, scratch, save.start, save.stop)
@@ -170,7 +171,7 @@ class SlotOperations:
     def _trim(self, slot: int, n_pos: int) -> None:
         if n_pos == 0:
             self._context.seq_rm(slot)
-        elif self._kind is SnapshotKind.EXACT or self._context.cut(slot, n_pos):
+        elif not self._kind.can_cut or self._context.cut(slot, n_pos):
             return
         else:
             self._refuse(slot)
@@ -271,7 +272,7 @@ class SlotOperations:
         payload = piece.payload
         data = payload.data if isinstance(payload, FileState) else payload
         assert isinstance(data, memoryview)
-        if self._kind is not SnapshotKind.RANGE:
+        if not self._kind.is_part:
             self._context.restore(slot, data)
             self._trim(slot, piece.stop)
         elif isinstance(payload, FileState):

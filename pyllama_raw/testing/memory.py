@@ -99,7 +99,7 @@ class FakeMemory:
         self.reading: list[tuple[int, FakeFile | None]] = []  # until end_fetch()
         self._numbers = count()
         self.refuses_cuts = False  # has refused one
-        self._must_not_cut = limits.kind is SnapshotKind.EXACT
+        self._must_not_cut = not limits.kind.can_cut
         self._lost: set[int] = set()
         self._saved: dict[int, Saved] = {}
 
@@ -281,6 +281,8 @@ class FakeMemory:
         assert rows.end_at(save.stop)
         if is_on_disk or self.limits.kind is SnapshotKind.EXACT:
             assert rows == held, "all of the slot"
+        elif not self.limits.kind.can_cut:
+            assert rows.cells[-1] == held.cells[-1], "what holds at the end of the slot"
         return rows.payload
 
     def _load(self, load: Load) -> None:
@@ -293,7 +295,7 @@ class FakeMemory:
             assert isinstance(piece.payload, tuple)
             assert self.slots[slot].end_at(piece.start), "a slot has all before"
             rows = [row for row in piece.payload if piece.start <= row[0] < piece.stop]
-            if self.limits.kind is SnapshotKind.EXACT:
+            if not self.limits.kind.can_cut:
                 assert rows == list(piece.payload)
             self._fill(slot, rows)
             assert self.slots[slot].end_at(piece.stop)

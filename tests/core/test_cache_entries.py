@@ -9,7 +9,7 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.namespace import Adapted
 from tests.core.cache_support import find, make_cache, store, toks
 
-RANGE, STATE, EXACT = SnapshotKind
+RANGE, STATE, EXACT, CHAIN = SnapshotKind
 ALL = pytest.mark.parametrize("kind", SnapshotKind)
 
 

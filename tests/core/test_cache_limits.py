@@ -10,7 +10,7 @@ from pyllama_raw.core.memory.eviction import EvictionQueue
 from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
-RANGE, STATE, EXACT = SnapshotKind
+RANGE, STATE, EXACT, CHAIN = SnapshotKind
 ALL = pytest.mark.parametrize("kind", SnapshotKind)
 
 

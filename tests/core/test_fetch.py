@@ -21,9 +21,8 @@ KINDS = pytest.mark.parametrize("kind", SnapshotKind)
 
 def make_engine(n_slots=3, kind=SnapshotKind.RANGE, **options) -> Engine:
     """Somebody streams, and a file has all of LONG; it is not read before finish()."""
-    whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
     file = FakeFile(0, tuple(enumerate(LONG)))
-    index = PrefixCache(whole, max_bytes=10**6, max_entries=10)
+    index = PrefixCache(kind.whole, max_bytes=10**6, max_entries=10)
     known = KnownState(None, array("i", LONG), file, file.n_bytes)
     disk = Tier(CacheTier.DISK, index, lambda n: HEAD_BYTES + TOKEN_BYTES * n, [known])
     engine = Engine(

@@ -11,7 +11,7 @@ from pyllama_raw.core.memory.snapshot_kind import SnapshotKind
 from pyllama_raw.core.memory.snapshot_points import snapshot_points, spaced
 from tests.core.cache_support import find, held, make_cache, spans, store, toks
 
-RANGE, STATE, EXACT = SnapshotKind
+RANGE, STATE, EXACT, CHAIN = SnapshotKind
 ALL = pytest.mark.parametrize("kind", SnapshotKind)
 
 

@@ -33,7 +33,7 @@ from tests.core.cache_support import toks
 MAX_BYTES = 400
 MAX_ENTRIES = 6
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_TEST_EXAMPLES", "15"))
-RANGE, STATE, EXACT = SnapshotKind
+RANGE, STATE, EXACT, CHAIN = SnapshotKind
 
 namespaces = st.sampled_from(["a", "b"])
 bases = st.sampled_from(["xxxxxxxx", "xxxxyyyy", "xxxyxxxx", "yyyyyyyy", "yyxxyyxx"])
@@ -110,7 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
     def best(self, namespace: str, text: str) -> int:
         """Tokens of *text* that can be restored, by looking at every entry."""
         mine = [k for k in self.known if k.namespace == namespace]
-        if self.kind is EXACT:
+        if self.kind in (EXACT, CHAIN):
             return max((k.stop for k in mine if text.startswith(k.text)), default=0)
         if self.kind is STATE:
             return max((k.n_shared(text) for k in mine), default=0)
@@ -136,7 +136,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert known.namespace == namespace
             assert known.text[:stop] == text[:stop]
             assert entry.start <= start == at < stop <= entry.stop
-            assert self.kind is not EXACT or stop == entry.stop
+            assert self.kind not in (EXACT, CHAIN) or stop == entry.stop
             at = stop
         assert at == hit.n_tokens
 
@@ -177,9 +177,15 @@ class CacheMachine(RuleBasedStateMachine):
         self.unpin(hit)
 
     def falls_with(self, known: Known, entry: Entry) -> bool:
+        top = [k for k in self.known if k.entry is entry]
+        if self.kind is CHAIN:
+            return known.entry is entry or any(
+                self.falls_with(k, entry)
+                for k in self.known
+                if (k.namespace, k.text) == (known.namespace, known.text[: known.start])
+            )
         if known.entry is entry or self.kind is not RANGE:
             return known.entry is entry
-        top = [k for k in self.known if k.entry is entry]
         return any(
             known.namespace == k.namespace and known.n_shared(k.text) > k.start
             for k in top
@@ -203,7 +209,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert (plan is None) == self.is_covered(namespace, text)
         if plan is None:
             return None
-        in_tree = self.best(namespace, text) if self.kind is RANGE else 0
+        in_tree = self.best(namespace, text) if self.kind.is_part else 0
         assert (plan.start, plan.stop) == (in_tree, len(text))
         n_charged = n + 4 * (plan.stop - plan.start)
         fixed = {*self.pins, *plan.ground, *self.grounds()}
@@ -224,7 +230,7 @@ class CacheMachine(RuleBasedStateMachine):
     def is_covered(self, namespace: str, text: str) -> bool:
         """Is all of it stored, or some of it being captured?"""
         others = [c.text for c in self.open if c.namespace == namespace]
-        if self.kind is EXACT:
+        if self.kind in (EXACT, CHAIN):
             mine = [k.text for k in self.known if k.namespace == namespace]
             return text in mine + others
         n_best = self.best(namespace, text)
@@ -240,7 +246,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(released) == len(gone)
         assert not {k.entry for k in gone} & {*self.pins, *self.grounds()}
         self.leave(gone)
-        if self.kind is RANGE:
+        if self.kind.is_part:
             return
         replaced = [k for k in gone if self.kind is STATE and text.startswith(k.text)]
         kept = [k.entry for k in self.known if k.entry not in self.pins]

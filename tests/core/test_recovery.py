@@ -366,7 +366,7 @@ def test_after_a_failure_snapshots_and_leaders_are_used(kind):
     """
     What host memory has is restored, and equal prompts are computed once, again.
     """
-    engine = Engine(4, kind=kind, unified=kind is SnapshotKind.RANGE)
+    engine = Engine(4, kind=kind, unified=kind.is_part)
     prompt = list(range(100, 140))
     for _ in range(3):
         engine.add(prompt, 4)

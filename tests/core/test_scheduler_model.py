@@ -116,7 +116,7 @@ class SchedulerModel(RuleBasedStateMachine):
             deterministic=deterministic,
             n_parked=N_PARKED,
             kind=kind,
-            n_swa=n_swa if kind is SnapshotKind.EXACT else 0,
+            n_swa=0 if kind.can_cut else n_swa,
             n_outputs=n_outputs,
             token_budget=budget,
             prefill_quantum=quantum,
@@ -373,8 +373,7 @@ class SchedulerModel(RuleBasedStateMachine):
     def abort(self, data):
         works, saved, lost = self.prepare(data)
         held = self.write(works, data.draw(st.integers(0, self.plan.n_tokens)))
-        exact = self.scheduler.limits.kind is SnapshotKind.EXACT
-        if exact or self.memory.refuses_cuts:
+        if not self.scheduler.limits.kind.can_cut or self.memory.refuses_cuts:
             for work in works:
                 self.memory.empty(work.slot)
             held = {}
@@ -460,8 +459,7 @@ def n_rows(work):
 
 def make_disk(kind):
     """A disk tier that keeps and reads the shortest of prefixes."""
-    whole = SnapshotKind.STATE if kind is SnapshotKind.RANGE else kind
-    cache = PrefixCache(whole, max_bytes=MAX_DISK_BYTES, max_entries=5)
+    cache = PrefixCache(kind.whole, max_bytes=MAX_DISK_BYTES, max_entries=5)
     tier = Tier(CacheTier.DISK, cache, COST.bound)
     tier.min_gain = 1
     return tier
@@ -554,7 +552,7 @@ def test_long_histories_go_through_all_tiers():
     """
     What a slot holds is what its sequence says, after any copies, restores and reads.
     """
-    counts = sum((play(seed) for seed in range(24)), Counter())
+    counts = sum((play(seed) for seed in range(48)), Counter())
 
     names = ("host int", "disk int", "disk Snapshot", "Load", "Fetch", "Delete")
     assert min(counts[name] for name in names) > 25

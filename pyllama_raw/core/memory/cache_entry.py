@@ -27,6 +27,10 @@ class Entry:
     n_pins: int = 0
     last_used: int = 0  # count of queries and stores so far, not a time
     is_queued: bool = False  # the eviction queue knows it
+    ground: Entry | None = field(
+        default=None, repr=False
+    )  # in a chain: what it goes on from
+    n_upon: int = 0  # entries in the tree that go on from this one
 
     @property
     def n_tokens(self) -> int:

@@ -73,6 +73,10 @@ class EntryStore:
             del self._trees[entry.namespace]
         elif remaining.cover is not None:
             self._queue.push(remaining.cover)  # perhaps nothing builds on it any more
+        if entry.ground is not None:
+            entry.ground.n_upon -= 1
+            self._queue.push(entry.ground)
+            entry.ground = None
         self._entries.remove(entry)
         self._ledger.evictions[reason] += 1
         if entry.n_pins:

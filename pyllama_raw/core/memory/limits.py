@@ -40,7 +40,7 @@ class ContextLimits:
     @property
     def can_cut(self) -> bool:
         """Whether a slot can forget its last tokens only."""
-        return self.kind is not SnapshotKind.EXACT
+        return self.kind.can_cut
 
     @property
     def n_whole_rows(self) -> int:

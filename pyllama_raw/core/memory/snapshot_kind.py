@@ -1,5 +1,5 @@
 """
-The three things a snapshot can be, as the memory of the model allows.
+The four things a snapshot can be, as the memory of the model allows.
 
 The context finds out which one holds when it starts. A layout answers what of a tree path
 can be restored, what is still to capture, and which entries need each other. It decides;
@@ -22,6 +22,26 @@ class SnapshotKind(Enum):
     RANGE = "range"  # its own positions only; restored as a chain, cut anywhere
     STATE = "state"  # all positions from 0; cut anywhere
     EXACT = "exact"  # all positions from 0; of use at its last position only
+    CHAIN = (
+        "chain"  # its own positions only, and what holds at its last one: of use there
+    )
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether memory of this kind can forget its last tokens only."""
+        return self in (SnapshotKind.RANGE, SnapshotKind.STATE)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether what lies before its own positions comes from other snapshots."""
+        return self in (SnapshotKind.RANGE, SnapshotKind.CHAIN)
+
+    @property
+    def whole(self) -> SnapshotKind:
+        """The kind that the same memory has if each snapshot stands alone."""
+        if not self.is_part:
+            return self
+        return SnapshotKind.STATE if self.can_cut else SnapshotKind.EXACT
 
 
 class Layout(ABC):
@@ -146,6 +166,54 @@ class ExactLayout(Layout):
         return other.key == plan.key
 
 
+class ChainLayout(ExactLayout):
+    """
+    Points of a path that share the positions before them: each needs the one it goes on from.
+
+    Memory with a recurrent state or a window is of use at a point only, but most bytes of a
+    point are those of positions that earlier points have, too.
+    """
+
+    def spans(self, path: Path[Entry]) -> tuple[Stretch, ...]:
+        spans: list[Stretch] = []
+        entry = next(iter(_entries_on(path)[-1:]), None)
+        while entry is not None:
+            spans.append(Stretch(entry, entry.start, entry.stop))
+            entry = entry.ground
+        return tuple(reversed(spans))
+
+    def plan(
+        self, namespace: Namespace, key: bytes, path: Path[Entry]
+    ) -> CapturePlan | None:
+        stop = len(key) // TOKEN_BYTES
+        ground = tuple(span.entry for span in self.spans(path))
+        start = ground[-1].stop if ground else 0
+        return (
+            None if start == stop else CapturePlan(namespace, key, start, stop, ground)
+        )
+
+    def attach(self, entry: Entry, node: Node[Entry]) -> None:
+        super().attach(entry, node)
+        above = node.parent
+        while above is not None and above.stop > entry.start:
+            above = above.parent
+        assert above is not None
+        entry.ground = above.entry
+        if entry.ground is not None:
+            entry.ground.n_upon += 1
+
+    def is_needed(self, entry: Entry) -> bool:
+        return entry.n_upon > 0
+
+    def falling(self, entry: Entry) -> list[Entry]:
+        assert entry.node is not None
+        falling = [entry]
+        for node in entry.node.below():
+            if node.entry is not None and node.entry.ground in falling:
+                falling.append(node.entry)
+        return falling[::-1]
+
+
 def _entries_on(path: Path[Entry]) -> list[Entry]:
     """Entries that end on *path*, in its order."""
     return [
@@ -159,4 +227,5 @@ LAYOUTS: dict[SnapshotKind, Layout] = {
     SnapshotKind.RANGE: RangeLayout(),
     SnapshotKind.STATE: StateLayout(),
     SnapshotKind.EXACT: ExactLayout(),
+    SnapshotKind.CHAIN: ChainLayout(),
 }

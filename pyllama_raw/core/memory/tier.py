@@ -77,7 +77,7 @@ class Tier:
         self.name = name
         self.cache = cache
         self.is_on_disk = name is CacheTier.DISK
-        assert not self.is_on_disk or cache.kind is not SnapshotKind.RANGE
+        assert not (self.is_on_disk and cache.kind.is_part)
         self.min_gain = MIN_GAIN if self.is_on_disk else 1
         self.bound = bound
         self._n_saves = 0
@@ -129,9 +129,10 @@ class Tier:
         """
         Moves that write the snapshots of *host* on the path of *tokens* to files.
 
-        Only memory that is of use as a whole needs them.
+        Only memory that is of use as a whole needs them, and a file cannot hold a part.
         """
-        if self.cache.kind is not SnapshotKind.EXACT or not self.cache.max_bytes:
+        whole = SnapshotKind.EXACT
+        if not (self.cache.kind is host.kind is whole and self.cache.max_bytes):
             return []
         moves: list[Move] = []
         limit = len(tokens) - 1
