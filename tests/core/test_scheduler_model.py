@@ -366,6 +366,8 @@ class SchedulerModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def find_no_space(self, data):
         _, saved, lost = self.prepare(data)
+        if len(self.plan.works) == 1:  # it may have been alone in the memory, too
+            self.alone[self.plan.works[0].request_id] += 1
         self.finish_step(status=DecodeStatus.NO_SPACE, saved=saved, not_restored=lost)
 
     @precondition(lambda self: self.plan and self.plan.works)
