@@ -252,7 +252,7 @@ async def test_what_no_api_has_is_named_so(frame):
         (httpx2.ConnectTimeout("late"), RunnerTimeout, 4),
         (lambda _: stream(event({"error": {"code": 500}})), ServerError, 4),
     ],
-    ids=repr,
+    ids=range(17),
 )
 async def test_a_status_is_an_error_of_ours(reply, kind, n_tries):
     """
