@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
+from weakref import finalize
 
 from pydantic_core import to_json
 from starlette.types import Scope
@@ -82,6 +83,7 @@ class AccessLog:
             self._file = file.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"access_log {path!r}: {error}") from error
+        finalize(self, self._file.close)  # an application may be dropped at any time
 
     def write(self, exchange: Exchange) -> None:
         """Write one line at once; a disk that is full loses lines and no requests."""
