@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 import anyio
 
 from pyllama_raw.api.life import LifeVerbs, Opener
-from pyllama_raw.api.loading import Opening, Progress, load
+from pyllama_raw.api.loading import EngineOpening, Progress, load
 from pyllama_raw.api.many import complete_all
 from pyllama_raw.api.model import Model, release
 from pyllama_raw.api.whole import score_of, whole
@@ -65,7 +65,7 @@ class AsyncEngine(LifeVerbs):
         *,
         progress: Progress | None = None,
         needs: Need | None = None,
-    ) -> Opening[Self]:
+    ) -> EngineOpening[Self]:
         """
         Load *model* in a worker thread: `async with AsyncEngine.open() as engine`.
 
@@ -98,7 +98,7 @@ class AsyncEngine(LifeVerbs):
                 release(parts)
                 raise
 
-        return Opening(make)
+        return EngineOpening(make)
 
     async def __aenter__(self) -> Self:
         return self
@@ -180,6 +180,16 @@ class AsyncEngine(LifeVerbs):
             WaitedTooLong: no slot was free within *max_wait_s*.
             NativeError, EngineFault, EngineStalled, EngineStopped.
         """
+        return self._generate(prompt, params, options, is_streamed=True)
+
+    def _generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: RequestOptions,
+        *,
+        is_streamed: bool,
+    ) -> Generation:
         from pyllama_raw.api.generation import Generation
         from pyllama_raw.engine.capabilities import Operation
 
@@ -187,7 +197,8 @@ class AsyncEngine(LifeVerbs):
         params, checked = checked_params(params), checked_options(options)
 
         def prepare(session: Session, began: float) -> Awaitable[Prepared]:
-            return session.preparation.prepare(prompt, params, checked, began)
+            made = session.preparation
+            return made.prepare(prompt, params, checked, began, is_streamed=is_streamed)
 
         return Generation(self._sessions, prepare, checked)
 
@@ -207,7 +218,8 @@ class AsyncEngine(LifeVerbs):
         params = checked_params(params)
         if params.n > 1:
             raise InvalidRequest("n", params.n, "1, or use complete_n()")
-        async with self.generate(prompt, params, **options) as generation:
+        made = self._generate(prompt, params, options, is_streamed=False)
+        async with made as generation:
             result = await generation.collect()
         return whole((result,))[0]
 
@@ -228,7 +240,8 @@ class AsyncEngine(LifeVerbs):
             InvalidRequest: n is above what slots and queue hold together.
             ClosedError: as by complete().
         """
-        async with self.generate(prompt, params, **options) as generation:
+        made = self._generate(prompt, params, options, is_streamed=False)
+        async with made as generation:
             results = await generation.collect_all()
         return whole(results)
 

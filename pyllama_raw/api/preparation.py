@@ -83,6 +83,8 @@ class Preparation:
         params: SamplingParams,
         options: RequestOptions,
         started: float,
+        *,
+        is_streamed: bool = True,
     ) -> Prepared:
         """
         The requests for *prompt*, one an output.
@@ -90,6 +92,7 @@ class Preparation:
         Args:
             options: as checked_options() gives them.
             started: when the caller began to wait, on the engine clock.
+            is_streamed: the outputs are read as they come.
 
         Raises:
             InvalidRequest, PromptTooLong, BadMedia, Unsupported, ClosedError.
@@ -118,6 +121,7 @@ class Preparation:
             rules=rules,
             stop=stop,
             stop_token_ids=stop_tokens,
+            is_streamed=is_streamed,
             priority=options.get("priority", 0),
             deadline=None if deadline_s is None else started + deadline_s,
             max_wait_s=options.get("max_wait_s"),
