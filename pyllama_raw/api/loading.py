@@ -11,6 +11,8 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from pyllama_raw.engine.engine_state import EngineState
+
 Progress = Callable[[float], object]
 Report = Callable[[float], bool]
 
@@ -22,8 +24,17 @@ class Closing(Protocol):
         """Free what was opened."""
 
 
+class Stateful(Closing, Protocol):
+    """An engine, as far as its opening knows it."""
+
+    @property
+    def state(self) -> EngineState:
+        """The state now."""
+
+
 T = TypeVar("T")
 C = TypeVar("C", bound=Closing)
+S = TypeVar("S", bound=Stateful)
 
 
 class Opening(Generic[C]):
@@ -32,17 +43,36 @@ class Opening(Generic[C]):
     def __init__(self, make: Callable[[], Coroutine[Any, Any, C]]) -> None:
         self._make = make
         self._made: C | None = None
+        self._is_making = False
 
     def __await__(self) -> Generator[Any, None, C]:
-        return self._make().__await__()
+        return self._open().__await__()
+
+    async def _open(self) -> C:
+        self._is_making = True
+        try:
+            self._made = await self._make()
+        finally:
+            self._is_making = False
+        return self._made
 
     async def __aenter__(self) -> C:
-        self._made = await self
-        return self._made
+        return await self
 
     async def __aexit__(self, *_: object) -> None:
         if self._made is not None:
             await self._made.aclose()
+
+
+class EngineOpening(Opening[S]):
+    """An engine to be opened; its state can be asked for meanwhile."""
+
+    @property
+    def state(self) -> EngineState:
+        """`idle` until it is awaited and after a failure, `loading`, then the engine's."""
+        if self._made is not None:
+            return self._made.state
+        return EngineState.LOADING if self._is_making else EngineState.IDLE
 
 
 async def load(

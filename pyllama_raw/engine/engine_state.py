@@ -8,10 +8,12 @@ from enum import StrEnum
 class EngineState(StrEnum):
     """What an engine does, and whether it takes requests."""
 
+    IDLE = "idle"
+    """It is not opened: the value of `AsyncEngine.open()` before anybody awaits it."""
     LOADING = "loading"
     """
-    It makes its context anew after a failure, or loads its weights after a sleep; requests
-    wait.
+    It is being opened, makes its context anew after a failure, or loads its weights after a
+    sleep; requests wait.
     """
     READY = "ready"
     """It takes requests, and has none."""

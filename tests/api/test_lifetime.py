@@ -185,6 +185,34 @@ async def test_open_tells_progress_and_errors_bare(monkeypatch, tmp_path):
 
 
 @pytest.mark.anyio
+async def test_what_is_being_opened_has_a_state(monkeypatch, tmp_path):
+    """
+    It is idle before and after a failure, loading meanwhile, and then as the engine is.
+    """
+    states = []
+    failures = [PyllamaError("no luck")]
+
+    def build(path, config, needs, progress, kept):
+        states.append(opening.state)
+        if failures:
+            raise failures.pop()
+        return fake_parts()
+
+    monkeypatch.setattr(build_module, "build", build)
+    (tmp_path / "model.gguf").touch()
+    opening = AsyncEngine.open(tmp_path / "model.gguf")
+    states.append(opening.state)
+    with pytest.raises(PyllamaError, match="no luck"):
+        await opening
+    states.append(opening.state)
+    async with opening as engine:
+        await engine.complete("a", PARAMS)
+    states.append(opening.state)
+
+    assert states == ["idle", "loading", "idle", "loading", "closed"]
+
+
+@pytest.mark.anyio
 async def test_tokenizing_holds_the_model_open():
     """
     The vocabulary is not freed while a worker thread reads it.
