@@ -146,7 +146,9 @@ def use(path: Path, config: EngineConfig, image: int = IMAGE) -> int:
                 fill(context, 0, min(context.max_tokens, model.n_ctx_train))
             else:
                 for slot in range(context.n_seq_max):
-                    fill(context, slot, min(context.max_tokens, context.n_ctx_seq))
+                    n_cells = config.context.n_ctx // config.scheduler.n_slots
+                    n_most = min(context.n_ctx_seq, n_cells)
+                    fill(context, slot, min(context.max_tokens, n_most))
             if config.media.mmproj is None:
                 return resident_bytes()
             with Projector.load(config.media.mmproj, model) as projector:

@@ -27,6 +27,7 @@ NO_WEIGHTS = {"no_alloc": True, "load_mode": "none", "check_tensors": False}
 HOST = "CPU"
 _MAX_PARTS = 256
 _FLOAT_BYTES = 4
+_HALF_BYTES = 2
 
 Bytes = dict[str, int]  # by device
 
@@ -92,6 +93,9 @@ def _read(model: Model, pointer: Any, params: Any, *, mapped: bool) -> Breakdown
     width = model.n_embd_out if params.embeddings else model.n_vocab
     compute[HOST] += params.n_outputs_max * width * _FLOAT_BYTES  # what it gives out
     compute[HOST] += _graph_bytes(pointer, n_graphs=2 if params.embeddings else 3)
+    off = int(lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
+    if model.reads_sources or int(params.flash_attn_type) == off:
+        compute[HOST] += _weights_of_attention(pointer, model.n_head)
     memory, n_ctx = lib.llama_get_memory(pointer), int(lib.llama_n_ctx(pointer))
     if memory != ffi.NULL and not (model.is_recurrent and not model.is_hybrid):
         kv[HOST] += n_ctx * CELL_BYTES  # the list of cells
@@ -139,6 +143,16 @@ def _graph_bytes(pointer: Any, *, n_graphs: int) -> int:
         raise ContextFailed("llama_graph_reserve", n_nodes, last_error())
     each = n_nodes * lib.ggml_tensor_overhead()
     return n_graphs * int(each + lib.ggml_graph_overhead_custom(n_nodes, False))
+
+
+def _weights_of_attention(pointer: Any, n_head: int) -> int:
+    """
+    Bytes of the buffer in which CPUs multiply with values, where attention is no single kernel.
+
+    The weights of all cells are there once more, as wide as the values are.
+    """
+    n_cells, n_tokens = lib.llama_n_ctx_seq(pointer), lib.llama_n_ubatch(pointer)
+    return int(n_cells * n_tokens * n_head * _HALF_BYTES)
 
 
 def projector_bytes(

@@ -52,7 +52,7 @@ def graph_bytes(context: Context) -> int:
 def test_the_breakdown_is_that_of_a_loaded_model(recipe):
     """
     Weights, cells and compute buffers of every class of models come to the same bytes, and
-    beside them are three graphs.
+    beside them are three graphs, and attention weights where attention is no single kernel.
     """
     path = tiny_model(recipe.name)
     with Model.load(path, **NO_WEIGHTS) as model:
@@ -61,6 +61,8 @@ def test_the_breakdown_is_that_of_a_loaded_model(recipe):
     with Model.load(path) as model, Context(model, n_seq_max=3, **FIELDS) as context:
         wanted, can_shift = buffers(context), context.can_shift
         graphs = 3 * graph_bytes(context)
+        if model.reads_sources:
+            graphs += 2 * context.n_ctx_seq * context.n_ubatch * model.n_head
 
     rows = ROW_BYTES * model.n_vocab
     without = found.weights["CPU"], found.kv["CPU"] - cells * CELL_BYTES
@@ -78,6 +80,22 @@ def test_graphs_of_long_steps_are_much():
 
     more = long.devices[0].compute_bytes - short.devices[0].compute_bytes
     assert 90e6 < more < 110e6
+
+
+def test_attention_without_a_kernel_takes_more():
+    """
+    Its weights of all cells are there once more, as 16-bit numbers.
+    """
+    path = tiny_model("llama")
+    with Model.load(path) as model:
+        n_head = model.n_head
+
+    def compute(flash_attn):
+        context = ContextConfig(n_ctx=8192, kv_unified=True, flash_attn=flash_attn)
+        (host,) = estimate_memory(path, EngineConfig(context=context)).devices
+        return host.compute_bytes
+
+    assert compute("off") - compute("on") > 2 * 8192 * 512 * n_head
 
 
 MAPPED = """
