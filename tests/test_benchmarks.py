@@ -219,6 +219,7 @@ def test_figures_of_our_server_have_a_line_a_load():
     ("script", "arguments"),
     [
         ("soak.py", ["--requests", "100", "--long", "40"]),
+        pytest.param("soak.py", ["--tiny"], marks=pytest.mark.nightly),
         ("interference.py", ["--no-peers"]),
         pytest.param("fidelity.py", [], marks=pytest.mark.nightly),
         pytest.param("preemption.py", [], marks=pytest.mark.nightly),

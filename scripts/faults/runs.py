@@ -122,6 +122,7 @@ PREFIXES = (
 )
 LONG = (_tokens(START[:9], GREEDY.model_copy(update={"max_tokens": 300})), *PREFIXES)
 SMALL = CacheConfig(max_bytes=2**16, snapshot_interval_tokens=16)
+POINTS = CacheConfig(max_bytes=2**20, snapshot_interval_tokens=16)
 SWAPS = {"preempt": "priority"}
 
 
@@ -149,6 +150,14 @@ def runs() -> dict[str, Run]:
             jamba,
             _config(n_slots=2, deterministic=True, cache=SMALL, scheduler=SWAPS),
             PREFIXES,
+        ),
+        "chain": Run(
+            jamba, _config(n_slots=2, cache=POINTS, scheduler=SWAPS), PREFIXES
+        ),
+        "sources": Run(
+            tiny_model("t5"),
+            _config(),
+            (_tokens("hello there"), _tokens(START[:20], DRAWN), TEXTS[2]),
         ),
         "window": Run(
             tiny_model("gemma3"),
