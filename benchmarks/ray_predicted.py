@@ -2,16 +2,21 @@
 How well the simulator predicts two live replicas: throughput and times to the first token.
 
 The same chats come at the same times to two replicas on Ray and to two simulated machines,
-under the same rule. The cost model is fitted to the steps of one server that gets half of
-the load. Needs `pip install 'ray[serve]'`, and a CPU for each replica.
+under the same rule. The cost model is fitted to the steps of two servers beside each other,
+under other chats that come as fast. What HTTP and Ray add to a first token is measured while
+nothing else runs, and is added to the prediction. Needs `pip install 'ray[serve]'`, and a CPU
+for each replica.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -30,10 +35,19 @@ from pyllama_raw import ContextConfig, EngineConfig, LogConfig, SchedulerConfig
 from pyllama_raw.engine.records import read_records
 from pyllama_raw.engine.watcher import StepRecord
 from pyllama_raw.lab.bench.trace_formats import Arrival
-from pyllama_raw.lab.sim import CostModel, Machine, Trace, fit, simulate, until_next
+from pyllama_raw.lab.sim import (
+    CostModel,
+    Machine,
+    RouterName,
+    Trace,
+    fit,
+    simulate,
+    until_next,
+)
 from pyllama_raw.serve.deployment import Deployment
 
 N_SLOTS, N_CTX_SLOT, THINK_S = 8, 2048, 4.0
+N_IDLE, IDLE_BLOCKS, IDLE_FIRST = 20, 4, 10**6  # requests of their own, one by one
 NAMES = ("tok/s", "ttft p50", "ttft p99", "cached %")
 FIRST_ID, N_IDS = 100, 150  # tokens that prompts are made of: every vocabulary has them
 
@@ -55,37 +69,55 @@ def block(number: int) -> list[int]:
     return [FIRST_ID + rng.randrange(N_IDS) for _ in range(BLOCK)]
 
 
-async def play(url: str, trace: Trace) -> dict[str, float]:
-    """Figures of *trace* on a live service, each request at its time."""
+async def play(urls: Sequence[str], trace: Trace) -> dict[str, float]:
+    """Figures of *trace* on live services, which take turns, each request at its time."""
     played: list[Played] = []
     async with (
-        httpx.AsyncClient(base_url=url, timeout=600) as http,
+        httpx.AsyncClient(timeout=600) as http,
         anyio.create_task_group() as group,
     ):
         started = perf_counter()
-        for arrival in trace.arrivals:
+        for arrival, url in zip(trace.arrivals, cycle(urls), strict=False):
             await anyio.sleep(max(started + arrival.at_s - perf_counter(), 0))
-            group.start_soon(partial(_ask, http, arrival, started, played))
-    first = trace.arrivals[0].at_s
+            group.start_soon(partial(_ask, http, url, arrival, started, played))
     n_prompt = sum(each.n_prompt for each in played)
     ttft_s = [each.first_s for each in played]
     n_output = sum(each.n_output for each in played)
     return {
-        "tok/s": n_output / (max(each.end_s for each in played) - first),
+        "tok/s": n_output / max(each.end_s for each in played),
         "ttft p50": median(ttft_s),
         "ttft p99": percentile(ttft_s, 99),
         "cached %": 100 * sum(each.n_cached for each in played) / n_prompt,
     }
 
 
+async def transport_s(url: str, cost: CostModel) -> float:
+    """Seconds that a first token takes beyond the step that makes it, on idle replicas."""
+    played: list[Played] = []
+    async with httpx.AsyncClient(timeout=600) as http:
+        for index in range(N_IDLE):
+            first = IDLE_FIRST + index * IDLE_BLOCKS
+            blocks = tuple(range(first, first + IDLE_BLOCKS))
+            n_tokens = IDLE_BLOCKS * BLOCK
+            arrival = Arrival(0.0, n_tokens, 1, blocks, block=BLOCK)
+            await _ask(http, url, arrival, perf_counter(), played)
+    n_cells = n_tokens * (n_tokens + 1) // 2
+    step_s = cost.seconds((n_tokens, 0, n_cells, 0, 0))
+    return max(median(each.first_s for each in played) - step_s, 0.0)
+
+
 async def _ask(
-    http: httpx.AsyncClient, arrival: Arrival, started: float, played: list[Played]
+    http: httpx.AsyncClient,
+    url: str,
+    arrival: Arrival,
+    started: float,
+    played: list[Played],
 ) -> None:
     prompt = [token for number in arrival.blocks for token in block(number)]
     body = {"prompt": prompt, "max_tokens": arrival.n_output, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     came, first_s, usage = perf_counter(), 0.0, {}
-    async with http.stream("POST", "/v1/completions", json=body) as response:
+    async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
@@ -98,14 +130,18 @@ async def _ask(
 
 
 def cost_of(options: Namespace, config: EngineConfig) -> CostModel:
-    """Fitted to the steps of one server under half of the load."""
+    """Fitted to the steps of two servers that share the load."""
     with TemporaryDirectory() as folder:
-        file = Path(folder) / "steps.jsonl"
-        logged = config.model_copy(update={"log": LogConfig(step_log=file)})
-        with pyllama_raw_server(options.model, logged) as url:
-            half = chats(options.chats // 2, options.rate / 2, 1, THINK_S)
-            anyio.run(play, url, half)
-        found = fit(until_next(read_records(file, StepRecord)))
+        files = [Path(folder) / f"steps_{index}.jsonl" for index in range(2)]
+        with ExitStack() as servers:
+            urls = []
+            for file in files:
+                logged = config.model_copy(update={"log": LogConfig(step_log=file)})
+                server = pyllama_raw_server(options.model, logged)
+                urls.append(servers.enter_context(server))
+            anyio.run(play, urls, chats(options.chats, options.rate, 1, THINK_S))
+        logs = [until_next(read_records(file, StepRecord)) for file in files]
+        found = fit([step for log in logs for step in log])
     say(
         f"{found.n_steps} steps, R2 {found.r2:.3f}, of the total {found.total_error:.1%}"
     )
@@ -126,13 +162,14 @@ def measure(options: Namespace, report: Report) -> None:
             machine = replace(machine, cost=cost_of(options, config))
             trace = chats(options.chats, options.rate, 2 + index, THINK_S)
             run(deployment, n_replicas=2)
-            live = anyio.run(play, url, trace)
-            found = simulate(
-                trace, machine, n_replicas=2, router="prefix_affinity"
-            ).row()
+            added_s = anyio.run(transport_s, url, machine.cost)
+            live = anyio.run(play, [url], trace)
+            rule: RouterName = "prefix_affinity"
+            found = simulate(trace, machine, n_replicas=2, router=rule).row()
+            found |= {name: found[name] + added_s for name in NAMES[1:3]}
             for name in NAMES:
                 ratios[name].append(found[name] / live[name])
-            report.add(round=index, of="live", **live)
+            report.add(round=index, of="live", **live, added_ms=1e3 * added_s)
             report.add(round=index, of="predicted", **{n: found[n] for n in NAMES})
     for name in NAMES[:3]:
         off = abs(median(ratios[name]) - 1)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+
 from pyllama_raw.serve.deployment import Deployment
 
 from . import Url
 
+PR_SET_CHILD_SUBREAPER = 36
+
 
 @contextmanager
 def ray_cluster() -> Iterator[Url]:
-    """A cluster that serves nothing yet, at a free port; its end takes all processes along."""
+    """
+    A cluster that serves nothing yet, at a free port; its end takes all processes along.
+
+    What its processes have computed then counts as ours: those that Ray leaves without a parent
+    become children of this one.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15: the server alone has none
     import ray
@@ -35,8 +46,10 @@ def ray_cluster() -> Iterator[Url]:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
     finally:
+        children = psutil.Process().children(recursive=True)
         serve.shutdown()
         ray.shutdown()
+        psutil.wait_procs(children, timeout=10)
 
 
 def run(deployment: Deployment, **options: Any) -> None:
