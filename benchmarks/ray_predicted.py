@@ -2,10 +2,10 @@
 How well the simulator predicts two live replicas: throughput and times to the first token.
 
 The same chats come at the same times to two replicas on Ray and to two simulated machines,
-under the same rule. The cost model is fitted to the steps of two servers beside each other,
-under other chats that come as fast. What HTTP and Ray add to a first token is measured while
-nothing else runs, and is added to the prediction. Needs `pip install 'ray[serve]'`, and a CPU
-for each replica.
+under the same rule. The cost model is fitted to the steps of two replicas there, under other
+chats that come as fast, because Ray computes on the same CPUs. What HTTP and Ray add to a first
+token is measured while nothing else runs, and is added to the prediction. Needs
+`pip install 'ray[serve]'`, and a CPU for each replica.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
+from json import loads
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -27,8 +27,7 @@ from typing import NamedTuple
 import anyio
 import httpx
 from load.measure import Report, arguments, percentile, run_script, say
-from peers.on_ray import ray_cluster, run
-from peers.ours import pyllama_raw_server
+from peers.on_ray import end, ray_cluster, run
 from scaling import BLOCK, chats
 
 from pyllama_raw import ContextConfig, EngineConfig, LogConfig, SchedulerConfig
@@ -116,31 +115,37 @@ async def _ask(
     prompt = [token for number in arrival.blocks for token in block(number)]
     body = {"prompt": prompt, "max_tokens": arrival.n_output, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    came, first_s, usage = perf_counter(), 0.0, {}
+    came, first_s, usage = perf_counter(), 0.0, None
     async with http.stream("POST", f"{url}/v1/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 first_s = first_s or perf_counter() - came
-                usage = httpx.Response(200, content=line[6:]).json().get("usage")
+                if '"choices":[]' in line:  # others may have separators of lines
+                    usage = loads(line[6:])["usage"]
     assert usage, "the last event has the usage"
     n_cached = usage["prompt_tokens_details"]["cached_tokens"]
     counts = usage["prompt_tokens"], n_cached, usage["completion_tokens"]
     played.append(Played(first_s, perf_counter() - started, *counts))
 
 
-def cost_of(options: Namespace, config: EngineConfig) -> CostModel:
-    """Fitted to the steps of two servers that share the load."""
+def served(options: Namespace, config: EngineConfig) -> Deployment:
+    """The model with *config*."""
+    return Deployment(models={"m": str(options.model)}, configs={"m": config})
+
+
+def cost_of(options: Namespace, config: EngineConfig, url: str) -> CostModel:
+    """Fitted to the steps of two replicas that share the load."""
     with TemporaryDirectory() as folder:
-        files = [Path(folder) / f"steps_{index}.jsonl" for index in range(2)]
-        with ExitStack() as servers:
-            urls = []
-            for file in files:
-                logged = config.model_copy(update={"log": LogConfig(step_log=file)})
-                server = pyllama_raw_server(options.model, logged)
-                urls.append(servers.enter_context(server))
-            anyio.run(play, urls, chats(options.chats, options.rate, 1, THINK_S))
-        logs = [until_next(read_records(file, StepRecord)) for file in files]
+        files = {f"/{name}": Path(folder) / f"{name}.jsonl" for name in "ab"}
+        for prefix, file in files.items():
+            logged = config.model_copy(update={"log": LogConfig(step_log=file)})
+            run(served(options, logged), prefix)
+        urls = [url + prefix for prefix in files]
+        anyio.run(play, urls, chats(options.chats, options.rate, 1, THINK_S))
+        for prefix in files:
+            end(prefix)
+        logs = [until_next(read_records(file, StepRecord)) for file in files.values()]
         found = fit([step for log in logs for step in log])
     say(
         f"{found.n_steps} steps, R2 {found.r2:.3f}, of the total {found.total_error:.1%}"
@@ -154,16 +159,16 @@ def measure(options: Namespace, report: Report) -> None:
         context=ContextConfig(n_ctx=N_SLOTS * N_CTX_SLOT, n_threads=options.threads),
         scheduler=SchedulerConfig(n_slots=N_SLOTS),
     )
-    deployment = Deployment(models={"m": str(options.model)}, configs={"m": config})
     machine = Machine(n_slots=N_SLOTS, n_ctx_slot=N_CTX_SLOT, cached_tokens=2**20)
     ratios: dict[str, list[float]] = {name: [] for name in NAMES}
     with ray_cluster() as url:
         for index in range(options.rounds):
-            machine = replace(machine, cost=cost_of(options, config))
+            machine = replace(machine, cost=cost_of(options, config, url))
             trace = chats(options.chats, options.rate, 2 + index, THINK_S)
-            run(deployment, n_replicas=2)
+            run(served(options, config), n_replicas=2)
             added_s = anyio.run(transport_s, url, machine.cost)
             live = anyio.run(play, [url], trace)
+            end("/")
             rule: RouterName = "prefix_affinity"
             found = simulate(trace, machine, n_replicas=2, router=rule).row()
             found |= {name: found[name] + added_s for name in NAMES[1:3]}
@@ -182,7 +187,8 @@ def main() -> int:
     parser.add_argument("--chats", type=int, default=60, help="of 4 turns (60)")
     parser.add_argument("--rate", type=float, default=2.0, help="turns a second (2.0)")
     parser.set_defaults(threads=1)  # of each engine
-    return run_script("ray_predicted", measure, parser)
+    # Processes of Ray look like those of others, so nobody can tell whether there were others.
+    return run_script("ray_predicted", measure, parser, timed=False)
 
 
 if __name__ == "__main__":

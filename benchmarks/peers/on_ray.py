@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
-
 from pyllama_raw.serve.deployment import Deployment
 
 from . import Url
 
-PR_SET_CHILD_SUBREAPER = 36
-
 
 @contextmanager
 def ray_cluster() -> Iterator[Url]:
-    """
-    A cluster that serves nothing yet, at a free port; its end takes all processes along.
-
-    What its processes have computed then counts as ours: those that Ray leaves without a parent
-    become children of this one.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    """A cluster that serves nothing yet, at a free port; its end takes all processes along."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15: the server alone has none
     import ray
@@ -46,16 +35,27 @@ def ray_cluster() -> Iterator[Url]:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         yield f"http://127.0.0.1:{port}"
     finally:
-        children = psutil.Process().children(recursive=True)
         serve.shutdown()
         ray.shutdown()
-        psutil.wait_procs(children, timeout=10)
 
 
-def run(deployment: Deployment, **options: Any) -> None:
-    """Serve *deployment* there, instead of what was served before; *options* of `cluster`."""
+def run(deployment: Deployment, prefix: str = "/", **options: Any) -> None:
+    """
+    Serve *deployment* there, instead of what was served below *prefix* before.
+
+    Args:
+        options: of `cluster`.
+    """
     from ray import serve
 
     from pyllama_raw.replicas.cluster import cluster
 
-    serve.run(cluster(deployment, n_cpus=0.5, **options), route_prefix="/")
+    application = cluster(deployment, n_cpus=0.5, **options)
+    serve.run(application, name=f"app{prefix}".strip("/"), route_prefix=prefix)
+
+
+def end(prefix: str) -> None:
+    """Serve nothing below *prefix* any longer."""
+    from ray import serve
+
+    serve.delete(f"app{prefix}".strip("/"))
