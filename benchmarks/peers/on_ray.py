@@ -51,11 +51,11 @@ def run(deployment: Deployment, prefix: str = "/", **options: Any) -> None:
     from pyllama_raw.replicas.cluster import cluster
 
     application = cluster(deployment, n_cpus=0.5, **options)
-    serve.run(application, name=f"app{prefix}".strip("/"), route_prefix=prefix)
+    serve.run(application, name=prefix.strip("/") or "default", route_prefix=prefix)
 
 
 def end(prefix: str) -> None:
     """Serve nothing below *prefix* any longer."""
     from ray import serve
 
-    serve.delete(f"app{prefix}".strip("/"))
+    serve.delete(prefix.strip("/") or "default")

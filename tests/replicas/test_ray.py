@@ -72,8 +72,9 @@ def cluster():
 
 
 @asynccontextmanager
-async def replicas(cluster, n, **options):
-    await anyio.to_thread.run_sync(partial(run, deployment(**options), n_replicas=n))
+async def replicas(cluster, n, max_replicas=None, **options):
+    serving = partial(run, n_replicas=n, max_replicas=max_replicas)
+    await anyio.to_thread.run_sync(serving, deployment(**options))
     async with httpx.AsyncClient(base_url=cluster, timeout=120) as http:
         yield http
 
@@ -172,3 +173,24 @@ async def test_a_new_version_takes_over_without_a_failed_request(cluster):
     assert len(statuses) > 10
     assert set(statuses) == {200}
     assert not before & after
+
+
+async def test_another_replica_comes_while_requests_wait(cluster):
+    """
+    Ray adds one where more requests are open than there are slots, and none of them fails.
+    """
+    statuses = []
+
+    async def ask(http):
+        body = {"prompt": "once upon", "max_tokens": 200, "ignore_eos": True}
+        while not {process.pid for process in engine_processes()} - before:
+            statuses.append((await http.post("/v1/completions", json=body)).status_code)
+
+    async with replicas(cluster, 1, max_replicas=2, n_slots=1) as http:
+        before = {process.pid for process in engine_processes()}
+        with anyio.fail_after(180):
+            async with anyio.create_task_group() as group:
+                for _ in range(6):
+                    group.start_soon(ask, http)
+
+    assert set(statuses) == {200}
