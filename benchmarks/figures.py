@@ -35,18 +35,23 @@ class Script(NamedTuple):
     lines: Callable[[Named], Iterator[Cells]]
 
 
+def number(value: float) -> str:
+    """Three digits, or all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def offline(n_slots: int) -> Script:
     """Full slots."""
 
     def lines(rows: Named) -> Iterator[Cells]:
         ours = rows.pop("ours")["tok_per_s"]
-        others = [f"{name} {row['tok_per_s']:.3g}" for name, row in rows.items()]
+        others = [f"{name} {number(row['tok_per_s'])}" for name, row in rows.items()]
         n_calls = max(2 * n_slots, 8)
         slots = "1 slot" if n_slots == 1 else f"{n_slots} slots"
         what = f"{n_calls} requests over {slots}, tokens/s"
-        yield what, f"{ours:.3g}", ", ".join(others)
+        yield what, number(ours), ", ".join(others)
 
-    return Script(f"offline.py --slots {n_slots} --rounds 5 {PEERS}", lines)
+    return Script(f"offline.py --slots {n_slots} --rounds 3 {PEERS}", lines)
 
 
 def kernels(rows: Named) -> Iterator[Cells]:
@@ -55,7 +60,7 @@ def kernels(rows: Named) -> Iterator[Cells]:
         row = rows[work]
         ours, theirs = row["ours_tok_per_s"], row["libllama_tok_per_s"]
         what = f"{work}, tokens/s, our kernels and libllama's"
-        yield what, f"{ours:.3g}", f"{theirs:.3g}"
+        yield what, number(ours), number(theirs)
 
 
 def start_up(rows: Named) -> Iterator[Cells]:
@@ -71,8 +76,10 @@ def over_http(rows: Named) -> Iterator[Cells]:
     """Behind our server."""
     for work, row in rows.items():
         unit = row["unit"]
+        if unit == "texts/s":  # only with --embedder
+            continue
         what = f"{work} from `pyllama-raw serve`, {unit}"
-        yield what, f"{row['HTTP']:.3g}", f"in process {row['in process']:.3g}"
+        yield what, number(row["HTTP"]), f"in process {number(row['in process'])}"
 
 
 def served(rows: Named) -> Iterator[Cells]:
@@ -85,7 +92,7 @@ def served(rows: Named) -> Iterator[Cells]:
     for load, (key, told) in shown.items():
         ours, theirs = (rows[f"{load}, {who}"][key] for who in ("ours", "llama-server"))
         what = f"{load} over HTTP, {told}"
-        yield what, f"{ours:.3g}", f"llama-server {theirs:.3g}"
+        yield what, number(ours), f"llama-server {number(theirs)}"
 
 
 def shared_prefix(rows: Named) -> Iterator[Cells]:
@@ -115,7 +122,7 @@ SCRIPTS = {
     "equal_arrivals": Script("equal_arrivals.py --rounds 2", equal_arrivals),
     "start_up": Script("start_up.py --rounds 9", start_up),
     "served": Script("served.py --rounds 3", served),
-    "over_http": Script("over_http.py", over_http),
+    "over_http": Script("over_http.py --rounds 5", over_http),
 }
 
 
