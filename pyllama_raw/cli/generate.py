@@ -90,16 +90,7 @@ class GenerateRun:
     async def _serve(self, engine: AsyncEngine, item: InputRequest) -> Outcome:
         try:
             async with engine.generate(
-                item.prompt,
-                item.sampling,
-                priority=item.priority,
-                deadline_s=item.deadline_s,
-                client=item.client,
-                policy_data=item.policy_data,
-                adapters=scales_of(self.adapters)
-                if item.adapters is None
-                else item.adapters,
-                **item.chat,
+                item.prompt, item.sampling, **item.options
             ) as generation:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
@@ -168,7 +159,6 @@ def generate(options: Namespace) -> int:
 
 
 def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
-    deadline_s = options.deadline_s
     if bool(options.prompts) == bool(options.input):
         raise ConfigError("give prompts or --input FILE, one of them")
     if options.system is not None and not options.chat:
@@ -179,13 +169,15 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
         raise ConfigError(
             "--image and --audio are allowed with prompts only; a line has messages"
         )
+    of_request = given(options, ["deadline_s"])
+    of_request["adapters"] = scales_of(options.adapters)
     if options.input:
-        return from_file(options.input, defaults=defaults, deadline_s=deadline_s)
+        return from_file(options.input, defaults=defaults, options=of_request)
     return from_prompts(
         options.prompts,
         chat=Conversation(options.system) if options.chat else None,
         defaults=defaults,
-        deadline_s=deadline_s,
+        options=of_request,
         media=[
             *(Image(path) for path in options.images or ()),
             *(Audio(path) for path in options.sounds or ()),

@@ -11,8 +11,8 @@ from pyllama_raw.cli.fields import add_fields
 from pyllama_raw.cli.flags import add, count
 from pyllama_raw.cli.sampling_options import SAMPLING, add_requests, add_sampling
 from pyllama_raw.options.config import EmbeddingConfig, MediaConfig
+from pyllama_raw.options.requests import RequestOptions
 
-OF_REQUEST = ("priority", "deadline_s", "client", "policy_data", "adapters")
 CHAT_CTX = 8192  # cells; a model that knows less uses less
 CHAT_TOKENS = 1024  # of an answer
 MODEL_HELP = (
@@ -29,7 +29,9 @@ def add_generate(parser: ArgumentParser) -> None:
         "--input",
         metavar="FILE",
         help="JSON lines with prompt (text or token ids) or messages, and for each line "
-        "any of: " + ", ".join((*SAMPLING, *OF_REQUEST)) + "; - is stdin",
+        "any of: "
+        + ", ".join((*SAMPLING, *RequestOptions.__annotations__))
+        + "; - is stdin",
     )
     parser.add_argument(
         "--chat", action="store_true", help="a PROMPT is a message to the model"

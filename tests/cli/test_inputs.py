@@ -19,7 +19,9 @@ def test_line_overrides_the_defaults():
     request = parse_line(0, line, defaults={"max_tokens": 7, "top_p": 0.5})
 
     sampling = SamplingParams(max_tokens=7, top_p=1, stop=("x",))
-    assert request == InputRequest(0, "a", sampling, -2, 3.0)
+    assert request == InputRequest(
+        0, "a", sampling, {"priority": -2, "deadline_s": 3.0}
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_a_chat_has_options_of_its_reply():
 
     request = parse_line(0, line.encode(), defaults={})
 
-    assert request.chat == {"tools": [{"name": "f"}], "reply": True}
+    assert request.options == {"tools": [{"name": "f"}], "reply": True}
 
 
 @pytest.mark.parametrize(
@@ -104,11 +106,11 @@ def test_file_gives_a_request_a_line(tmp_path: Path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  \nbad\n{"prompt": "b"}')
 
-    first, bad, last = from_file(str(path), defaults={}, deadline_s=2.0)
+    first, bad, last = from_file(str(path), defaults={}, options={"deadline_s": 2.0})
 
-    assert first == InputRequest(0, "a", SamplingParams(), deadline_s=2.0)
+    assert first == InputRequest(0, "a", SamplingParams(), {"deadline_s": 2.0})
     assert isinstance(bad, BadInput)
-    assert last == InputRequest(2, "b", SamplingParams(), deadline_s=2.0)
+    assert last == InputRequest(2, "b", SamplingParams(), {"deadline_s": 2.0})
 
 
 def test_dash_is_stdin(monkeypatch: pytest.MonkeyPatch):
@@ -118,6 +120,6 @@ def test_dash_is_stdin(monkeypatch: pytest.MonkeyPatch):
     data = io.BytesIO(b'{"prompt": "a"}\n')
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data))
 
-    requests = from_file("-", defaults={}, deadline_s=None)
+    requests = from_file("-", defaults={}, options={})
 
     assert requests == [InputRequest(0, "a", SamplingParams())]
