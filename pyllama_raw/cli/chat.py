@@ -16,10 +16,10 @@ from functools import partial
 
 from pyllama_raw.api.blocking import BlockingGeneration, Engine
 from pyllama_raw.api.results import Result
-from pyllama_raw.cli.adapters import scales_of
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
-from pyllama_raw.cli.sampling_options import SAMPLING
+from pyllama_raw.cli.flags import scales_of
+from pyllama_raw.cli.options import SAMPLING
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PromptTooLong, RequestError
