@@ -34,9 +34,6 @@ class MediaPrompt:
         self._desk, self._namespace = desk, namespace
         self._n_parts = 0
 
-    def add_text(self, tokens: array[int]) -> None:
-        self.tokens += tokens
-
     def add_media(self, part: Media) -> None:
         """
         Raises:

@@ -346,19 +346,17 @@ class PromptEncoder:
         """Add what begins and ends a prompt, and between them the texts and media."""
         around = self._tokenize("", add_special=True, parse_special=False)
         n_before = 1 if self._vocab.add_bos else 0
-        read.add_text(around[:n_before])
+        read.tokens += around[:n_before]
         for text, origins, index in pieces:
             for part, may_be_special in markers.parts(self._checked(text), origins):
-                read.add_text(
-                    self._tokenize(
-                        part, add_special=False, parse_special=may_be_special
-                    )
+                read.tokens += self._tokenize(
+                    part, add_special=False, parse_special=may_be_special
                 )
                 self._check_fits(len(read.tokens))
             if index is not None:
                 read.add_media(media[index])
                 self._check_fits(len(read.tokens))
-        read.add_text(around[n_before:])
+        read.tokens += around[n_before:]
 
     @cached_property
     def _markers(self) -> Markers:
