@@ -62,6 +62,7 @@ MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
 Fraction = Annotated[Finite, Field(ge=0, le=1)]
 History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Breaker = Annotated[Text, Field(max_length=40)]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
 NTop = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Penalty = Annotated[Finite, Field(ge=-100, le=100)]
@@ -118,10 +119,7 @@ class SamplingParams(Frozen):
     """Tokens of a run that DRY lets repeat without a penalty."""
     dry_last_n: History | None = None
     """Tokens that DRY looks back; 0 is off. None: all."""
-    dry_sequence_breakers: Annotated[
-        Listed[Annotated[Text, Field(max_length=40)]],
-        Field(max_length=MAX_ITEMS["dry_sequence_breakers"]),
-    ] = ("\n", ":", '"', "*")
+    dry_sequence_breakers: Listed[Breaker] = ("\n", ":", '"', "*")
     """Texts that end a run for DRY."""
     mirostat: Literal[0, 1, 2] = 0
     """Version 1 or 2 replaces all stages but temperature; 0 is off."""
@@ -169,10 +167,7 @@ class SamplingParams(Frozen):
     """A GBNF grammar that the output follows."""
     grammar_root: Annotated[Text, Field(max_length=1000)] = "root"
     """The rule of the grammar that the output is."""
-    grammar_triggers: Annotated[
-        Listed[Annotated[Text, Field(max_length=1000)] | Token],
-        Field(max_length=MAX_ITEMS["grammar_triggers"]),
-    ] = ()
+    grammar_triggers: Listed[Annotated[Text, Field(max_length=1000)] | Token] = ()
     """
     Texts or token ids from which on the grammar holds; without any it holds at once.
     """
