@@ -18,13 +18,7 @@ from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.flags import AdapterFlag, scales_of
 from pyllama_raw.cli.groups import run
-from pyllama_raw.cli.inputs import (
-    BadInput,
-    Input,
-    InputRequest,
-    from_file,
-    from_prompts,
-)
+from pyllama_raw.cli.inputs import Input, InputRequest, from_file, from_prompts
 from pyllama_raw.cli.options import SAMPLING
 from pyllama_raw.cli.outputs import output
 from pyllama_raw.cli.summary import summarize
@@ -80,10 +74,9 @@ class GenerateRun:
 
     async def _serve_next(self, engine: AsyncEngine, waiting: Iterator[Input]) -> None:
         for item in waiting:
-            if isinstance(item, BadInput):
-                outcome = Outcome(item.index, error=item.error)
-            else:
-                outcome = await self._serve(engine, item)
+            outcome = item
+            if not isinstance(outcome, Outcome):
+                outcome = await self._serve(engine, outcome)
             self.outcomes.append(outcome)
             self.view.finished(outcome)
 
@@ -129,7 +122,7 @@ class GenerateRun:
 
 
 def _n_outputs(item: Input) -> int:
-    return 1 if isinstance(item, BadInput) else item.sampling.n
+    return 1 if isinstance(item, Outcome) else item.sampling.n
 
 
 def generate(options: Namespace) -> int:

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from pyllama_raw.cli.conversation import Conversation
+from pyllama_raw.cli.views import Outcome
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.config import Token
@@ -43,15 +44,7 @@ class InputRequest:
     options: Mapping[str, Any] = field(default_factory=dict)  # of RequestOptions
 
 
-@dataclass(frozen=True, slots=True)
-class BadInput:
-    """One line that cannot become a request."""
-
-    index: int
-    error: PyllamaError
-
-
-Input = InputRequest | BadInput
+Input = InputRequest | Outcome  # the end of a line that cannot become a request
 
 
 def from_prompts(
@@ -117,9 +110,9 @@ def parse_line(
         given = parsed.model_dump(include=parsed.model_fields_set & _SAMPLING.keys())
         sampling = SamplingParams(**{**defaults, **given})
     except ValidationError as error:
-        return BadInput(index, _refusal(error))
+        return Outcome(index, error=_refusal(error))
     except PyllamaError as error:
-        return BadInput(index, error)
+        return Outcome(index, error=error)
     prompt = parsed.prompt
     if prompt is None:
         prompt = parsed.model_dump(include={"messages"})["messages"]

@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyllama_raw.api.results import Result
-from pyllama_raw.cli.inputs import BadInput, Input
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import (
     FinishDetail,
@@ -20,6 +19,9 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.errors import PyllamaError
+
+if TYPE_CHECKING:
+    from pyllama_raw.cli.inputs import Input
 
 SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -206,7 +208,7 @@ def numbered(results: Sequence[Result]) -> str:
 
 
 def _title_of(item: Input) -> str:
-    if isinstance(item, BadInput):
+    if isinstance(item, Outcome):
         return "(no request)"
     prompt = item.prompt
     last = prompt[-1] if prompt and not isinstance(prompt, str) else prompt

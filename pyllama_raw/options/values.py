@@ -37,7 +37,6 @@ TEXTS_OR_IDS: TypeAdapter[Any] = TypeAdapter(
     Annotated[list[_TextOrIds], Field(min_length=1)]
 )
 WAIT: TypeAdapter[float] = TypeAdapter(Annotated[float, Strict(), Field(ge=0)])
-_OPTIONS: dict[type, TypeAdapter[Any]] = {}
 
 
 @cache
@@ -46,11 +45,10 @@ def whole(low: int, high: int) -> TypeAdapter[int]:
     return TypeAdapter(Annotated[Whole, Field(ge=low, le=high)])
 
 
-def options_of(kind: type[T]) -> TypeAdapter[T]:
+@cache
+def options_of(kind: type) -> TypeAdapter[Any]:
     """The options that a TypedDict lists; its rules are made once."""
-    if kind not in _OPTIONS:
-        _OPTIONS[kind] = TypeAdapter(kind)
-    return _OPTIONS[kind]
+    return TypeAdapter(kind)
 
 
 def checked(kind: TypeAdapter[T], value: object, *names: str) -> T:

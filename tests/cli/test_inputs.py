@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.cli.inputs import BadInput, InputRequest, from_file, parse_line
+from pyllama_raw.cli.inputs import InputRequest, from_file, parse_line
+from pyllama_raw.cli.views import Outcome
 
 
 def test_line_overrides_the_defaults():
@@ -83,7 +84,7 @@ def test_wrong_line_says_what_is_wrong(line: bytes, message: str):
     """
     refused = parse_line(4, line, defaults={})
 
-    assert isinstance(refused, BadInput)
+    assert isinstance(refused, Outcome)
     assert refused.index == 4
     assert type(refused.error).__name__ == "InvalidRequest"
     assert message in str(refused.error)
@@ -95,7 +96,7 @@ def test_long_values_are_shortened_in_messages():
     """
     refused = parse_line(0, b'{"messages": "' + b"x" * 10_000 + b'"}', defaults={})
 
-    assert isinstance(refused, BadInput)
+    assert isinstance(refused, Outcome)
     assert len(str(refused.error)) < 300
 
 
@@ -109,7 +110,7 @@ def test_file_gives_a_request_a_line(tmp_path: Path):
     first, bad, last = from_file(str(path), defaults={}, options={"deadline_s": 2.0})
 
     assert first == InputRequest(0, "a", SamplingParams(), {"deadline_s": 2.0})
-    assert isinstance(bad, BadInput)
+    assert isinstance(bad, Outcome)
     assert last == InputRequest(2, "b", SamplingParams(), {"deadline_s": 2.0})
 
 
