@@ -24,6 +24,7 @@ docs/errors.md lists the classes with these attributes; a test compares it.
 
 from __future__ import annotations
 
+import copyreg
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,17 +50,8 @@ class PyllamaError(Exception):
             cls.code = _WORD_ENDS.sub("_", cls.__name__).lower()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.args, self.__dict__)
-
-
-def _restore(
-    kind: type[PyllamaError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> PyllamaError:
-    """An error without its constructor, which may take other arguments than it keeps."""
-    error = kind.__new__(kind)
-    super(PyllamaError, error).__init__(*args)
-    error.__dict__.update(attributes)
-    return error
+        # Without the constructor, which may take other arguments than the error keeps.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(PyllamaError, ValueError):
