@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from pyllama_raw.api.blocking import BlockingGeneration, Engine
+from pyllama_raw.api.blocking import BlockingGeneration
 from pyllama_raw.api.results import Result
 from pyllama_raw.cli.conversation import Conversation
-from pyllama_raw.cli.engine_options import engine_config, given, model_spec
+from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.flags import scales_of
 from pyllama_raw.cli.options import SAMPLING
+from pyllama_raw.cli.running import opened
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PromptTooLong, RequestError
-from pyllama_raw.options.models import resolve_model
 from pyllama_raw.options.sampling import SamplingParams
 
 WAKE_S = 0.2
@@ -32,20 +32,14 @@ WAKE_S = 0.2
 def chat(options: Namespace) -> int:
     """Run the command; return its exit status."""
     params = SamplingParams(**given(options, SAMPLING))
-    model, config = resolve_model(model_spec(options)), engine_config(options)
-    terminal = Terminal(sys.stdout, sys.stderr)
-    terminal.status("loading the model")
-    try:
-        with Engine.open(model, config, needs="generate") as engine:
-            for adapter in options.adapters:
-                engine.load_adapter(adapter.name, adapter.path)
-            generate = partial(engine.generate, adapters=scales_of(options.adapters))
-            terminal.close()
-            talker = Chat(generate, params, terminal, Conversation(options.system))
-            with _handling(signal.SIGINT, talker.on_interrupt), _waking():
-                return talker.run()
-    finally:
+    with opened(options, "generate") as (engine, terminal):
+        for adapter in options.adapters:
+            engine.load_adapter(adapter.name, adapter.path)
+        generate = partial(engine.generate, adapters=scales_of(options.adapters))
         terminal.close()
+        talker = Chat(generate, params, terminal, Conversation(options.system))
+        with _handling(signal.SIGINT, talker.on_interrupt), _waking():
+            return talker.run()
 
 
 class Chat:

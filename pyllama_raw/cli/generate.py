@@ -17,10 +17,9 @@ from pyllama_raw.api.engine import AsyncEngine
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
 from pyllama_raw.cli.flags import AdapterFlag, scales_of
-from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.inputs import Input, InputRequest, from_file, from_prompts
 from pyllama_raw.cli.options import SAMPLING
-from pyllama_raw.cli.outputs import output
+from pyllama_raw.cli.running import output, run
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
