@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from pyllama_raw.api.blocking import BlockingGeneration
@@ -42,24 +43,21 @@ def chat(options: Namespace) -> int:
             return talker.run()
 
 
+@dataclass
 class Chat:
     """Reads lines and answers them until there are no more."""
 
-    def __init__(
-        self,
-        generate: Callable[..., BlockingGeneration],
-        params: SamplingParams,
-        terminal: Terminal,
-        conversation: Conversation,
-    ) -> None:
-        self._generate = generate
-        self._params = params
-        self._terminal = terminal
-        self._conversation = conversation
-        self._generation: BlockingGeneration | None = None  # what Ctrl-C cancels
-        self._is_stopping = False  # Ctrl-C came, and no line was read
-        self._is_reading = False
-        self._is_seen = sys.stdin.isatty() and sys.stdout.isatty()
+    _generate: Callable[..., BlockingGeneration]
+    _params: SamplingParams
+    _terminal: Terminal
+    _conversation: Conversation
+    _generation: BlockingGeneration | None = None  # what Ctrl-C cancels
+    _is_stopping: bool = False  # Ctrl-C came, and no line was read
+    _is_reading: bool = False
+
+    @property
+    def _is_seen(self) -> bool:
+        return sys.stdin.isatty() and sys.stdout.isatty()
 
     def run(self) -> int:
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyllama_raw.errors import BadGrammar
@@ -55,16 +56,16 @@ class _Item(NamedTuple):
     depth: int = 0  # of the groups and repetitions in it
 
 
+@dataclass(slots=True)
 class _Parser:
-    def __init__(
-        self, text: str, find_token: FindToken, silent: Collection[int]
-    ) -> None:
-        self._text, self._find_token, self._silent = text, find_token, silent
-        self._pos = 0
-        self._used: dict[str, int] = {}  # first position
-        self._n_items = 0
-        self._names: dict[str, str] = {}  # in Lark
-        self._lines: list[str] = []  # of groups and repetitions
+    _text: str
+    _find_token: FindToken
+    _silent: Collection[int]
+    _pos: int = 0
+    _n_items: int = 0
+    _used: dict[str, int] = field(default_factory=dict)  # first position
+    _names: dict[str, str] = field(default_factory=dict)  # in Lark
+    _lines: list[str] = field(default_factory=list)  # of groups and repetitions
 
     def run(self, root: str) -> str:
         if wrong := _NO_TEXT.search(self._text):
