@@ -1,4 +1,4 @@
-"""What commands share while they run: an event loop, an engine, a file that they write."""
+"""Event loop, engine and output file of a command that runs."""
 
 from __future__ import annotations
 

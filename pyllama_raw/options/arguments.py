@@ -157,8 +157,7 @@ def _checked_all(kind: type[T], whose: str, options: Mapping[str, Any]) -> T:
     for name in options:
         if name not in kind.__annotations__:
             raise TypeError(_unknown_option(name, whose, kind.__annotations__))
-    found: T = checked(options_of(kind), options)
-    return found
+    return checked(options_of(kind), options)
 
 
 def _unknown_option(name: str, whose: str, known: Iterable[str]) -> str:

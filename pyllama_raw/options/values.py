@@ -37,6 +37,7 @@ TEXTS_OR_IDS: TypeAdapter[Any] = TypeAdapter(
     Annotated[list[_TextOrIds], Field(min_length=1)]
 )
 WAIT: TypeAdapter[float] = TypeAdapter(Annotated[float, Strict(), Field(ge=0)])
+_OPTIONS: dict[type, TypeAdapter[Any]] = {}
 
 
 @cache
@@ -45,10 +46,11 @@ def whole(low: int, high: int) -> TypeAdapter[int]:
     return TypeAdapter(Annotated[Whole, Field(ge=low, le=high)])
 
 
-@cache
-def options_of(kind: type) -> TypeAdapter[Any]:
+def options_of(kind: type[T]) -> TypeAdapter[T]:
     """The options that a TypedDict lists; its rules are made once."""
-    return TypeAdapter(kind)
+    if kind not in _OPTIONS:
+        _OPTIONS[kind] = TypeAdapter(kind)
+    return _OPTIONS[kind]
 
 
 def checked(kind: TypeAdapter[T], value: object, *names: str) -> T:

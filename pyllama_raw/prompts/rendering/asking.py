@@ -1,4 +1,4 @@
-"""What a chat template does, found out by rendering it, once for all engines."""
+"""Questions to a chat template: it is rendered once for all engines."""
 
 from __future__ import annotations
 
