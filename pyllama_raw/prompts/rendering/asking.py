@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
@@ -12,8 +12,9 @@ from pyllama_raw.prompts.rendering.processes import (
     TemplateRefused,
     Unreadable,
 )
-from pyllama_raw.replies.find import spec_for
-from pyllama_raw.replies.spec import ReplySpec
+
+if TYPE_CHECKING:
+    from pyllama_raw.replies.spec import ReplySpec
 
 MAX_KNOWN = 64  # templates
 NO_TOKENS = {"bos_token": "", "eos_token": ""}
@@ -58,6 +59,7 @@ def reply_spec(source: str) -> ReplySpec | None:
         Unreadable: the template cannot be compiled.
         OSError: no process can be started.
     """
+    from pyllama_raw.replies.find import spec_for  # a model loads without pydantic
 
     def render(
         messages: list[Any],
