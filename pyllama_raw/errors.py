@@ -9,7 +9,8 @@ Cancellation is no error: it is a `FinishReason`.
 Errors travel: pickle and copy keep the message and every attribute. The cause stays behind,
 because it may be anything. Four attributes of each class tell a service what to do:
 
-- `code` is a word for logs and clients. It never changes.
+- `code` is a word for logs and clients: the name of the class, in small letters. It never
+  changes (tests/test_errors.py).
 - `is_retryable`: the same call may succeed later on the same engine.
 - `counts_as_circuit_failure`: the engine or the machine is at fault. What a caller did
   never counts, and a full queue is load, not a failure.
@@ -23,6 +24,8 @@ docs/errors.md lists the classes with these attributes; a test compares it.
 
 from __future__ import annotations
 
+import copyreg
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from reprlib import Repr
@@ -30,6 +33,8 @@ from typing import Any, ClassVar
 
 MAX_SHOWN = 160  # characters of a value in a message
 MAX_REASON = 2000  # characters of somebody else's message in ours
+
+_WORD_ENDS = re.compile("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class PyllamaError(Exception):
@@ -40,18 +45,13 @@ class PyllamaError(Exception):
     counts_as_circuit_failure: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
 
+    def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = _WORD_ENDS.sub("_", cls.__name__).lower()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.args, self.__dict__)
-
-
-def _restore(
-    kind: type[PyllamaError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> PyllamaError:
-    """An error without its constructor, which may take other arguments than it keeps."""
-    error = kind.__new__(kind)
-    super(PyllamaError, error).__init__(*args)
-    error.__dict__.update(attributes)
-    return error
+        # Without the constructor, which may take other arguments than the error keeps.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(PyllamaError, ValueError):
@@ -73,8 +73,6 @@ class ConfigError(PyllamaError, ValueError):
 class ModelNotFound(ConfigError):
     """The model a name stands for is not here and cannot be fetched."""
 
-    code = "model_not_found"
-
     def __init__(self, spec: str, message: str) -> None:
         self.spec = spec
         super().__init__(f"model {shown(spec)}: {cut(message, MAX_REASON)}")
@@ -83,14 +81,12 @@ class ModelNotFound(ConfigError):
 class LibraryNotBuilt(PyllamaError, ImportError):
     """The native extension is missing or cannot be loaded."""
 
-    code = "library_not_built"
     counts_as_circuit_failure = True
 
 
 class LeaseRefused(PyllamaError):
     """A model has no slot on a device, or the device is short of memory; nothing was loaded."""
 
-    code = "lease_refused"
     http_status = 503
     is_retryable = True
 
@@ -115,8 +111,6 @@ class InvalidRequest(RequestError, ValueError):
             message shows it, so that the error can travel.
     """
 
-    code = "invalid_request"
-
     def __init__(self, name: str, value: object, allowed: str) -> None:
         text = shown(value)
         # Nobody can print an int of thousands of digits, whose text is <int>.
@@ -133,8 +127,6 @@ class InvalidSampling(InvalidRequest, ConfigError):
     It is a ConfigError, too, because parameters are made before any request.
     """
 
-    code = "invalid_sampling"
-
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(name, value, allowed)
         self.args = (f"SamplingParams.{self.args[0]}",)
@@ -144,7 +136,6 @@ class InvalidSampling(InvalidRequest, ConfigError):
 class PromptTooLong(RequestError):
     """The prompt leaves no room for one output token."""
 
-    code = "prompt_too_long"
     http_status = 413
 
     def __init__(self, n_prompt: int, n_ctx_slot: int, n_source: int = 0) -> None:
@@ -166,7 +157,6 @@ class PromptTooLong(RequestError):
 class TextTooLong(RequestError):
     """A text that is to become a vector has more tokens than are allowed; *name* says which."""
 
-    code = "text_too_long"
     http_status = 413
 
     def __init__(self, name: str, n_tokens: int, max_tokens: int, advice: str) -> None:
@@ -179,7 +169,6 @@ class TextTooLong(RequestError):
 class QueueFull(RequestError):
     """The waiting queue is at its limit; nothing was queued."""
 
-    code = "queue_full"
     http_status = 503
     is_retryable = True
 
@@ -194,7 +183,6 @@ class QueueFull(RequestError):
 class WaitedTooLong(RequestError):
     """The request had no slot in the time that it would wait; nothing was computed."""
 
-    code = "waited_too_long"
     http_status = 503
     is_retryable = True
 
@@ -209,8 +197,6 @@ class WaitedTooLong(RequestError):
 class OutputUnread(RequestError):
     """Nobody reads an output that outgrows its slot, so the request was ended."""
 
-    code = "output_unread"
-
     def __init__(self, limit: int) -> None:
         self.limit = limit
         super().__init__(
@@ -222,7 +208,6 @@ class OutputUnread(RequestError):
 class DeadlineExceeded(RequestError):
     """The deadline passed before there was a result, of a call that gives it as a whole."""
 
-    code = "deadline_exceeded"
     http_status = 504
     is_retryable = True
 
@@ -239,8 +224,6 @@ class DeadlineExceeded(RequestError):
 class BadGrammar(RequestError):
     """The grammar cannot be used; *position* is an index into its text, if known."""
 
-    code = "bad_grammar"
-
     def __init__(self, reason: str, position: int | None) -> None:
         self.reason, self.position = cut(reason, MAX_REASON), position
         where = "" if position is None else f" at {position}"
@@ -250,8 +233,6 @@ class BadGrammar(RequestError):
 class BadSchema(RequestError):
     """A JSON schema, regular expression or Lark grammar cannot be used."""
 
-    code = "bad_schema"
-
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, cut(reason, MAX_REASON)
         super().__init__(f"{name}: {self.reason}")
@@ -259,8 +240,6 @@ class BadSchema(RequestError):
 
 class BadMedia(RequestError):
     """An image or a sound cannot be used; *index* counts those of the prompt, if known."""
-
-    code = "bad_media"
 
     def __init__(self, reason: str, index: int | None = None) -> None:
         self.reason, self.index = cut(reason, MAX_REASON), index
@@ -271,7 +250,6 @@ class BadMedia(RequestError):
 class AdapterNotFound(RequestError):
     """There is no adapter of that name: it was not loaded, was unloaded, or gave way."""
 
-    code = "adapter_not_found"
     http_status = 404
 
     def __init__(self, name: str) -> None:
@@ -282,7 +260,6 @@ class AdapterNotFound(RequestError):
 class AdapterLimit(RequestError):
     """The adapters that requests use leave no room for another one; nothing was loaded."""
 
-    code = "adapter_limit"
     http_status = 503
     is_retryable = True
 
@@ -297,8 +274,6 @@ class AdapterLimit(RequestError):
 class Unsupported(RequestError):
     """The model or context cannot do *operation*; *reason* says why and what to do."""
 
-    code = "unsupported"
-
     def __init__(self, operation: str, reason: str) -> None:
         self.operation, self.reason = operation, cut(reason, MAX_REASON)
         super().__init__(f"{operation}: {self.reason}")
@@ -306,8 +281,6 @@ class Unsupported(RequestError):
 
 class WrongUse(PyllamaError, RuntimeError):
     """A program used an object as it cannot be used; the message says what to do instead."""
-
-    code = "wrong_use"
 
 
 class NativeError(PyllamaError):
@@ -325,8 +298,6 @@ class NativeError(PyllamaError):
 class ModelLoadFailed(NativeError):
     """The model file could not be loaded."""
 
-    code = "model_load_failed"
-
     def __init__(self, path: str, message: str) -> None:
         self.path = path
         super().__init__("llama_model_load_from_file", None, f"{path}: {message}")
@@ -334,8 +305,6 @@ class ModelLoadFailed(NativeError):
 
 class ProjectorLoadFailed(NativeError):
     """The projector file could not be loaded, or does not belong to the model."""
-
-    code = "projector_load_failed"
 
     def __init__(self, path: str, message: str) -> None:
         self.path = path
@@ -345,8 +314,6 @@ class ProjectorLoadFailed(NativeError):
 class AdapterLoadFailed(NativeError):
     """The adapter file could not be loaded, or does not belong to the model."""
 
-    code = "adapter_load_failed"
-
     def __init__(self, path: str, message: str) -> None:
         self.path = path
         super().__init__("llama_adapter_lora_init", None, f"{path}: {message}")
@@ -354,8 +321,6 @@ class AdapterLoadFailed(NativeError):
 
 class QuantizeFailed(NativeError):
     """The model file could not be written in another type; nothing is left behind."""
-
-    code = "quantize_failed"
 
     def __init__(self, path: str, returned: int | None, message: str) -> None:
         self.path = path
@@ -365,51 +330,37 @@ class QuantizeFailed(NativeError):
 class ContextFailed(NativeError):
     """The context could not be created, most often for lack of memory."""
 
-    code = "context_failed"
-
 
 class NoKVSpace(NativeError):
     """Code 1: no room in the KV memory; memory is unchanged."""
-
-    code = "no_kv_space"
 
 
 class DecodeAborted(NativeError):
     """Code 2: stopped by the abort flag; some micro-batches were applied."""
 
-    code = "decode_aborted"
     is_retryable = True
 
 
 class InvalidBatch(NativeError):
     """Code -1: the batch broke a rule of libllama; memory is unchanged."""
 
-    code = "invalid_batch"
-
 
 class DecodeFailed(NativeError):
     """A code below -1 or a C++ exception; the context must be rebuilt."""
 
-    code = "decode_failed"
     is_retryable = True
 
 
 class SamplingFailed(NativeError):
     """A sampler failed on one output row; other rows are fine."""
 
-    code = "sampling_failed"
-
 
 class EncodeFailed(NativeError):
     """An image or a sound could not be made rows of; others can."""
 
-    code = "encode_failed"
-
 
 class EmbeddingFailed(NativeError):
     """A model made numbers of a text that are not all finite; *index* says which text."""
-
-    code = "embedding_failed"
 
     def __init__(self, index: int | None = None) -> None:
         self.index = index
@@ -421,7 +372,6 @@ class EmbeddingFailed(NativeError):
 class SnapshotFailed(NativeError):
     """The state of a slot could not be copied; compute it again."""
 
-    code = "snapshot_failed"
     is_retryable = True
 
 
@@ -443,7 +393,6 @@ class ClosedError(PyllamaError):
 class EngineFault(PyllamaError):
     """An exception inside the engine ended this request only; __cause__ says which."""
 
-    code = "engine_fault"
     is_retryable = True
     counts_as_circuit_failure = True
 
@@ -451,7 +400,6 @@ class EngineFault(PyllamaError):
 class EngineStalled(PyllamaError):
     """Nothing could be computed for the requests that were left; an engine has ended them."""
 
-    code = "engine_stalled"
     http_status = 503
     is_retryable = True
     counts_as_circuit_failure = True
@@ -477,8 +425,6 @@ class EngineStalled(PyllamaError):
 class PolicyFailed(PyllamaError):
     """A hook of a scheduling policy failed in a simulation; __cause__ says how."""
 
-    code = "policy_failed"
-
     def __init__(self, policy: str, hook: str, reason: str) -> None:
         self.policy, self.hook = cut(policy, MAX_SHOWN), hook
         self.reason = cut(reason, MAX_REASON)
@@ -491,7 +437,6 @@ class PolicyFailed(PyllamaError):
 class EngineStopped(PyllamaError):
     """The engine thread has ended; __cause__ says why."""
 
-    code = "engine_stopped"
     http_status = 503
     counts_as_circuit_failure = True
 

@@ -198,7 +198,10 @@ def test_a_download_ends_at_the_size_that_is_expected(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(fetch, "_open", lambda _: server)
 
-    with (tmp_path / "file").open("wb") as file, pytest.raises(fetch.TooLarge):
+    with (
+        (tmp_path / "file").open("wb") as file,
+        pytest.raises(ValueError, match="gave more than"),
+    ):
         fetch._download(artifact.url, artifact, file, told.append)
 
     assert server.n_read == fetch.BLOCK_BYTES
@@ -215,7 +218,7 @@ def test_an_index_page_without_an_end_is_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "_open", lambda _: server)
     monkeypatch.setattr(fetch, "MAX_PAGE_BYTES", 1000)
 
-    with pytest.raises(fetch.TooLarge):
+    with pytest.raises(ValueError, match="gave more than"):
         fetch._url_from_index(artifact)
 
     assert server.n_read == 1001
@@ -231,7 +234,7 @@ def test_a_server_that_sends_too_much_is_told_in_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "PAUSE_S", 0.0)
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.invalid/simple/")
 
-    with pytest.raises(fetch.FetchFailed, match=r"TooLarge: .* gave more than"):
+    with pytest.raises(fetch.FetchFailed, match=r"ValueError: .* gave more than"):
         fetch.fetch(artifact, tmp_path / "cache", lambda _: None)
 
     assert list((tmp_path / "cache").iterdir()) == []

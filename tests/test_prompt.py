@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from pyllama_raw.errors import InvalidRequest, PromptTooLong, Unsupported
-from pyllama_raw.prompts.chat import ChatTemplate
+from pyllama_raw.prompts.chat import ChatTemplates
 from pyllama_raw.prompts.markers import PIECE
 from pyllama_raw.prompts.prompt import SEAM, PromptEncoder
 from pyllama_raw.testing import BOS, EOS, FakeVocab
@@ -40,7 +40,7 @@ class RoleVocab(MarkerVocab):
 
 def render(source: str, messages=(), **tokens) -> str:
     given = {"bos_token": "<s>", "eos_token": "</s>"} | tokens
-    return ChatTemplate(source, **given).render(list(messages)).text
+    return ChatTemplates(source, **given).render(list(messages)).text
 
 
 def ids(text: str) -> list[int]:

@@ -18,8 +18,8 @@ from pyllama_raw.options.requests import ChatOptions
 from pyllama_raw.prompts.chat import ChatSettings
 from pyllama_raw.prompts.messages import is_sequence, plain_value
 from pyllama_raw.prompts.prompt import Prompt, PromptEncoder
+from pyllama_raw.prompts.rendering.asking import reply_spec
 from pyllama_raw.prompts.rendering.processes import Unreadable
-from pyllama_raw.prompts.rendering.replying import reply_spec
 from pyllama_raw.replies.parser import ReplyParser
 from pyllama_raw.replies.spec import ReplySpec
 

@@ -66,7 +66,7 @@ class Session:
     @cached_property
     def capabilities(self) -> Capabilities:
         """See Facts.capabilities."""
-        from pyllama_raw.prompts.rendering.tools import are_printed
+        from pyllama_raw.prompts.rendering.asking import are_printed
 
         tried = partial(are_printed, self.parts.chat_template)
         known, media = self.parts.capabilities, self.parts.media

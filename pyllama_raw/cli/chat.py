@@ -12,18 +12,19 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
-from pyllama_raw.api.blocking import BlockingGeneration, Engine
+from pyllama_raw.api.blocking import BlockingGeneration
 from pyllama_raw.api.results import Result
-from pyllama_raw.cli.adapters import scales_of
 from pyllama_raw.cli.conversation import Conversation
-from pyllama_raw.cli.engine_options import engine_config, given, model_spec
-from pyllama_raw.cli.sampling_options import SAMPLING
+from pyllama_raw.cli.engine_options import given
+from pyllama_raw.cli.flags import scales_of
+from pyllama_raw.cli.options import SAMPLING
+from pyllama_raw.cli.running import opened
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import FinishReason
 from pyllama_raw.errors import PromptTooLong, RequestError
-from pyllama_raw.options.models import resolve_model
 from pyllama_raw.options.sampling import SamplingParams
 
 WAKE_S = 0.2
@@ -32,40 +33,31 @@ WAKE_S = 0.2
 def chat(options: Namespace) -> int:
     """Run the command; return its exit status."""
     params = SamplingParams(**given(options, SAMPLING))
-    model, config = resolve_model(model_spec(options)), engine_config(options)
-    terminal = Terminal(sys.stdout, sys.stderr)
-    terminal.status("loading the model")
-    try:
-        with Engine.open(model, config, needs="generate") as engine:
-            for adapter in options.adapters:
-                engine.load_adapter(adapter.name, adapter.path)
-            generate = partial(engine.generate, adapters=scales_of(options.adapters))
-            terminal.close()
-            talker = Chat(generate, params, terminal, Conversation(options.system))
-            with _handling(signal.SIGINT, talker.on_interrupt), _waking():
-                return talker.run()
-    finally:
+    with opened(options, "generate") as (engine, terminal):
+        for adapter in options.adapters:
+            engine.load_adapter(adapter.name, adapter.path)
+        generate = partial(engine.generate, adapters=scales_of(options.adapters))
         terminal.close()
+        talker = Chat(generate, params, terminal, Conversation(options.system))
+        with _handling(signal.SIGINT, talker.on_interrupt), _waking():
+            return talker.run()
 
 
+@dataclass
 class Chat:
     """Reads lines and answers them until there are no more."""
 
-    def __init__(
-        self,
-        generate: Callable[..., BlockingGeneration],
-        params: SamplingParams,
-        terminal: Terminal,
-        conversation: Conversation,
-    ) -> None:
-        self._generate = generate
-        self._params = params
-        self._terminal = terminal
-        self._conversation = conversation
-        self._generation: BlockingGeneration | None = None  # what Ctrl-C cancels
-        self._is_stopping = False  # Ctrl-C came, and no line was read
-        self._is_reading = False
-        self._is_seen = sys.stdin.isatty() and sys.stdout.isatty()
+    _generate: Callable[..., BlockingGeneration]
+    _params: SamplingParams
+    _terminal: Terminal
+    _conversation: Conversation
+    _generation: BlockingGeneration | None = None  # what Ctrl-C cancels
+    _is_stopping: bool = False  # Ctrl-C came, and no line was read
+    _is_reading: bool = False
+
+    @property
+    def _is_seen(self) -> bool:
+        return sys.stdin.isatty() and sys.stdout.isatty()
 
     def run(self) -> int:
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -51,15 +51,6 @@ COMMANDS = {
 GROUPS = {"bench": "measure, compare and report speed"}
 # The extra whose packages a command needs.
 EXTRAS = {"plot": "bench", "bench": "bench", "serve": "serve"}
-STATUS = """\
-exit status:
-  0    everything that was asked for succeeded
-  1    a request failed, or something cannot be read, written or run; for
-       `bench compare`: something got worse; for `simulate`: a hook of a policy failed
-  2    the flags or files do not make sense; for `tune` and `bench compare`: what was
-       measured proves nothing
-  130  interrupted by Ctrl-C
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,12 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def root_parser() -> Parser:
     """The parser of all arguments; a command adds its flags when it is asked for."""
-    parser = Parser(
-        prog="pyllama-raw",
-        description="Run GGUF models.",
-        epilog=STATUS,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="pyllama-raw", description="Run GGUF models.")
     parser.add_argument(
         "--version", action="version", version=f"pyllama_raw {__version__}"
     )
@@ -113,8 +99,6 @@ def root_parser() -> Parser:
             word,
             help=command.text,
             description=command.text,
-            epilog=STATUS,
-            formatter_class=RawDescriptionHelpFormatter,
             fill=partial(_fill, name),
         )
     return parser

@@ -42,12 +42,10 @@ LOGS = ("step_log", "request_log")
 def add_engine(parser: ArgumentParser, **defaults: int) -> None:
     """Flags of everything that opens a model; a command may have other defaults."""
     group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="options, and the model if none is named, as `tune` wrote them; "
-        "other flags win",
+    text = (
+        "options, and the model if none is named, as `tune` wrote them; other flags win"
     )
+    add(group, "--profile", str, "FILE", text)
     for model, names in ENGINE:
         add_fields(group, model, names, **defaults)
     text = f"{descriptions(EngineConfig)['fit_ctx']} ({FIT_CTX})"

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import re
 from argparse import ArgumentTypeError, _ActionsContainer
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pyllama_raw.options.config import Count, Finite
 from pyllama_raw.options.frozen import allowed
+from pyllama_raw.options.requests import MAX_SCALE
 
 SIZES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -41,6 +42,11 @@ def add(
     )
 
 
+def add_switch(group: _ActionsContainer, flag: str, text: str) -> None:
+    """Add a flag without a value."""
+    group.add_argument(flag, action="store_true", help=text)
+
+
 def reader(kind: Any) -> Reader:
     """A reader of a flag as a value of *kind*, a type with pydantic's limits."""
     adapter = cache(lambda: TypeAdapter[Any](kind))  # takes a while: made if it is used
@@ -60,6 +66,28 @@ whole = reader(Annotated[int, Field(ge=0)])
 positive = reader(Annotated[Finite, Field(gt=0)])
 not_negative = reader(Annotated[Finite, Field(ge=0)])
 share = reader(Annotated[Finite, Field(ge=0, le=1)])
+_scale = reader(Annotated[Finite, Field(ge=-MAX_SCALE, le=MAX_SCALE)])
+
+
+class AdapterFlag(NamedTuple):
+    """The adapter that one flag names."""
+
+    name: str
+    path: str
+    scale: float
+
+
+def adapter(text: str) -> AdapterFlag:
+    """An adapter, with the scale of its effect."""
+    found = re.fullmatch(r"([^=]+)=(.+?)(?::([-+]?[\d.]+))?", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text}: give NAME=FILE or NAME=FILE:SCALE")
+    return AdapterFlag(found[1], found[2], _scale(found[3] or "1"))
+
+
+def scales_of(chosen: Iterable[AdapterFlag]) -> dict[str, float]:
+    """Scales of adapters, by name."""
+    return {name: scale for name, _, scale in chosen}
 
 
 def byte_size(text: str) -> int:

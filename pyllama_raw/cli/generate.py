@@ -14,19 +14,12 @@ from typing import IO, Any
 import anyio
 
 from pyllama_raw.api.engine import AsyncEngine
-from pyllama_raw.cli.adapters import AdapterFlag, scales_of
 from pyllama_raw.cli.conversation import Conversation
 from pyllama_raw.cli.engine_options import engine_config, given, model_spec
-from pyllama_raw.cli.groups import run
-from pyllama_raw.cli.inputs import (
-    BadInput,
-    Input,
-    InputRequest,
-    from_file,
-    from_prompts,
-)
-from pyllama_raw.cli.outputs import output
-from pyllama_raw.cli.sampling_options import SAMPLING
+from pyllama_raw.cli.flags import AdapterFlag, scales_of
+from pyllama_raw.cli.inputs import Input, InputRequest, from_file, from_prompts
+from pyllama_raw.cli.options import SAMPLING
+from pyllama_raw.cli.running import output, run
 from pyllama_raw.cli.summary import summarize
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, View, numbered
@@ -80,26 +73,16 @@ class GenerateRun:
 
     async def _serve_next(self, engine: AsyncEngine, waiting: Iterator[Input]) -> None:
         for item in waiting:
-            if isinstance(item, BadInput):
-                outcome = Outcome(item.index, error=item.error)
-            else:
-                outcome = await self._serve(engine, item)
+            outcome = item
+            if not isinstance(outcome, Outcome):
+                outcome = await self._serve(engine, outcome)
             self.outcomes.append(outcome)
             self.view.finished(outcome)
 
     async def _serve(self, engine: AsyncEngine, item: InputRequest) -> Outcome:
         try:
             async with engine.generate(
-                item.prompt,
-                item.sampling,
-                priority=item.priority,
-                deadline_s=item.deadline_s,
-                client=item.client,
-                policy_data=item.policy_data,
-                adapters=scales_of(self.adapters)
-                if item.adapters is None
-                else item.adapters,
-                **item.chat,
+                item.prompt, item.sampling, **item.options
             ) as generation:
                 if self.view.is_live and item.sampling.n == 1:
                     async for delta in generation:
@@ -138,7 +121,7 @@ class GenerateRun:
 
 
 def _n_outputs(item: Input) -> int:
-    return 1 if isinstance(item, BadInput) else item.sampling.n
+    return 1 if isinstance(item, Outcome) else item.sampling.n
 
 
 def generate(options: Namespace) -> int:
@@ -168,7 +151,6 @@ def generate(options: Namespace) -> int:
 
 
 def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
-    deadline_s = options.deadline_s
     if bool(options.prompts) == bool(options.input):
         raise ConfigError("give prompts or --input FILE, one of them")
     if options.system is not None and not options.chat:
@@ -179,13 +161,15 @@ def _inputs(options: Namespace, defaults: dict[str, Any]) -> list[Input]:
         raise ConfigError(
             "--image and --audio are allowed with prompts only; a line has messages"
         )
+    of_request = given(options, ["deadline_s"])
+    of_request["adapters"] = scales_of(options.adapters)
     if options.input:
-        return from_file(options.input, defaults=defaults, deadline_s=deadline_s)
+        return from_file(options.input, defaults=defaults, options=of_request)
     return from_prompts(
         options.prompts,
         chat=Conversation(options.system) if options.chat else None,
         defaults=defaults,
-        deadline_s=deadline_s,
+        options=of_request,
         media=[
             *(Image(path) for path in options.images or ()),
             *(Audio(path) for path in options.sounds or ()),

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -23,11 +24,12 @@ from pydantic import (
 )
 
 from pyllama_raw.cli.conversation import Conversation
+from pyllama_raw.cli.views import Outcome
 from pyllama_raw.errors import InvalidRequest, PyllamaError
 from pyllama_raw.media import Audio, Image
 from pyllama_raw.options.config import Token
 from pyllama_raw.options.frozen import mistake_of
-from pyllama_raw.options.requests import ChatOptions, PolicyData
+from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.prompts.prompt import Prompt
 
@@ -39,23 +41,10 @@ class InputRequest:
     index: int
     prompt: Prompt
     sampling: SamplingParams
-    priority: int = 0
-    deadline_s: float | None = None
-    client: str | None = None
-    policy_data: PolicyData | None = None
-    adapters: Mapping[str, float] | None = None  # None: those of the flags
-    chat: ChatOptions = field(default_factory=ChatOptions)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of RequestOptions
 
 
-@dataclass(frozen=True, slots=True)
-class BadInput:
-    """One line that cannot become a request."""
-
-    index: int
-    error: PyllamaError
-
-
-Input = InputRequest | BadInput
+Input = InputRequest | Outcome  # the end of a line that cannot become a request
 
 
 def from_prompts(
@@ -63,7 +52,7 @@ def from_prompts(
     *,
     chat: Conversation | None,
     defaults: Mapping[str, Any],
-    deadline_s: float | None,
+    options: Mapping[str, Any],
     media: Sequence[Image | Audio] = (),
 ) -> list[Input]:
     """
@@ -80,19 +69,19 @@ def from_prompts(
         return [*media, prompt] if media else prompt
 
     return [
-        InputRequest(index, whole(prompt), sampling, deadline_s=deadline_s)
+        InputRequest(index, whole(prompt), sampling, options)
         for index, prompt in enumerate(prompts)
     ]
 
 
 def from_file(
-    name: str, *, defaults: Mapping[str, Any], deadline_s: float | None
+    name: str, *, defaults: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[Input]:
     """Requests of a file of JSON lines, `-` for stdin; empty lines do not count."""
     lines = lines_of(name)
     SamplingParams(**defaults)  # wrong for every line: refused at once
     return [
-        parse_line(index, line, defaults=defaults, deadline_s=deadline_s)
+        parse_line(index, line, defaults=defaults, options=options)
         for index, line in enumerate(filter(bytes.strip, lines))
     ]
 
@@ -108,28 +97,28 @@ def parse_line(
     line: bytes,
     *,
     defaults: Mapping[str, Any],
-    deadline_s: float | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Input:
-    """Make a request of one JSON line; *defaults* are sampling parameters it may lack."""
+    """
+    Make a request of one JSON line.
+
+    Args:
+        defaults: sampling parameters that it may lack, and *options* of the request.
+    """
     try:
         parsed = _Line.model_validate_json(line)
         given = parsed.model_dump(include=parsed.model_fields_set & _SAMPLING.keys())
         sampling = SamplingParams(**{**defaults, **given})
     except ValidationError as error:
-        return BadInput(index, _refusal(error))
+        return Outcome(index, error=_refusal(error))
     except PyllamaError as error:
-        return BadInput(index, error)
-    return InputRequest(
-        index,
-        parsed.prompt if parsed.prompt is not None else parsed.model_dump()["messages"],
-        sampling,
-        parsed.priority,
-        parsed.deadline_s or deadline_s,
-        parsed.client,
-        parsed.policy_data,
-        parsed.adapters,
-        parsed.model_dump(include=parsed.model_fields_set & _CHAT),
-    )
+        return Outcome(index, error=error)
+    prompt = parsed.prompt
+    if prompt is None:
+        prompt = parsed.model_dump(include={"messages"})["messages"]
+    own = {name: getattr(parsed, name) for name in _OPTIONS}
+    own = {name: value for name, value in own.items() if value is not None}
+    return InputRequest(index, prompt, sampling, {**options, **own})
 
 
 class _Message(BaseModel):
@@ -144,15 +133,6 @@ class _LineBase(BaseModel):
 
     prompt: str | list[Token] | None = None
     messages: Annotated[list[_Message], Field(min_length=1)] | None = None
-    priority: int = 0
-    deadline_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    client: str | None = None
-    policy_data: dict[str, str | int | float | bool | None] | None = None
-    adapters: dict[str, float] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | None = None
-    parallel_tool_calls: bool = True
-    reply: bool | None = None
 
     @field_validator("stop", mode="before", check_fields=False)
     @classmethod
@@ -168,12 +148,15 @@ class _LineBase(BaseModel):
         return self
 
 
-_CHAT = {"tools", "tool_choice", "parallel_tool_calls", "reply"}
+_OPTIONS: dict[str, Any] = {
+    name: (kind, None)
+    for name, kind in get_type_hints(RequestOptions, include_extras=True).items()
+}
 _SAMPLING: dict[str, Any] = {
     name: (field.annotation, field)
     for name, field in SamplingParams.model_fields.items()
 }
-_Line: Any = create_model("_Line", __base__=_LineBase, **_SAMPLING)
+_Line: Any = create_model("_Line", __base__=_LineBase, **_OPTIONS, **_SAMPLING)
 
 
 def _refusal(error: ValidationError) -> InvalidRequest:

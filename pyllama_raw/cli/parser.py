@@ -7,11 +7,21 @@ It imports little, because each start of a command waits for it.
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pyllama_raw.errors import ConfigError
+
+STATUS = """\
+exit status:
+  0    everything that was asked for succeeded
+  1    a request failed, or something cannot be read, written or run; for
+       `bench compare`: something got worse; for `simulate`: a hook of a policy failed
+  2    the flags or files do not make sense; for `tune` and `bench compare`: what was
+       measured proves nothing
+  130  interrupted by Ctrl-C
+"""
 
 
 class Parser(ArgumentParser):
@@ -20,7 +30,8 @@ class Parser(ArgumentParser):
     def __init__(
         self, *, fill: Callable[[Parser], None] | None = None, **options: Any
     ) -> None:
-        super().__init__(**options)
+        how = RawDescriptionHelpFormatter
+        super().__init__(epilog=STATUS, formatter_class=how, **options)
         self._fill = fill
 
     def filled(self) -> Parser:

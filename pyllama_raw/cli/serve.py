@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_raw.cli.engine_options import FIT_CTX, given, given_parts, profile_of
-from pyllama_raw.cli.groups import run
 from pyllama_raw.cli.info import show
+from pyllama_raw.cli.running import run
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError
 from pyllama_raw.serve.config import ListenConfig, ServeConfig

@@ -5,24 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from pyllama_raw.api.blocking import Engine
-from pyllama_raw.cli.engine_options import engine_config, model_spec
 from pyllama_raw.cli.inputs import lines_of
+from pyllama_raw.cli.running import opened
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.errors import ConfigError, InvalidRequest
-from pyllama_raw.options.models import resolve_model
 from pyllama_raw.options.replacing import check_writable, replacing
-from pyllama_raw.options.requests import Need
 
 if TYPE_CHECKING:
     from pyllama_raw.api.vectors import Vectors
-
-Told = Callable[[int], None]
 
 
 def embed(options: Namespace) -> int:
@@ -33,7 +27,8 @@ def embed(options: Namespace) -> int:
     if options.npy is not None:
         check_writable(options.npy)
 
-    with _opened(options, "embed", len(texts)) as (engine, told):
+    with opened(options, "embed") as (engine, terminal):
+        told = _progress(terminal, len(texts))
         shape = options.dimensions, not options.raw
         if options.tokens:
             _tell(engine.embed_tokens(texts, *shape, progress=told))
@@ -50,7 +45,8 @@ def rank(options: Namespace) -> int:
     """Run the command; return its exit status."""
     documents = _texts(options)
 
-    with _opened(options, "rank", len(documents)) as (engine, told):
+    with opened(options, "rank") as (engine, terminal):
+        told = _progress(terminal, len(documents))
         ranked = engine.rank(options.query, documents, progress=told)
         _write(
             {"index": one.index, "score": one.score, "document": documents[one.index]}
@@ -59,19 +55,8 @@ def rank(options: Namespace) -> int:
     return 0
 
 
-@contextmanager
-def _opened(
-    options: Namespace, needs: Need, n_texts: int
-) -> Iterator[tuple[Engine, Told]]:
-    """An engine, and a function that shows how many texts are done."""
-    path, config = resolve_model(model_spec(options)), engine_config(options)
-    terminal = Terminal(sys.stdout, sys.stderr)
-    terminal.status("loading the model")
-    try:
-        with Engine.open(path, config, needs=needs) as engine:
-            yield engine, lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
-    finally:
-        terminal.close()
+def _progress(terminal: Terminal, n_texts: int) -> Callable[[int], None]:
+    return lambda n_done: terminal.status(f"{n_done}/{n_texts} done")
 
 
 def _texts(options: Namespace) -> list[str]:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyllama_raw.api.results import Result
-from pyllama_raw.cli.inputs import BadInput, Input
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.core.request import (
     FinishDetail,
@@ -20,6 +19,9 @@ from pyllama_raw.core.request import (
     TokenLogprobs,
 )
 from pyllama_raw.errors import PyllamaError
+
+if TYPE_CHECKING:
+    from pyllama_raw.cli.inputs import Input
 
 SUCCESS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -45,22 +47,10 @@ class Outcome:
         return bool(reasons) and all(reason in SUCCESS for reason in reasons)
 
 
-class View(Protocol):
-    """Shows outputs as they come."""
-
-    is_live: bool  # wants text() as it comes, not only finished()
-
-    def text(self, index: int, text: str) -> None:
-        """Show more text of one request."""
-
-    def finished(self, outcome: Outcome) -> None:
-        """Show the end of one request."""
-
-
 class JsonLines:
     """One object a request, as soon as it has ended; nothing else."""
 
-    is_live = False
+    is_live = False  # wants finished() only
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -126,6 +116,9 @@ class LiveText:
         if text:
             self._last_char = text[-1]
             self._terminal.write(text)
+
+
+View = JsonLines | LiveText
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
@@ -206,7 +199,7 @@ def numbered(results: Sequence[Result]) -> str:
 
 
 def _title_of(item: Input) -> str:
-    if isinstance(item, BadInput):
+    if isinstance(item, Outcome):
         return "(no request)"
     prompt = item.prompt
     last = prompt[-1] if prompt and not isinstance(prompt, str) else prompt

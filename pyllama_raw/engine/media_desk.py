@@ -24,7 +24,7 @@ from pyllama_raw.engine.span_keys import SpanKeys
 from pyllama_raw.errors import BadMedia
 from pyllama_raw.media import pictures, sounds
 from pyllama_raw.media.audio import Audio
-from pyllama_raw.media.content import MediaMessages, list_pieces
+from pyllama_raw.media.content import MediaMessages, PromptPiece, list_pieces
 from pyllama_raw.media.limits import Media, MediaLimits
 from pyllama_raw.native.cut import RowRun
 from pyllama_raw.native.encode import EncodeCall
@@ -136,7 +136,7 @@ class MediaDesk:
 
     def take_list(
         self, prompt: Sequence[object]
-    ) -> tuple[list[str | int], list[Media]]:
+    ) -> tuple[list[PromptPiece], list[Media]]:
         """As list_pieces(), within the limits. Raises InvalidRequest, BadMedia."""
         pieces, media = list_pieces(prompt)
         self.limits.check(media)

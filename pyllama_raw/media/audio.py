@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_raw.errors import BadMedia, InvalidRequest, reading
 from pyllama_raw.media import sounds
 from pyllama_raw.media.sounds import SoundHeader, read_header, read_samples, resampled
-from pyllama_raw.media.source import Source, is_source, read_source
-from pyllama_raw.media.upload import Stop, never
+from pyllama_raw.media.upload import Source, Stop, is_source, never, read_source
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,7 @@ from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.image import Image
 from pyllama_raw.media.limits import Media, MediaLimits
-from pyllama_raw.media.source import check_bytes, is_source, read_source
+from pyllama_raw.media.upload import check_bytes, is_source, read_source
 
 _DATA_URL = re.compile(r"data:(?:image|audio)/[\w.+-]+;base64,")
 
@@ -102,21 +102,21 @@ class MediaMessages:
         raise InvalidRequest("content", part, allowed)
 
 
-def list_pieces(prompt: Sequence[object]) -> tuple[list[str | int], list[Media]]:
+def list_pieces(prompt: Sequence[object]) -> tuple[list[PromptPiece], list[Media]]:
     """
-    Texts of a list of texts, images and sounds, with the index of a medium in its place.
+    Pieces of a list of texts, images and sounds, all of which its author may write.
 
     Raises:
         InvalidRequest: something else is in it.
     """
-    pieces: list[str | int] = []
+    pieces: list[PromptPiece] = []
     media: list[Media] = []
     for part in prompt:
         if isinstance(part, Image | Audio):
-            pieces.append(len(media))
+            pieces.append(PromptPiece("", "", len(media)))
             media.append(part)
         elif isinstance(part, str):
-            pieces += [part] if part else []
+            pieces.append(PromptPiece(part, "t" * len(part)))
         else:
             raise InvalidRequest("prompt", part, "texts, Image(...) and Audio(...)")
     return pieces, media

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyllama_raw.errors import BadMedia, InvalidRequest, reading, shown
 from pyllama_raw.media.pictures import read_header, read_pixels
-from pyllama_raw.media.source import Source, is_source, read_source
-from pyllama_raw.media.upload import Stop, never
+from pyllama_raw.media.upload import Source, Stop, is_source, never, read_source
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyllama_raw.errors import BadMedia, InvalidRequest
 from pyllama_raw.media.audio import Audio
 from pyllama_raw.media.image import PIXELS, Image
-from pyllama_raw.media.source import check_bytes
+from pyllama_raw.media.upload import check_bytes
 
 Media = Image | Audio
 

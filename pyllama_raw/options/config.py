@@ -7,9 +7,11 @@ out of range are refused before anything native runs.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from pyllama_raw.native.kinds import (
     FlashAttention,
@@ -20,7 +22,7 @@ from pyllama_raw.native.kinds import (
     SplitMode,
 )
 from pyllama_raw.options import cpus
-from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped, wrong
+from pyllama_raw.options.frozen import AnyPath, Frozen, Listed, Mapped
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 ImageRows = Annotated[int, Field(ge=1, le=2**16)]  # their pixels fit 32 bits
@@ -124,15 +126,11 @@ class ContextConfig(Frozen):
     yarn_orig_ctx: Annotated[int, Field(ge=0)] = 0
     """Context length that YaRN scales from; 0 is that of the model."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.n_ubatch > self.n_batch:
-            raise wrong("n_ubatch", self.n_ubatch, f"at most n_batch ({self.n_batch})")
+            yield "n_ubatch", f"at most n_batch ({self.n_batch})"
         if self.flash_attn == "off" and self.type_v not in ("f32", "f16", "bf16"):
-            raise wrong(
-                "type_v", self.type_v, "f32, f16 or bf16 without flash attention"
-            )
-        return self
+            yield "type_v", "f32, f16 or bf16 without flash attention"
 
     @property
     def threads(self) -> int:
@@ -181,11 +179,9 @@ class SchedulerConfig(Frozen):
     budget_mode: Literal["balanced", "latency_first", "throughput_first"] = "balanced"
     """The shares of streams and prompts in a step; balanced serves all streams, then prompts."""
 
-    @model_validator(mode="after")
-    def _check_preempt(self) -> Self:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.preempt == "priority" and self.policy != "fcfs":
-            raise wrong("preempt", self.preempt, "memory with a policy other than fcfs")
-        return self
+            yield "preempt", "memory with a policy other than fcfs"
 
     @field_validator("policy")
     @classmethod
@@ -230,15 +226,10 @@ class CacheConfig(Frozen):
     parked_slots: Annotated[int, Field(ge=0, le=254)] | None = None
     """Slots beyond n_slots that only keep prefixes. None: as the mode needs."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
         if self.directory is not None and not self.max_bytes:
-            raise wrong(
-                "max_bytes",
-                self.max_bytes,
-                "more than 0 with a directory: a state waits there for the disk",
-            )
-        return self
+            allowed = "more than 0 with a directory: a state waits there for the disk"
+            yield "max_bytes", allowed
 
 
 class LogConfig(Frozen):
@@ -299,12 +290,10 @@ class MediaConfig(Frozen):
     max_kept_bytes: Annotated[int, Field(ge=0)] = 2**28
     """Bytes of rows that are kept for later requests."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
         low, high = self.image_min_tokens, self.image_max_tokens
         if low is not None and high is not None and low > high:
-            raise wrong("image_min_tokens", low, f"at most image_max_tokens ({high})")
-        return self
+            yield "image_min_tokens", f"at most image_max_tokens ({high})"
 
 
 class EngineConfig(Frozen):
@@ -344,32 +333,20 @@ class EngineConfig(Frozen):
     deterministic: bool = False
     """Outputs do not depend on other requests (docs/exactness.md); costs speed."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
         n_ctx, n_slots = self.context.n_ctx, self.scheduler.n_slots
         if n_ctx is not None and n_ctx < n_slots:
             allowed = f"at least n_slots ({n_slots}): it is the cells of all slots"
-            raise wrong("context.n_ctx", n_ctx, allowed)
-        if self.deterministic:
-            self._check_chunks()
-        return self
-
-    def _check_chunks(self) -> None:
-        """No chunk of a prompt may be a single token, and no rest of one."""
-        context, scheduler = self.context, self.scheduler
-        if context.n_ubatch < max(MIN_CHUNK, scheduler.n_slots):
-            raise wrong(
-                "context.n_ubatch",
-                context.n_ubatch,
-                f"at least {MIN_CHUNK} and n_slots ({scheduler.n_slots}), if deterministic",
-            )
-        limits = {
-            "scheduler.token_budget": scheduler.token_budget,
-            "context.n_outputs_max": context.n_outputs_max,
-        }
-        for name, value in limits.items():
-            if value is not None and value < MIN_CHUNK:
-                raise wrong(name, value, f"at least {MIN_CHUNK}, if deterministic")
+            yield "context.n_ctx", allowed
+        if not self.deterministic:
+            return
+        # No chunk of a prompt may be a single token, and no rest of one.
+        if self.context.n_ubatch < max(MIN_CHUNK, n_slots):
+            allowed = f"at least {MIN_CHUNK} and n_slots ({n_slots}), if deterministic"
+            yield "context.n_ubatch", allowed
+        for name in ("scheduler.token_budget", "context.n_outputs_max"):
+            if (attrgetter(name)(self) or MIN_CHUNK) < MIN_CHUNK:
+                yield name, f"at least {MIN_CHUNK}, if deterministic"
 
     @property
     def resolved_model(self) -> ModelConfig:

@@ -37,10 +37,6 @@ class FetchFailed(OSError):
     """A pinned file could not be had from any place; nothing was kept."""
 
 
-class TooLarge(FetchFailed):
-    """A place gave more bytes than the file has; the rest was not read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """One file of one release on the package index."""
@@ -133,7 +129,7 @@ def _download(url: str, artifact: Artifact, file: Any, on_bytes: OnBytes) -> Non
     with _open(url) as response:
         while block := response.read(BLOCK_BYTES):
             if n_bytes + len(block) > artifact.n_bytes:
-                raise TooLarge(f"{url} gave more than {artifact.n_bytes} bytes")
+                raise ValueError(f"{url} gave more than {artifact.n_bytes} bytes")
             file.write(block)
             digest.update(block)
             n_bytes += len(block)
@@ -166,7 +162,7 @@ def _url_from_index(artifact: Artifact) -> str:
     with _open(page) as response:
         page_bytes = response.read(MAX_PAGE_BYTES + 1)
     if len(page_bytes) > MAX_PAGE_BYTES:
-        raise TooLarge(f"{page} gave more than {MAX_PAGE_BYTES} bytes")
+        raise ValueError(f"{page} gave more than {MAX_PAGE_BYTES} bytes")
     text = page_bytes.decode()
     for href in re.findall(r'href="([^"]+)"', text):
         url = urljoin(page, html.unescape(href)).split("#")[0]

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -91,6 +92,16 @@ class Frozen(Described):
                     raise wrong(name, shown(value), "a smaller number")
         return values
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, allowed in self._misfits():
+            raise wrong(name, attrgetter(name)(self), allowed)
+        return self
+
+    def _misfits(self) -> Iterator[tuple[str, str]]:
+        """Options that do not fit the others, and what is allowed beside those."""
+        yield from ()
+
     @classmethod
     def _refusal_of(cls, error: Exception, values: object) -> PyllamaError:
         try:
@@ -128,7 +139,7 @@ class Frozen(Described):
 
 
 def wrong(name: str, value: object, allowed: str) -> PydanticCustomError:
-    """The error that a validator of several fields raises; *allowed* follows "give"."""
+    """The error that a validator of the whole raises; *allowed* follows "give"."""
     context = {"name": name, "value": value, "allowed": allowed}
     return PydanticCustomError("wrong_option", "{name}: give {allowed}", context)
 

@@ -110,17 +110,14 @@ class Profile(Frozen):
         file = _path_of(file)
         try:
             fields = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"profile {str(file)!r}: {error}") from error
-        if not isinstance(fields, dict):
-            raise ConfigError(f"profile {str(file)!r} is no JSON object")
-        try:
+            if not isinstance(fields, dict):
+                raise ConfigError("it is no JSON object")
             loaded = cls(**fields)
-        except ConfigError as error:
-            raise ConfigError(f"profile {str(file)!r}: {error}") from None
-        if not fields.keys() & {"path", "settings"}:
-            missing = "give a path, or settings, as `tune --out` writes them"
-            raise ConfigError(f"profile {str(file)!r} has no options: {missing}")
+            if not fields.keys() & {"path", "settings"}:
+                missing = "give a path, or settings, as `tune --out` writes them"
+                raise ConfigError(f"it has no options: {missing}")
+        except (OSError, ValueError) as error:  # ConfigError is one
+            raise ConfigError(f"profile {str(file)!r}: {error}") from error
         return loaded
 
     def save(self, file: str | Path) -> None:

@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -62,6 +62,7 @@ MIN_TEMPERATURE = 1e-3  # logits divided by less are no numbers any more
 Fraction = Annotated[Finite, Field(ge=0, le=1)]
 History = Annotated[int, Field(ge=0, le=MAX_HISTORY)]
 Text = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")]
+Breaker = Annotated[Text, Field(max_length=40)]
 Pattern = Annotated[Text, Field(max_length=MAX_PATTERN)]
 NTop = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Penalty = Annotated[Finite, Field(ge=-100, le=100)]
@@ -118,10 +119,7 @@ class SamplingParams(Frozen):
     """Tokens of a run that DRY lets repeat without a penalty."""
     dry_last_n: History | None = None
     """Tokens that DRY looks back; 0 is off. None: all."""
-    dry_sequence_breakers: Annotated[
-        Listed[Annotated[Text, Field(max_length=40)]],
-        Field(max_length=MAX_ITEMS["dry_sequence_breakers"]),
-    ] = ("\n", ":", '"', "*")
+    dry_sequence_breakers: Listed[Breaker] = ("\n", ":", '"', "*")
     """Texts that end a run for DRY."""
     mirostat: Literal[0, 1, 2] = 0
     """Version 1 or 2 replaces all stages but temperature; 0 is off."""
@@ -169,10 +167,7 @@ class SamplingParams(Frozen):
     """A GBNF grammar that the output follows."""
     grammar_root: Annotated[Text, Field(max_length=1000)] = "root"
     """The rule of the grammar that the output is."""
-    grammar_triggers: Annotated[
-        Listed[Annotated[Text, Field(max_length=1000)] | Token],
-        Field(max_length=MAX_ITEMS["grammar_triggers"]),
-    ] = ()
+    grammar_triggers: Listed[Annotated[Text, Field(max_length=1000)] | Token] = ()
     """
     Texts or token ids from which on the grammar holds; without any it holds at once.
     """
@@ -204,52 +199,31 @@ class SamplingParams(Frozen):
                     raise wrong(name, given, f"at most {most} items")
         return values
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _misfits(self) -> Iterator[tuple[str, str]]:
         if len(set(self.stages)) < len(self.stages):
-            raise wrong("stages", self.stages, "each stage once")
+            yield "stages", "each stage once"
         if self.min_tokens > self.max_tokens:
-            raise wrong(
-                "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
-            )
+            yield "min_tokens", f"at most max_tokens ({self.max_tokens})"
         if self.grammar_triggers and self.grammar is None:
-            raise wrong("grammar_triggers", self.grammar_triggers, "a grammar, too")
+            yield "grammar_triggers", "a grammar, too"
         if self.top_n_sigma and self._has("typical") and self.typical_p < 1:
-            raise wrong(
-                "typical_p",
-                self.typical_p,
-                "1 with top_n_sigma, because typical_p would see gaps",
-            )
-        self._check_stop()
-        self._check_constraint()
-        self._check_infill()
-        return self
-
-    def _check_stop(self) -> None:
+            yield "typical_p", "1 with top_n_sigma, because typical_p would see gaps"
         n_bytes = sum(len(string.encode()) for string in self.stop)
         if n_bytes > MAX_STOP_BYTES:
-            given = f"{len(self.stop)} strings of {n_bytes} bytes together"
-            raise wrong("stop", given, f"at most {MAX_STOP_BYTES} bytes together")
+            yield "stop", f"at most {MAX_STOP_BYTES} bytes together, not {n_bytes}"
+        yield from self._misfits_of_forms()
 
-    def _check_constraint(self) -> None:
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+    def _misfits_of_forms(self) -> Iterator[tuple[str, str]]:
+        given = self._constraints
         if len(given) > 1:
-            value = getattr(self, given[1])
-            raise wrong(given[1], value, f"at most one of {', '.join(given)}")
+            yield given[1], f"at most one of {', '.join(given)}"
         if given and (self.ignore_eos or self.min_tokens):
-            value = getattr(self, given[0])
-            raise wrong(given[0], value, "neither ignore_eos nor min_tokens beside it")
-
-    def _check_infill(self) -> None:
-        if "infill" not in self.stages:
-            return
-        before = self.stages[: self.stages.index("infill")]
-        if "top_k" not in before or not 0 < self.top_k <= MAX_INFILL:
-            raise wrong(
-                "stages",
-                self.stages,
-                f"a top_k of 1 to {MAX_INFILL} and its stage before infill",
-            )
+            yield given[0], "neither ignore_eos nor min_tokens beside it"
+        if "infill" in self.stages:
+            before = self.stages[: self.stages.index("infill")]
+            if "top_k" not in before or not 0 < self.top_k <= MAX_INFILL:
+                allowed = f"a top_k of 1 to {MAX_INFILL} and its stage before infill"
+                yield "stages", allowed
 
     @property
     def is_empty(self) -> bool:
@@ -273,8 +247,11 @@ class SamplingParams(Frozen):
     @property
     def constraint(self) -> Constraint | None:
         """The constraint that is given."""
-        given = (name for name in CONSTRAINTS if getattr(self, name) is not None)
-        return next(given, None)
+        return next(iter(self._constraints), None)
+
+    @property
+    def _constraints(self) -> list[Constraint]:
+        return [name for name in CONSTRAINTS if getattr(self, name) is not None]
 
     @property
     def greedy(self) -> bool:

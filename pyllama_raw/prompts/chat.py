@@ -8,12 +8,12 @@ and memory (`pyllama_raw/rendering`). It can refuse messages: that is an Invalid
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple, Self
 
 from pyllama_raw.errors import ClosedError, InvalidRequest, Unsupported
 from pyllama_raw.prompts.messages import Message, plain_messages, plain_value
+from pyllama_raw.prompts.rendering.asking import prints_tools
 from pyllama_raw.prompts.rendering.processes import (
     Exceeded,
     TemplateProcesses,
@@ -21,7 +21,6 @@ from pyllama_raw.prompts.rendering.processes import (
     Unreadable,
 )
 from pyllama_raw.prompts.rendering.roles import check_roles
-from pyllama_raw.prompts.rendering.tools import prints_tools
 
 RESERVED = {"bos_token", "eos_token", "messages", "tools"}
 
@@ -59,56 +58,17 @@ class ChatTemplates:
     """
     The model's own template, and those that callers give; any thread may call.
 
-    One that a caller gives has its process for a single chat.
+    The own one is compiled by the first chat. One that a caller gives has its process for a
+    single chat.
     """
 
     def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
-        self._make = partial(ChatTemplate, bos_token=bos_token, eos_token=eos_token)
-        self._own = self._make(source)
-        self._lock = Lock()
-        self._open = {self._own}
-        self._closed = False
-
-    def render(self, messages: Sequence[Message], settings: ChatSettings) -> Rendered:
-        """
-        See ChatTemplate.render.
-
-        Raises, besides:
-            InvalidRequest: the template that was given cannot be read.
-        """
-        if settings.chat_template is None:
-            return self._own.render(messages, settings)
-        given = self._make(settings.chat_template)
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the engine is closed")
-            self._open.add(given)
-        try:
-            return given.render(messages, settings)
-        except Unsupported as error:
-            allowed = f"a template that can be used ({error.reason})"
-            value = settings.chat_template
-            raise InvalidRequest("chat_template", value, allowed) from error
-        finally:
-            given.close()
-            with self._lock:
-                self._open.discard(given)
-
-    def close(self) -> None:
-        """End what is being rendered; later calls raise ClosedError."""
-        with self._lock:
-            self._closed = True
-            for template in self._open:
-                template.close()
-
-
-class ChatTemplate:
-    """One template, compiled by the first chat; any thread may call."""
-
-    def __init__(self, source: str | None, *, bos_token: str, eos_token: str) -> None:
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._source = source
-        self._processes = None if source is None else TemplateProcesses(source, tokens)
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._lock = Lock()
+        self._open: set[TemplateProcesses] = set()
+        self._closed = False
+        self._own = None if source is None else self._started(source)
 
     def render(
         self, messages: Sequence[Message], settings: ChatSettings = NOTHING
@@ -123,45 +83,74 @@ class ChatTemplate:
             Unsupported: the model has no template, or one that Jinja cannot read, or
                 there are tools and the template prints none.
             InvalidRequest: the template does not take these messages, or takes too
-                much time or memory for them; a role is unknown.
+                much time or memory for them; a role is unknown; the template that was
+                given cannot be used.
             ClosedError: close() was called, perhaps meanwhile.
         """
-        plain = plain_messages(messages)
-        kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
-        _check_variables(kwargs)
-        tools = plain_value("tools", settings.tools)
-        begun = _begun(plain)
-        if self._source is None or self._processes is None:
-            raise Unsupported(
-                "chat messages", "the model has no chat template: give a text prompt"
-            )
-        check_roles(plain, self._source)
+        given = settings.chat_template
+        if given is None:
+            return _rendered(self._own, self._source, messages, settings)
+        processes = self._started(given)
         try:
-            _check_tools(tools, self._source)
-            asks = kwargs.pop("add_generation_prompt", begun is None)
-            chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
-            rendered = Rendered(*self._processes.render(plain, chat))
-        except TemplateRefused as error:
-            allowed = f"what the chat template takes ({error})"
-            raise InvalidRequest("messages", plain, allowed) from error
-        except Exceeded as error:
-            allowed = f"messages with which the chat template is {error}"
-            raise InvalidRequest("messages", plain, allowed) from error
-        except Unreadable as error:
-            reason = f"the model's chat template cannot be read: {error}"
-            raise Unsupported("chat messages", reason) from error
-        except OSError as error:
-            raise Unsupported(
-                "chat messages",
-                f"they need a process for the template, which cannot start: {error}",
-            ) from error
-
-        return rendered if begun is None else _cut_after(rendered, begun)
+            return _rendered(processes, given, messages, settings)
+        except Unsupported as error:
+            allowed = f"a template that can be used ({error.reason})"
+            raise InvalidRequest("chat_template", given, allowed) from error
+        finally:
+            processes.close()
+            with self._lock:
+                self._open.discard(processes)
 
     def close(self) -> None:
         """End what is being rendered; later calls raise ClosedError."""
-        if self._processes is not None:
-            self._processes.close()
+        with self._lock:
+            self._closed = True
+            for processes in self._open:
+                processes.close()
+
+    def _started(self, source: str) -> TemplateProcesses:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            processes = TemplateProcesses(source, self._tokens)
+            self._open.add(processes)
+        return processes
+
+
+def _rendered(
+    processes: TemplateProcesses | None,
+    source: str | None,
+    messages: Sequence[Message],
+    settings: ChatSettings,
+) -> Rendered:
+    plain = plain_messages(messages)
+    kwargs = plain_value("template_kwargs", settings.template_kwargs or {})
+    _check_variables(kwargs)
+    tools = plain_value("tools", settings.tools)
+    begun = _begun(plain)
+    if source is None or processes is None:
+        reason = "the model has no chat template: give a text prompt"
+        raise Unsupported("chat messages", reason)
+    check_roles(plain, source)
+    try:
+        _check_tools(tools, source)
+        asks = kwargs.pop("add_generation_prompt", begun is None)
+        chat = {"tools": tools, "kwargs": kwargs, "asks": bool(asks)}
+        rendered = Rendered(*processes.render(plain, chat))
+    except TemplateRefused as error:
+        allowed = f"what the chat template takes ({error})"
+        raise InvalidRequest("messages", plain, allowed) from error
+    except Exceeded as error:
+        allowed = f"messages with which the chat template is {error}"
+        raise InvalidRequest("messages", plain, allowed) from error
+    except Unreadable as error:
+        reason = f"the model's chat template cannot be read: {error}"
+        raise Unsupported("chat messages", reason) from error
+    except OSError as error:
+        reason = f"they need a process for the template, which cannot start: {error}"
+        raise Unsupported("chat messages", reason) from error
+
+    return rendered if begun is None else _cut_after(rendered, begun)
 
 
 def _check_tools(tools: object, template: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from pyllama_raw.core.namespace import Namespace
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pyllama_raw.media.limits import Media
 
 
+@dataclass(slots=True)
 class MediaPrompt:
     """
     A prompt while it is put together, and when that is done.
@@ -25,17 +28,12 @@ class MediaPrompt:
         namespace: the requests that share the rows of its media.
     """
 
-    def __init__(
-        self, desk: MediaDesk | None = None, namespace: Namespace = None
-    ) -> None:
-        self.tokens = array("i")
-        self.spans: tuple[Span, ...] = ()
-        self.payloads: tuple[object, ...] = ()  # one a span
-        self._desk, self._namespace = desk, namespace
-        self._n_parts = 0
-
-    def add_text(self, tokens: array[int]) -> None:
-        self.tokens += tokens
+    _desk: MediaDesk | None = None
+    _namespace: Namespace = None
+    _n_parts: int = 0
+    tokens: array[int] = field(default_factory=partial(array, "i"))
+    spans: tuple[Span, ...] = ()
+    payloads: tuple[object, ...] = ()  # one a span
 
     def add_media(self, part: Media) -> None:
         """

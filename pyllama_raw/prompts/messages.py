@@ -8,6 +8,7 @@ once, so nobody can change what was checked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from pyllama_raw.errors import InvalidRequest
@@ -82,13 +83,13 @@ def _check_part(part: object) -> None:
             )
 
 
+@dataclass(slots=True)
 class _Copier:
     """A copy that is counted while it is made; errors call it *name*."""
 
-    def __init__(self, name: str = "messages") -> None:
-        self._name = name
-        self._n_characters = 0
-        self._n_values = 0
+    _name: str = "messages"
+    _n_characters: int = 0
+    _n_values: int = 0
 
     def copy(self, value: Any, depth: int) -> Any:
         self._count(value, depth)

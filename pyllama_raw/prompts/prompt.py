@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import islice
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyllama_raw.engine.media_desk import MediaDesk
     from pyllama_raw.engine.parts import EngineParts, TextVocab
     from pyllama_raw.media import Audio, Image
+    from pyllama_raw.media.limits import Media
 
 T = TypeVar("T")
 
@@ -152,16 +153,12 @@ class PromptEncoder:
             InvalidRequest, TextTooLong: which text it is.
         """
 
-        def read(text: str | Sequence[int]) -> array[int]:
-            if not isinstance(text, str):
-                return self._ids(text)
-            _check_text(text)
-            self._check_length(text)
-            return encode(text)
-
         def tokens_of(where: str, text: str | Sequence[int]) -> array[int]:
             try:
-                tokens = read(text)
+                if isinstance(text, str):
+                    tokens = encode(self._checked(text))
+                else:
+                    tokens = self._ids(text)
             except PromptTooLong as error:
                 n_tokens = error.n_prompt
                 raise TextTooLong(where, n_tokens, self._n_ctx_slot, SHORTEN) from None
@@ -274,36 +271,16 @@ class PromptEncoder:
         if isinstance(prompt, str):
             read.tokens = self._tokenize(prompt, add_special=True, parse_special=True)
         elif is_sequence(prompt):
-            if len(prompt) >= self._n_ctx_slot:  # before a copy: range(10**9) is small
-                raise self._too_long(len(prompt))
-            for part in self._parts(prompt):
-                read.add_text(part)
+            read.tokens = self._ids(prompt)
         else:
             raise InvalidRequest("prompt", prompt, "text, token ids or chat messages")
         return None
 
     def _read_list(self, read: MediaPrompt, prompt: Sequence[object]) -> None:
-        """Texts and media, each text tokenized by itself."""
         if self._media is None:
             raise Unsupported("images and sounds", NO_PROJECTOR)
         pieces, media = self._media.take_list(prompt)
-        before, after = self._around()
-        read.add_text(before)
-        for piece in pieces:
-            if isinstance(piece, int):
-                read.add_media(media[piece])
-            else:
-                read.add_text(
-                    self._tokenize(piece, add_special=False, parse_special=True)
-                )
-            self._check_fits(len(read.tokens))
-        read.add_text(after)
-
-    def _around(self) -> tuple[array[int], array[int]]:
-        """Tokens that begin and end a prompt."""
-        tokens = self._tokenize("", add_special=True, parse_special=False)
-        n_before = 1 if self._vocab.add_bos else 0
-        return tokens[:n_before], tokens[n_before:]
+        self._add_pieces(read, self._markers, pieces, media)
 
     def _ids(self, given: Sequence[int]) -> array[int]:
         """A checked copy of token ids. Raises InvalidRequest, PromptTooLong."""
@@ -351,31 +328,35 @@ class PromptEncoder:
         markers = self._markers
         if settings.chat_template is not None:
             markers = Markers(self._vocab.special_texts, settings.chat_template)
-        if not (taken and taken.media) and list(markers.parts(text, origins)) == [
-            (text, True)
-        ]:
+        if taken is not None and taken.media:
+            pieces = taken.pieces(text, origins)
+            self._add_pieces(read, markers, pieces, taken.media)
+        elif list(markers.parts(text, origins)) == [(text, True)]:
             read.tokens = self._tokenize(text, add_special=True, parse_special=True)
-            return
-        before, after = self._around()
-        read.add_text(before)
-        if taken is None:
-            self._add_text(read, markers, text, origins)
         else:
-            for piece in taken.pieces(text, origins):
-                self._add_text(read, markers, piece.text, piece.origins)
-                if piece.media is not None:
-                    read.add_media(taken.media[piece.media])
-                    self._check_fits(len(read.tokens))
-        read.add_text(after)
+            self._add_pieces(read, markers, [(text, origins, None)], [])
 
-    def _add_text(
-        self, read: MediaPrompt, markers: Markers, text: str, origins: str
+    def _add_pieces(
+        self,
+        read: MediaPrompt,
+        markers: Markers,
+        pieces: Iterable[tuple[str, str, int | None]],
+        media: Sequence[Media],
     ) -> None:
-        for part, may_be_special in markers.parts(text, origins):
-            read.add_text(
-                self._tokenize(part, add_special=False, parse_special=may_be_special)
-            )
-            self._check_fits(len(read.tokens))
+        """Add what begins and ends a prompt, and between them the texts and media."""
+        around = self._tokenize("", add_special=True, parse_special=False)
+        n_before = 1 if self._vocab.add_bos else 0
+        read.tokens += around[:n_before]
+        for text, origins, index in pieces:
+            for part, may_be_special in markers.parts(self._checked(text), origins):
+                read.tokens += self._tokenize(
+                    part, add_special=False, parse_special=may_be_special
+                )
+                self._check_fits(len(read.tokens))
+            if index is not None:
+                read.add_media(media[index])
+                self._check_fits(len(read.tokens))
+        read.tokens += around[n_before:]
 
     @cached_property
     def _markers(self) -> Markers:
@@ -384,29 +365,27 @@ class PromptEncoder:
     def _tokenize(
         self, text: str, *, add_special: bool, parse_special: bool
     ) -> array[int]:
-        _check_text(text)
-        self._check_length(text)
         return self._vocab.tokenize(
-            text, add_special=add_special, parse_special=parse_special
+            self._checked(text), add_special=add_special, parse_special=parse_special
         )
 
-    def _check_length(self, text: str) -> None:
+    def _checked(self, text: str) -> str:
         """
-        Raise PromptTooLong if *text* is much too long, without tokenizing all of it.
+        *text*. Raises InvalidRequest, or PromptTooLong without tokenizing all of it.
 
         Nothing can stop the tokenizer, which may take a minute, and close() waits for
         it. So a long text is first counted piece by piece. A seam makes few tokens more.
         """
-        if len(text) <= LONG_TOKEN * self._n_ctx_slot:
-            return
-        n_tokens = 0
-        for at in range(0, len(text), PIECE):
-            piece = text[at : at + PIECE]
-            n_tokens += len(
-                self._vocab.tokenize(piece, add_special=False, parse_special=True)
+        _check_text(text)
+        if len(text) > LONG_TOKEN * self._n_ctx_slot:
+            encode = partial(
+                self._vocab.tokenize, add_special=False, parse_special=True
             )
-            n_tokens -= SEAM
-            self._check_fits(n_tokens)
+            n_tokens = 0
+            for at in range(0, len(text), PIECE):
+                n_tokens += len(encode(text[at : at + PIECE])) - SEAM
+                self._check_fits(n_tokens)
+        return text
 
     def _check_fits(self, n_tokens: int) -> None:
         """Raise PromptTooLong, also if there are only more tokens to come."""

@@ -8,8 +8,7 @@ import pytest
 from pyllama_raw import SamplingParams
 from pyllama_raw.cli.engine_options import given
 from pyllama_raw.cli.inputs import InputRequest, parse_line
-from pyllama_raw.cli.options import add_generate
-from pyllama_raw.cli.sampling_options import SAMPLING
+from pyllama_raw.cli.options import SAMPLING, add_generate
 
 
 def parse(*arguments: str) -> dict[str, object]:

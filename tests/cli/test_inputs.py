@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.cli.inputs import BadInput, InputRequest, from_file, parse_line
+from pyllama_raw.cli.inputs import InputRequest, from_file, parse_line
+from pyllama_raw.cli.views import Outcome
 
 
 def test_line_overrides_the_defaults():
@@ -19,7 +20,9 @@ def test_line_overrides_the_defaults():
     request = parse_line(0, line, defaults={"max_tokens": 7, "top_p": 0.5})
 
     sampling = SamplingParams(max_tokens=7, top_p=1, stop=("x",))
-    assert request == InputRequest(0, "a", sampling, -2, 3.0)
+    assert request == InputRequest(
+        0, "a", sampling, {"priority": -2, "deadline_s": 3.0}
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ def test_a_chat_has_options_of_its_reply():
 
     request = parse_line(0, line.encode(), defaults={})
 
-    assert request.chat == {"tools": [{"name": "f"}], "reply": True}
+    assert request.options == {"tools": [{"name": "f"}], "reply": True}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def test_wrong_line_says_what_is_wrong(line: bytes, message: str):
     """
     refused = parse_line(4, line, defaults={})
 
-    assert isinstance(refused, BadInput)
+    assert isinstance(refused, Outcome)
     assert refused.index == 4
     assert type(refused.error).__name__ == "InvalidRequest"
     assert message in str(refused.error)
@@ -93,7 +96,7 @@ def test_long_values_are_shortened_in_messages():
     """
     refused = parse_line(0, b'{"messages": "' + b"x" * 10_000 + b'"}', defaults={})
 
-    assert isinstance(refused, BadInput)
+    assert isinstance(refused, Outcome)
     assert len(str(refused.error)) < 300
 
 
@@ -104,11 +107,11 @@ def test_file_gives_a_request_a_line(tmp_path: Path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\n  \nbad\n{"prompt": "b"}')
 
-    first, bad, last = from_file(str(path), defaults={}, deadline_s=2.0)
+    first, bad, last = from_file(str(path), defaults={}, options={"deadline_s": 2.0})
 
-    assert first == InputRequest(0, "a", SamplingParams(), deadline_s=2.0)
-    assert isinstance(bad, BadInput)
-    assert last == InputRequest(2, "b", SamplingParams(), deadline_s=2.0)
+    assert first == InputRequest(0, "a", SamplingParams(), {"deadline_s": 2.0})
+    assert isinstance(bad, Outcome)
+    assert last == InputRequest(2, "b", SamplingParams(), {"deadline_s": 2.0})
 
 
 def test_dash_is_stdin(monkeypatch: pytest.MonkeyPatch):
@@ -118,6 +121,6 @@ def test_dash_is_stdin(monkeypatch: pytest.MonkeyPatch):
     data = io.BytesIO(b'{"prompt": "a"}\n')
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data))
 
-    requests = from_file("-", defaults={}, deadline_s=None)
+    requests = from_file("-", defaults={}, options={})
 
     assert requests == [InputRequest(0, "a", SamplingParams())]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pyllama_raw import SamplingParams
-from pyllama_raw.cli.inputs import BadInput, Input, InputRequest
+from pyllama_raw.cli.inputs import Input, InputRequest
 from pyllama_raw.cli.terminal import Terminal
 from pyllama_raw.cli.views import JsonLines, LiveText, Outcome, record
 from pyllama_raw.core.request import (
@@ -98,7 +98,7 @@ def test_titles_show_what_was_asked(terminal: Terminal, out: io.StringIO):
     inputs = requests(
         "a  b\nc" + "x" * 100, [{"role": "user", "content": "hello"}], [1, 2]
     )
-    view = LiveText(terminal, [*inputs, BadInput(3, ERROR)])
+    view = LiveText(terminal, [*inputs, Outcome(3, error=ERROR)])
 
     for index in range(4):
         view.finished(Outcome(index, error=ERROR))

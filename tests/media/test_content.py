@@ -134,7 +134,10 @@ def test_a_list_of_texts_and_media_is_a_prompt():
 
     pieces, media = list_pieces(["a", image, "", sound, image, "b"])
 
-    assert (pieces, media) == (["a", 0, 1, 2, "b"], [image, sound, image])
+    assert [piece.text if piece.media is None else piece.media for piece in pieces] == [
+        *("a", 0, "", 1, 2, "b")
+    ]
+    assert media == [image, sound, image]
     with pytest.raises(InvalidRequest):
         list_pieces(["a", b"b"])
 

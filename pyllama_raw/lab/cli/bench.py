@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from pyllama_raw.cli import groups
-from pyllama_raw.cli.outputs import output
+from pyllama_raw.cli import running
+from pyllama_raw.cli.running import output
 from pyllama_raw.lab.bench.call import ASKED, Call
 from pyllama_raw.lab.bench.conditions import told_apart
 from pyllama_raw.lab.bench.headline import CAPTION, headline
@@ -61,7 +61,7 @@ def measure(options: Namespace, model: Path, openers: Mapping[str, Opener]) -> i
         _tell_unsent(calls, openers)
         about = _about(options, model)
         with output(options.out) as out:
-            groups.run(partial(_collect, plan, about, results, out))
+            running.run(partial(_collect, plan, about, results, out))
     _show(results, wide=options.wide)
     return 1 if any(result["failed"] for result in results) else 0
 

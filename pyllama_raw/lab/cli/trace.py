@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from pyllama_raw.cli.outputs import output
+from pyllama_raw.cli.running import output
 from pyllama_raw.engine.records import read_records
 from pyllama_raw.engine.request_log import RequestRecord
 from pyllama_raw.engine.watcher import StepRecord

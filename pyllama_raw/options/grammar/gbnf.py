@@ -1,9 +1,8 @@
 """
 A text in GBNF, written as a Lark grammar; what is wrong with it has a place and a reason.
 
-The language is that of llama.cpp's grammars. It is read from left to right, without
-recursion. Groups and repetitions become rules, so nothing nests in what is written; their
-depth is limited, because llguidance may recurse.
+The language is that of llama.cpp's grammars. Groups and repetitions become rules, so nothing
+nests in what is written; their depth is limited, because we and llguidance recurse.
 """
 
 from __future__ import annotations
@@ -58,36 +57,15 @@ class _Item(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Open:
-    """A parenthesis, or a rule, that is being read."""
-
-    position: int
-    alternatives: list[list[_Item]] = field(default_factory=lambda: [[]])
-
-    @property
-    def body(self) -> str:
-        return " | ".join(
-            " ".join(item.text for item in items) or '""' for items in self.alternatives
-        )
-
-    @property
-    def depth(self) -> int:
-        depths = (item.depth for items in self.alternatives for item in items)
-        return 1 + max(depths, default=0)
-
-
 class _Parser:
-    def __init__(
-        self, text: str, find_token: FindToken, silent: Collection[int]
-    ) -> None:
-        self._text, self._find_token, self._silent = text, find_token, silent
-        self._pos = 0
-        self._open: list[_Open] = []
-        self._used: dict[str, int] = {}  # first position
-        self._has_item = False  # a repetition can follow
-        self._n_items = 0
-        self._names: dict[str, str] = {}  # in Lark
-        self._lines: list[str] = []  # of groups and repetitions
+    _text: str
+    _find_token: FindToken
+    _silent: Collection[int]
+    _pos: int = 0
+    _n_items: int = 0
+    _used: dict[str, int] = field(default_factory=dict)  # first position
+    _names: dict[str, str] = field(default_factory=dict)  # in Lark
+    _lines: list[str] = field(default_factory=list)  # of groups and repetitions
 
     def run(self, root: str) -> str:
         if wrong := _NO_TEXT.search(self._text):
@@ -121,55 +99,99 @@ class _Parser:
             raise BadGrammar("expected ::=", self._pos)
         self._pos += 3
         self._skip(lines=True)
-        self._has_item = False
-        self._open = [_Open(self._pos)]
         self._count(1)
-        while self._element():
-            self._skip(lines=len(self._open) > 1)
-        if len(self._open) > 1:
-            raise BadGrammar("this parenthesis is not closed", self._open[-1].position)
-        if self._pos < len(self._text) and self._text[self._pos] not in "\r\n":
+        body, _ = self._alternatives(0)
+        if self._char not in "\r\n":
             raise BadGrammar("expected a new line or the end", self._pos)
         self._skip(lines=True)
-        return name, self._open[0].body
+        return name, body
 
-    def _element(self) -> bool:
-        """Take one part of a rule; False at its end."""
-        char = self._text[self._pos : self._pos + 1]
+    @property
+    def _char(self) -> str:
+        """The next character; "" at the end."""
+        return self._text[self._pos : self._pos + 1]
+
+    def _alternatives(self, n_open: int) -> _Item:
+        """All up to the end of a rule or of one of *n_open* parentheses."""
+        found: list[str] = []
+        depth = 0
+        while True:
+            items = self._sequence(n_open)
+            found.append(" ".join(item.text for item in items) or '""')
+            depth = max([depth, *(item.depth for item in items)])
+            if self._char != "|":
+                return _Item(" | ".join(found), depth + 1)
+            self._pos += 1
+            self._count(1)
+            self._skip(lines=True)
+
+    def _sequence(self, n_open: int) -> list[_Item]:
+        items: list[_Item] = []
+        can_repeat = False
+        while char := self._char:
+            if char in "*+?{":
+                if not can_repeat:
+                    raise BadGrammar(f"nothing before {char} to repeat", self._pos)
+                items[-1] = self._repeated(items[-1], char)
+            else:
+                found = self._element(char, n_open)
+                if found is None:
+                    break
+                can_repeat = found.text != ""
+                items += [found] if can_repeat else []
+            self._skip(lines=n_open > 0)
+        return items
+
+    def _element(self, char: str, n_open: int) -> _Item | None:
+        """One part of a rule, which may be empty; None at its end."""
+        if char == "(":
+            return self._group(n_open + 1)
         if char in _ITEMS or char == "!":
-            self._terminal("<" if char == "!" else char)
+            text = self._terminal("<" if char == "!" else char)
         elif char == ".":
             self._pos += 1
-            self._add(one_of("", negated=True))
-        elif char in ("*", "+", "?", "{"):
-            self._repetition(char)
-        elif char in ("(", ")", "|"):
-            return self._group(char)
-        elif char and _NAME.match(char):
+            text = one_of("", negated=True)
+        elif _NAME.match(char):
             position = self._pos
             name = self._take(_NAME, "a name")
             self._used.setdefault(name, position)
-            self._add(self._name(name))
+            text = self._name(name)
         else:
-            return False
-        return True
+            return None
+        self._count(1 if text else 0)
+        return _Item(text)
 
-    def _terminal(self, kind: str) -> None:
+    def _group(self, n_open: int) -> _Item:
+        start = self._pos
+        if n_open > MAX_DEPTH:
+            raise BadGrammar(f"more than {MAX_DEPTH} open parentheses", start)
+        self._pos += 1
+        self._count(1)
+        self._skip(lines=True)
+        body, depth = self._alternatives(n_open)
+        if self._char != ")":
+            raise BadGrammar("this parenthesis is not closed", start)
+        self._check_depth(depth, self._pos)
+        self._pos += 1
+        self._count(2)
+        return _Item(self._extracted(body), depth)
+
+    def _terminal(self, kind: str) -> str:
         position = self._pos
         pattern, name = _ITEMS[kind]
         taken = self._take(pattern, f"a {name}, closed and with known escapes")
-        self._has_item = False
         if kind == "<":
             negated, named = taken[0] == "!", taken.lstrip("!")[1:-1]
             found = _TOKEN_ID.fullmatch(named)
-            self._add(self._token(int(found[1]) if found else named, negated, position))
-        elif kind == '"' and len(taken) > 2:
+            return self._token(int(found[1]) if found else named, negated, position)
+        if kind == '"' and len(taken) > 2:
             self._count(len(taken) - 2)
-            self._add(characters(taken[1:-1], position))
-        elif kind == "[" and taken not in ("[]", "[^]"):
+            return characters(taken[1:-1], position)
+        if kind == "[" and taken not in ("[]", "[^]"):
             self._count(len(taken) - 2)
             negated = taken[1] == "^"
-            self._add(one_of(taken[1 + negated : -1], negated))
+            return one_of(taken[1 + negated : -1], negated)
+        return ""
 
     def _token(self, token: int | str, negated: bool, position: int) -> str:
         found = self._find_token(token)
@@ -177,50 +199,20 @@ class _Parser:
             raise BadGrammar(f"{token!r} is no single token", position)
         return one_token(found, negated, self._silent)
 
-    def _add(self, text: str, depth: int = 0) -> None:
-        self._count(1)
-        self._has_item = True
-        self._open[-1].alternatives[-1].append(_Item(text, depth))
-
     def _count(self, n_items: int) -> None:
         self._n_items += n_items
         if self._n_items > MAX_ITEMS:
             raise BadGrammar(f"more than {MAX_ITEMS} items", self._pos)
 
-    def _group(self, char: str) -> bool:
-        if char == ")" and len(self._open) == 1:
-            return False
-        position = self._pos
-        self._pos += 1
-        self._count(1)
-        if char == ")":
-            group = self._open.pop()
-            self._check_depth(group.depth, position)
-            self._add(self._extracted(group.body), group.depth)
-            return True
-        self._has_item = False
-        if char == "(":
-            self._open.append(_Open(position))
-        else:
-            self._open[-1].alternatives.append([])
-        if len(self._open) > MAX_DEPTH + 1:
-            raise BadGrammar(f"more than {MAX_DEPTH} open parentheses", position)
-        self._skip(lines=True)
-        return True
-
-    def _repetition(self, char: str) -> None:
-        start = self._pos
-        if not self._has_item:
-            raise BadGrammar(f"nothing before {char} to repeat", start)
+    def _repeated(self, item: _Item, char: str) -> _Item:
+        start, counts = self._pos, char
         if char == "{":
             counts = self._counts()
         else:
             self._pos += 1
-            counts = char
-        items = self._open[-1].alternatives[-1]
-        self._check_depth(items[-1].depth + 1, start)
-        repeated = f"{self._extracted(items[-1].text)}{counts}"
-        items[-1] = _Item(self._extracted(repeated), items[-1].depth + 1)
+        self._check_depth(item.depth + 1, start)
+        repeated = f"{self._extracted(item.text)}{counts}"
+        return _Item(self._extracted(repeated), item.depth + 1)
 
     def _counts(self) -> str:
         """The least and the most, as Lark has them."""

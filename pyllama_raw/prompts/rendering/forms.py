@@ -43,14 +43,14 @@ def texts_of(content: Any) -> list[str] | None:
     """The texts of parts of text; None if it is something else."""
     if not isinstance(content, list):
         return None
-    texts = [
-        part.get("text")
-        if isinstance(part, dict) and part.get("type") == "text"
-        else None
-        for part in content
-    ]
-    found = [text for text in texts if isinstance(text, str)]
-    return found if len(found) == len(content) else None
+    texts = []
+    for part in content:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                return None
+    return texts
 
 
 def _with_arguments(call: Any, as_text: bool) -> Any:

@@ -15,7 +15,8 @@ import sys
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
+from queue import LifoQueue
+from threading import Lock
 from typing import Any
 
 from pyllama_raw.errors import ClosedError
@@ -69,12 +70,14 @@ class TemplateProcesses:
             "tokens": tokens,
             "max_cpu_s": max_cpu_s,
         }
-        self._free = BoundedSemaphore(N_PROCESSES)
+        # What each chat takes and gives back: an idle process, or leave to start one.
+        self._places: LifoQueue[_Process | None] = LifoQueue()
+        for _ in range(N_PROCESSES):
+            self._places.put(None)
         self._lock = Lock()
-        self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._closed = False
-        self._end_all = weakref.finalize(self, _end_all, self._all)
+        weakref.finalize(self, _end_all, self._all)
 
     def render(
         self, messages: list[Any], chat: dict[str, Any] | None = None
@@ -98,16 +101,21 @@ class TemplateProcesses:
 
     def _ask(self, chat: list[Any]) -> dict[str, Any]:
         """The answer of a process, as worker.py says."""
-        with self._free:
-            process = self._take()
-            try:
-                answer = process.ask(chat)
-                self._put_back(process)
-            except BaseException as error:
-                self._end(process)
-                if self._closed:
-                    raise ClosedError("the engine is closed") from error
-                raise
+        process = self._places.get()
+        try:
+            if process is None:
+                process = self._started()
+            answer = process.ask(chat)
+        except BaseException as error:
+            if process is not None:
+                process.end()
+                self._all.discard(process)
+                process = None
+            if self._closed:
+                raise ClosedError("the engine is closed") from error
+            raise
+        finally:
+            self._places.put(process)
         if "refused" in answer:
             raise TemplateRefused(answer["refused"])
         return answer
@@ -116,34 +124,15 @@ class TemplateProcesses:
         """End what runs; render() raises ClosedError from then on."""
         with self._lock:
             self._closed = True
-            for process in self._all:
-                process.kill()
-            idle, self._idle = self._idle, []
-        for process in idle:
-            self._end(process)
+        _end_all(self._all)
 
-    def _take(self) -> _Process:
+    def _started(self) -> _Process:
         with self._lock:
-            self._check_open()
-            if self._idle:
-                return self._idle.pop()
+            if self._closed:
+                raise ClosedError("the engine is closed")
             process = _Process(self._setup)
             self._all.add(process)
             return process
-
-    def _put_back(self, process: _Process) -> None:
-        with self._lock:
-            self._check_open()
-            self._idle.append(process)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the engine is closed")
-
-    def _end(self, process: _Process) -> None:
-        process.end()
-        with self._lock:
-            self._all.discard(process)
 
 
 class _Process:
@@ -194,21 +183,18 @@ class _Process:
         try:
             code = self._popen.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            self.kill()
+            self._popen.kill()
             code = self._popen.wait()
         if code == -signal.SIGPROF:
             return Exceeded(f"done within {self._setup['max_cpu_s']:g} s of CPU time")
         return Exceeded(f"done without ending its process (which ended with {code})")
 
-    def kill(self) -> None:
-        self._popen.kill()
-
     def end(self) -> None:
         # The pipe breaks if the process has not read all of it.
         with suppress(BrokenPipeError), self._popen:
-            self.kill()
+            self._popen.kill()
 
 
 def _end_all(processes: set[_Process]) -> None:
-    for process in list(processes):
-        process.end()
+    while processes:
+        processes.pop().end()

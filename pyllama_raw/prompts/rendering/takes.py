@@ -7,7 +7,7 @@ Its source does not tell, because a template may name what it does not print.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from pyllama_raw.prompts.rendering.forms import CALL_FORMS, CallForm, with_calls
@@ -50,15 +50,10 @@ class Takes:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._parts: dict[str, bool] = {}
+        self.parts = cache(self._takes_parts)
 
-    def parts(self, role: str) -> bool:
+    def _takes_parts(self, role: str) -> bool:
         """Whether to give it parts: it prints them all, or nothing of a text."""
-        if role not in self._parts:
-            self._parts[role] = self._prints_parts(role)
-        return self._parts[role]
-
-    def _prints_parts(self, role: str) -> bool:
         first, last = (part["text"] for part in PARTS)
         shown = ("'text'", '"text"')  # it prints the list itself
         parts = self._printed(self._around({"role": role, "content": PARTS}))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pyllama_raw.prompts.rendering.asking import reply_spec
 from pyllama_raw.prompts.rendering.processes import Unreadable
-from pyllama_raw.prompts.rendering.replying import reply_spec
 from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReplySpec, bundled
 
 STRANGE = """

@@ -1,0 +1,78 @@
+"""Questions to a chat template: it is rendered once for all engines."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pyllama_raw.prompts.rendering.processes import (
+    Exceeded,
+    TemplateProcesses,
+    TemplateRefused,
+    Unreadable,
+)
+
+if TYPE_CHECKING:
+    from pyllama_raw.replies.spec import ReplySpec
+
+MAX_KNOWN = 64  # templates
+NO_TOKENS = {"bos_token": "", "eos_token": ""}
+
+
+@lru_cache(MAX_KNOWN)
+def prints_tools(source: str) -> bool:
+    """
+    Whether the template *source* prints tools; also where it does not let itself be asked.
+
+    The first call takes a tenth of a second, and 1 s at most.
+
+    Raises:
+        Unreadable: the template cannot be compiled.
+        OSError: no process can be started.
+    """
+    with closing(TemplateProcesses(source, NO_TOKENS)) as processes:
+        try:
+            return processes.takes_tools()
+        except Exceeded:
+            return True
+
+
+def are_printed(template: str | None) -> bool:
+    """Whether tools are printed by *template*, which may be none, or no template."""
+    try:
+        return template is not None and prints_tools(template)
+    except Unreadable:
+        return False
+
+
+def reply_spec(source: str) -> ReplySpec | None:
+    """
+    Specification for replies of the model of the template *source*, found once.
+
+    The first call may take a second, and some for a template that exceeds its limits.
+
+    Returns:
+        None if a reply is only content.
+
+    Raises:
+        Unreadable: the template cannot be compiled.
+        OSError: no process can be started.
+    """
+    from pyllama_raw.replies.find import spec_for  # a model loads without pydantic
+
+    def render(
+        messages: list[Any],
+        tools: list[Any],
+        *,
+        add_generation_prompt: bool,
+        **variables: Any,
+    ) -> str | None:
+        chat = {"tools": tools, "kwargs": variables, "asks": add_generation_prompt}
+        try:
+            return processes.render(messages, chat)[0]
+        except (Exceeded, TemplateRefused):
+            return None
+
+    with closing(TemplateProcesses(source, NO_TOKENS)) as processes:
+        return spec_for(source, render)
