@@ -8,7 +8,8 @@ opens it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from time import monotonic
 
@@ -65,6 +66,19 @@ class Breaker:
             assert self._opened_at is not None
             raise CircuitOpen(self._opened_at, self._retry_at)
         self._is_probing = True
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A block with a request, if one may pass; the end of the block is taken in."""
+        self.check()
+        try:
+            yield
+            self.succeeded()
+        except PyllamaError as error:
+            self.failed(error)
+            raise
+        finally:
+            self.left()
 
     def succeeded(self) -> None:
         """The runner has answered."""

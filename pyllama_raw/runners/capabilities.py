@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from pyllama_raw import Prompt
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
 Verb = Literal["generate", "embed", "rank"]
+VERBS: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class RunnerCapabilities:
     """Tokens of prompt and output together. None: not known."""
     n_slots: int | None = None
     """Requests that run at once. None: not known."""
+
+    def only(self, verbs: Iterable[Verb] | None) -> Self:
+        """The abilities with no other verbs than *verbs*; None: all of them."""
+        return self if verbs is None else replace(self, verbs=frozenset(verbs))
 
     def check_verb(self, verb: Verb) -> None:
         """Raise Unsupported if there is no such operation."""
@@ -83,15 +88,17 @@ class RunnerCapabilities:
 
 def are_ids(prompt: Prompt) -> bool:
     """Whether *prompt* is token ids."""
-    return (
-        not isinstance(prompt, str) and bool(len(prompt)) and isinstance(prompt[0], int)
-    )
+    return isinstance(_first(prompt), int)
 
 
 def are_messages(prompt: Prompt) -> bool:
     """Whether *prompt* is a chat."""
-    first = None if isinstance(prompt, str) or not len(prompt) else prompt[0]
-    return isinstance(first, Mapping)
+    return isinstance(_first(prompt), Mapping)
+
+
+def _first(prompt: Prompt) -> object:
+    """The first item of *prompt*; None if it is a text or empty."""
+    return None if isinstance(prompt, str) or not len(prompt) else prompt[0]
 
 
 def _has_media(prompt: Sequence[Any]) -> bool:

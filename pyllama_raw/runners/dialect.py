@@ -13,7 +13,7 @@ from typing import Any
 
 from pyllama_raw import Prompt
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_messages
+from pyllama_raw.runners.capabilities import VERBS, RunnerCapabilities, are_messages
 
 SHARED = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "n", "frequency_penalty"}
@@ -28,7 +28,6 @@ OF_LLAMA = frozenset(
     | {"dynatemp_range", "dynatemp_exponent"}
 )
 RENAMED = {"template_kwargs": "chat_template_kwargs"}
-VERBS: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
 
 
 @dataclass(frozen=True, slots=True)

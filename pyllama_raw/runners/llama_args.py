@@ -66,18 +66,19 @@ class LlamaOptions:
 class Words:
     """Flags that not all versions have."""
 
-    mlock: tuple[str, ...] = ("--mlock",)
+    mlock: str = "--mlock"
+    mlock_value: str | bool = True
     draft_max: str = "--draft-max"
     draft_min: str = "--draft-min"
 
 
 OLD = Words()
-NEW = Words(("--load-mode", "mlock"), "--spec-draft-n-max", "--spec-draft-n-min")
+NEW = Words("--load-mode", "mlock", "--spec-draft-n-max", "--spec-draft-n-min")
 
 
 def words_of(told: str) -> Words:
     """The words of a llama-server whose `--help` is *told*."""
-    return NEW if NEW.draft_max in told and NEW.mlock[0] in told else OLD
+    return NEW if NEW.draft_max in told and NEW.mlock in told else OLD
 
 
 def arguments(
@@ -87,7 +88,8 @@ def arguments(
     n_ubatch = options.n_ubatch
     if n_ubatch is not None and options.n_batch is not None:
         n_ubatch = min(n_ubatch, options.n_batch)
-    values = {
+    draft = options.draft
+    flags: dict[str, object] = {
         "--model": model,
         "--host": HOST,
         "--port": port,
@@ -97,30 +99,27 @@ def arguments(
         "--threads": options.n_threads,
         "--n-gpu-layers": options.n_gpu_layers,
         "--parallel": options.n_slots,
+        "--cont-batching": options.cont_batching,
+        "--flash-attn": options.flash_attn,
+        "--cache-type-k": options.cache_type,
+        "--cache-type-v": options.cache_type,
+        "--defrag-thold": options.defrag_thold,
+        "--prio": options.prio,
+        words.mlock: options.mlock and words.mlock_value,
+        "--model-draft": draft and draft.model,
+        words.draft_max: draft and draft.n_max,
+        words.draft_min: draft and draft.n_min,
+        "--draft-p-min": draft and draft.p_min,
+        "--rpc": ",".join(options.rpc) or None,
+        # A state of a model on other machines cannot be saved.
+        "--cache-ram": 0 if options.rpc else None,
     }
-    told = _pairs(values)
-    told += ["--cont-batching"] * options.cont_batching
-    told += _pairs(
-        {
-            "--flash-attn": options.flash_attn,
-            "--cache-type-k": options.cache_type,
-            "--cache-type-v": options.cache_type,
-            "--defrag-thold": options.defrag_thold,
-            "--prio": options.prio,
-        }
-    )
-    told += words.mlock * options.mlock
-    if (draft := options.draft) is not None:
-        told += _pairs(
-            {
-                "--model-draft": draft.model,
-                words.draft_max: draft.n_max,
-                words.draft_min: draft.n_min,
-                "--draft-p-min": draft.p_min,
-            }
-        )
-    if options.rpc:  # a state of a model on other machines cannot be saved
-        told += ["--rpc", ",".join(options.rpc), "--cache-ram", "0"]
+    told: list[str] = []
+    for flag, value in flags.items():
+        if value is True:
+            told.append(flag)
+        elif value is not None and value is not False:
+            told += [flag, str(value)]
     return told + list(options.extra)
 
 
@@ -177,7 +176,7 @@ class LlamaServer:
         try:
             with anyio.fail_after(HELP_S):
                 done = await anyio.run_process(
-                    [binary, "--help"], check=False, env=self._environment()
+                    [binary, "--help"], check=False, env=os.environ | self._libraries
                 )
         except (OSError, TimeoutError) as error:
             raise ConfigError(
@@ -193,17 +192,8 @@ class LlamaServer:
             "LLAMA_ARG_OFFLINE": "1",
             "GGML_NO_BACKTRACE": "1",
         }
-        return given | library_path(Path(str(self.binary)), os.environ)
+        return given | self._libraries
 
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, **library_path(Path(str(self.binary)), os.environ)}
-
-
-def _pairs(values: Mapping[str, object]) -> list[str]:
-    """Flags with values; one without a value is left out."""
-    return [
-        word
-        for flag, value in values.items()
-        if value is not None
-        for word in (flag, str(value))
-    ]
+    @property
+    def _libraries(self) -> dict[str, str]:
+        return library_path(Path(str(self.binary)), os.environ)

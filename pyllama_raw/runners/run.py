@@ -47,7 +47,11 @@ class RunHandle:
 
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
-        await self._close()
+        if (
+            self._source is not None and self._scope is None
+        ):  # else its reader closes it
+            with CancelScope(shield=True):
+                await self._source.aclose()
 
     def __aiter__(self) -> Self:
         if self._ended and not self._left:
@@ -134,12 +138,6 @@ class RunHandle:
         finally:
             self._scope = None
         return None
-
-    async def _close(self) -> None:
-        """Close the source, unless another task reads, whose cancellation does so."""
-        if self._source is not None and self._scope is None:
-            with CancelScope(shield=True):
-                await self._source.aclose()
 
     def _cut_off(self) -> dict[int, Result]:
         """Outputs without a result, as far as they were read."""

@@ -10,12 +10,14 @@ from pyllama_raw import Usage
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.runners import Backoff, Breaker, Limits, Prices, Timeouts, prices
 from pyllama_raw.runners.breaker import BreakerState
+from pyllama_raw.runners.connection import retry_after_s
 from pyllama_raw.runners.errors import (
     AuthFailed,
     Backpressure,
     CircuitOpen,
     ContentFiltered,
     NetworkError,
+    NotReady,
     QueueTimeout,
     RateLimited,
     RemoteRefused,
@@ -27,8 +29,7 @@ from pyllama_raw.runners.errors import (
     from_json,
 )
 from pyllama_raw.runners.limits import Turnstile, duration_s
-from pyllama_raw.runners.retries import RetryBudget, retried, retry_after_s
-from pyllama_raw.runners.timeouts import timed
+from pyllama_raw.runners.tries import RetryBudget, retried, timed
 from tests.loops import anyio_backend  # noqa: F401
 
 BUSY = ServerError(503, "busy")
@@ -40,6 +41,7 @@ EXAMPLES = [
     RunnerTimeout("first_token", 3),
     NetworkError("gone"),
     RunnerDied(-9, "the end"),
+    NotReady("a server", 120.0, "the end"),
     CircuitOpen(1.0, 31.0),
     AuthFailed("no such key"),
     RemoteRefused(403, "no", "forbidden", None),
@@ -75,6 +77,7 @@ def test_retries_and_breakers_are_steered_by_flags():
         "RunnerTimeout": (True, True),
         "NetworkError": (True, True),
         "RunnerDied": (True, True),
+        "NotReady": (True, True),
     }
 
 
@@ -184,10 +187,9 @@ class Tries:
 
     async def read(self, budget=None, read=None):
         read = [] if read is None else read
-        source = retried(
-            self, Backoff(jitter=max), budget or RetryBudget(), sleep=self.sleep
-        )
-        async for item in source:
+        budget = budget or RetryBudget(Backoff(jitter=max))
+        budget.earn()
+        async for item in retried(self, budget.wait_s, sleep=self.sleep):
             read.append(item)
         return read
 
@@ -220,7 +222,7 @@ async def test_retries_have_a_budget():
     """
     A service that is down gets a tenth more load, not three times more.
     """
-    budget = RetryBudget(share=0.1, at_least=1)
+    budget = RetryBudget(Backoff(), share=0.1, at_least=1)
     tries = Tries([BUSY], ["a"], [BUSY], *[["b"]] * 10, [BUSY], ["c"])
     await tries.read(budget)
     with pytest.raises(ServerError):
