@@ -72,31 +72,26 @@ class ServiceAnswer:
         Raises:
             NetworkError: the stream broke off.
         """
-        now = perf_counter()
         if any(output.reason is None for output in self._outputs.values()):
             raise NetworkError("the stream broke off before the output was whole")
         ttft_s = None if self._first_at is None else self._first_at - self._began_at
-        timings = Timings(None, ttft_s, None, None, None, now - self._began_at)
+        e2e_s = perf_counter() - self._began_at
+        told = {0: self._usage}
         return [
-            self._result(index, output, timings)
+            Result(
+                text=text_of(output.parts, Content),
+                token_ids=(),
+                finish_reason=output.reason or FinishReason.STOP,
+                usage=told.get(index) or Usage(0, output.n_deltas, 0),
+                timings=Timings(None, ttft_s, None, None, None, e2e_s),
+                seed=self._seed + index,
+                index=index,
+                logprobs=tuple(output.logprobs),
+                reasoning=text_of(output.parts, Reasoning),
+                tool_calls=calls_of(output.parts),
+            )
             for index, output in sorted(self._outputs.items())
         ]
-
-    def _result(self, index: int, output: _Output, timings: Timings) -> Result:
-        counted = Usage(0, output.n_deltas, 0)
-        usage = (self._usage or counted) if index == 0 else counted
-        return Result(
-            text=text_of(output.parts, Content),
-            token_ids=(),
-            finish_reason=output.reason or FinishReason.STOP,
-            usage=usage,
-            timings=timings,
-            seed=self._seed + index,
-            index=index,
-            logprobs=tuple(output.logprobs),
-            reasoning=text_of(output.parts, Reasoning),
-            tool_calls=calls_of(output.parts),
-        )
 
     def _delta(self, choice: Mapping[str, Any]) -> Delta | None:
         index = int(choice.get("index") or 0)
