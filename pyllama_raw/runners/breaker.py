@@ -10,22 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from time import monotonic
+from typing import Literal
 
 from pyllama_raw.errors import PyllamaError
 from pyllama_raw.runners.errors import CircuitOpen
 
-
-class BreakerState(StrEnum):
-    """The requests that a breaker lets pass."""
-
-    CLOSED = "closed"
-    """All."""
-    OPEN = "open"
-    """Nothing."""
-    HALF_OPEN = "half_open"
-    """One probe."""
+BreakerState = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
@@ -53,17 +44,14 @@ class Breaker:
     def state(self) -> BreakerState:
         """The state now."""
         if self._opened_at is None:
-            return BreakerState.CLOSED
-        rests = self._clock() < self._retry_at
-        return BreakerState.OPEN if rests else BreakerState.HALF_OPEN
+            return "closed"
+        return "open" if self._clock() < self._retry_at else "half_open"
 
     def check(self) -> None:
         """Let a request pass, which is told by succeeded(), failed() or left(); or CircuitOpen."""
-        state = self.state
-        if state is BreakerState.CLOSED:
+        if self._opened_at is None:
             return
-        if state is BreakerState.OPEN or self._is_probing:
-            assert self._opened_at is not None
+        if self.state == "open" or self._is_probing:
             raise CircuitOpen(self._opened_at, self._retry_at)
         self._is_probing = True
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self, get_args
 
 from pyllama_raw import Prompt
 from pyllama_raw.errors import Unsupported
+from pyllama_raw.options.requests import Need
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
-Verb = Literal["generate", "embed", "rank"]
-VERBS: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
+Verb = Need
+VERBS: frozenset[Verb] = frozenset(get_args(Verb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,9 @@ class RunnerCapabilities:
             (params.model_fields_set, self.sampling),
             (options.keys(), self.options),
         ):
-            unknown = sorted(set(given) - known) if known is not None else []
-            if unknown:
-                raise Unsupported(
-                    unknown[0], "this runner cannot send it: leave it out"
-                )
+            if known is not None and (unknown := sorted({*given} - known)):
+                said = "this runner cannot send it: leave it out"
+                raise Unsupported(unknown[0], said)
 
 
 def are_ids(prompt: Prompt) -> bool:
@@ -107,10 +106,9 @@ def _has_media(prompt: Sequence[Any]) -> bool:
     for item in prompt:
         content = item.get("content") if isinstance(item, Mapping) else item
         parts += content if isinstance(content, list | tuple) else [content]
-    return any(_is_media(part) for part in parts)
-
-
-def _is_media(part: Any) -> bool:
-    if isinstance(part, Mapping):
-        return bool(part.get("type", "text") != "text")
-    return not isinstance(part, str | int | None)
+    return any(
+        part.get("type", "text") != "text"
+        if isinstance(part, Mapping)
+        else not isinstance(part, str | int | None)
+        for part in parts
+    )

@@ -85,11 +85,12 @@ class Dialect:
         if params.logit_bias:
             body["logit_bias"] = {str(t): bias for t, bias in params.logit_bias.items()}
         if params.json_schema is not None:
-            schema = {"name": "output", "schema": given["json_schema"], "strict": True}
-            wrapped = {"type": "json_schema", "json_schema": schema}
-            is_wrapped = is_chat or self.schema == "response_format"
-            field = "response_format" if is_wrapped else self.schema
-            body[field] = wrapped if is_wrapped else given["json_schema"]
+            schema, field = given["json_schema"], "response_format"
+            if not is_chat and self.schema != field:
+                body[self.schema] = schema
+            else:
+                named = {"name": "output", "schema": schema, "strict": True}
+                body[field] = {"type": "json_schema", "json_schema": named}
         if params.logprobs is not None:
             listed = {"logprobs": True, "top_logprobs": params.logprobs}
             body |= listed if is_chat else {"logprobs": params.logprobs}

@@ -29,7 +29,7 @@ from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, QueueFull
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
-from pyllama_raw.runners.breaker import Breaker, BreakerState
+from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
 from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
 from pyllama_raw.runners.run import Source
@@ -67,7 +67,7 @@ class PooledRunner:
     @contextmanager
     def holding(self, n_tokens: int) -> Iterator[None]:
         """A block in which it has a request, which is the probe if it has rested."""
-        if self.breaker.state is BreakerState.HALF_OPEN:
+        if self.breaker.state == "half_open":
             self.breaker.check()
         self.n_tokens += n_tokens
         try:
@@ -195,7 +195,7 @@ class Pool(ModelRunner):
         serve: Callable[[PooledRunner], AsyncGenerator[T, None]],
     ) -> AsyncGenerator[T, None]:
         """Items of *serve*; a runner that fails before its first delta gives way to another."""
-        rested = [m for m in self._members if m.breaker.state is not BreakerState.OPEN]
+        rested = [m for m in self._members if m.breaker.state != "open"]
         fit = rested or self._members
         ranked = [fit[index] for index in self._router.rank(asked, fit)]
 

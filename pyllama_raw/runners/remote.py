@@ -28,7 +28,7 @@ from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.answer import ServiceAnswer
-from pyllama_raw.runners.breaker import Breaker, BreakerState
+from pyllama_raw.runners.breaker import Breaker
 from pyllama_raw.runners.capabilities import Verb
 from pyllama_raw.runners.connection import event_data, http_library, refusal
 from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from pyllama_raw.results import Ranked, Vectors
 
 T = TypeVar("T")
-WRONG = (  # what reading an answer of any shape may raise
-    *(ValueError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, RecursionError),
-)
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
 
 
@@ -110,11 +106,25 @@ class RemoteRunner(ModelRunner):
 
     async def health(self) -> RunnerHealth:
         """The answer of `/health` within `Timeouts.health_s`, or `/models` if there is none."""
+        import httpx2
+
         if self._closed:
             return RunnerHealth(live=False, ready=False, detail="closed")
-        is_open = self._breaker.state is BreakerState.OPEN
-        live, ready, detail = await self._asked_health()
-        return RunnerHealth(live, ready and not is_open, self.n_open, detail=detail)
+        limit_s, status = self._timeouts.health_s, 0
+        said = f"no answer within {limit_s:g} s"
+        get = partial(self._client.get, headers=self._headers)
+        with move_on_after(limit_s):
+            try:
+                response = await get(f"{self._url.removesuffix('/v1')}/health")
+                if response.status_code == 404:
+                    response = await get("models")
+                status = response.status_code
+                said = f"status {status}"
+            except httpx2.HTTPError as error:
+                said = str(error) or type(error).__name__
+        ready = status == 200 and self._breaker.state != "open"
+        live = 0 < status < 500 or status == 503
+        return RunnerHealth(live, ready, self.n_open, detail=said)
 
     async def embed(
         self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
@@ -240,23 +250,6 @@ class RemoteRunner(ModelRunner):
             said = f"{self.name}: {str(error) or type(error).__name__}"
             raise NetworkError(said) from error
 
-    async def _asked_health(self) -> tuple[bool, bool, str]:
-        """Whether the service lives, whether it takes requests, and what it said."""
-        import httpx2
-
-        limit_s = self._timeouts.health_s
-        with move_on_after(limit_s):
-            try:
-                get = partial(self._client.get, headers=self._headers)
-                response = await get(f"{self._url.removesuffix('/v1')}/health")
-                if response.status_code == 404:
-                    response = await get("models")
-            except httpx2.HTTPError as error:
-                return False, False, str(error) or type(error).__name__
-            status = response.status_code
-            return status < 500 or status == 503, status == 200, f"status {status}"
-        return False, False, f"no answer within {limit_s:g} s"
-
 
 def _headers(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -269,6 +262,6 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except PyllamaError:
         raise
-    except WRONG as error:
+    except Exception as error:
         said = f"{what}: the service answered what its API does not have"
         raise UnexpectedAnswer(said) from error
