@@ -214,17 +214,15 @@ class RemoteRunner(ModelRunner):
         """Items that *make* gives, by all rules of this runner; *n_most* tokens of output."""
         n_tokens = len(json.dumps(body)) // CHARACTERS_A_TOKEN + n_most
 
-        async def attempt() -> AsyncGenerator[T, None]:
-            with self._breaker.watching():
-                async with aclosing(timed(make(), self._timeouts)) as source:
-                    async for item in source:
-                        yield item
-
-        async with self._gate.entered(n_tokens):
+        tries = retried(
+            lambda: timed(make(), self._timeouts),
+            self._retries.wait_s,
+            self._breaker.watching,
+        )
+        async with self._gate.entered(n_tokens), aclosing(tries) as source:
             self._retries.earn()
-            async with aclosing(retried(attempt, self._retries.wait_s)) as source:
-                async for item in source:
-                    yield item
+            async for item in source:
+                yield item
 
     @asynccontextmanager
     async def _answer(

@@ -9,7 +9,7 @@ tried again: a reader would get the same text twice, and somebody would pay for 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -135,6 +135,7 @@ class RetryBudget:
 async def retried(
     make_source: Callable[[], AsyncGenerator[T, None]],
     wait_s: Callable[[int, PyllamaError], float | None],
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> AsyncGenerator[T, None]:
     """
@@ -142,20 +143,23 @@ async def retried(
 
     Args:
         wait_s: seconds until then, after a try, counted from 0, failed; None: give up.
+        watching: makes a block around each try.
     """
     began = False
     for attempt in count():
         has_said = False
         try:
-            async with aclosing(make_source()) as source:
-                async for item in source:
-                    if item is None and began:
-                        continue
-                    began, has_said = True, has_said or item is not None
-                    yield item
-                return
+            with watching():
+                async with aclosing(make_source()) as source:
+                    async for item in source:
+                        if item is None and began:
+                            continue
+                        began, has_said = True, has_said or item is not None
+                        yield item
         except PyllamaError as error:
             pause_s = None if has_said else wait_s(attempt, error)
             if pause_s is None:
                 raise
+        else:
+            return
         await sleep(pause_s)
