@@ -14,12 +14,7 @@ from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
 from pyllama_raw.runners.connection import error_of
 from pyllama_raw.runners.errors import ContentFiltered, NetworkError, UnexpectedAnswer
 
-REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "tool_calls": FinishReason.STOP,
-    "function_call": FinishReason.STOP,
-}
+REASONS = tuple(FinishReason)
 NOT_KNOWN = -1  # the id of a token of which only its text is told
 
 
@@ -62,7 +57,7 @@ class ServiceAnswer:
             raise error_of(None, chunk)
         if chunk.get("usage"):
             self._usage = _usage(chunk["usage"])
-        deltas = [self._delta(choice) for choice in chunk.get("choices") or ()]
+        deltas = map(self._delta, chunk.get("choices") or ())
         return [delta for delta in deltas if delta is not None]
 
     def results(self) -> list[Result]:
@@ -119,9 +114,8 @@ class ServiceAnswer:
 def _reason(told: str, ours: str | None) -> FinishReason:
     if told == "content_filter":
         raise ContentFiltered("the service withholds the output because of its content")
-    if ours is not None and ours in tuple(FinishReason):
-        return FinishReason(ours)
-    return REASONS.get(told, FinishReason.STOP)
+    known = (FinishReason(word) for word in (ours, told) if word in REASONS)
+    return next(known, FinishReason.STOP)  # as of calls of tools
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
