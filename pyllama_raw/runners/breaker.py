@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Literal
 
-from pyllama_raw.errors import PyllamaError
-from pyllama_raw.runners.errors import CircuitOpen
+from pyllama_raw.errors import ClosedError, PyllamaError, QueueFull
+from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
 
+# Errors that say nothing of a runner, but that another one may have room.
+FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)
 BreakerState = Literal["closed", "open", "half_open"]
 
 
@@ -56,9 +58,10 @@ class Breaker:
         self._is_probing = True
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """A block with a request, if one may pass; the end of the block is taken in."""
-        self.check()
+    def watching(self, *, is_forced: bool = False) -> Iterator[None]:
+        """A block with a request, if one may pass or must; the end of the block is taken in."""
+        if not is_forced:
+            self.check()
         try:
             yield
             self.succeeded()
@@ -73,13 +76,15 @@ class Breaker:
         self._n_failures, self._opened_at, self._is_probing = 0, None, False
 
     def failed(self, error: PyllamaError) -> None:
-        """The runner has failed; errors that are not its fault are answers."""
-        if not error.counts_as_circuit_failure:
-            self.succeeded()
-            return
-        self._n_failures += 1
-        if self._n_failures >= self._threshold or self._is_probing:
+        """The runner has failed; errors that are not its fault are answers, if it gave them."""
+        if isinstance(error, ClosedError):
             self.open()
+        elif error.counts_as_circuit_failure:
+            self._n_failures += 1
+            if self._n_failures >= self._threshold or self._is_probing:
+                self.open()
+        elif not isinstance(error, FULL):
+            self.succeeded()
 
     def left(self) -> None:
         """Nobody knows: the caller left before there was an answer."""

@@ -25,13 +25,12 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, QueueFull
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
 from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
-from pyllama_raw.runners.breaker import Breaker
+from pyllama_raw.runners.breaker import FULL, Breaker
 from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
-from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
 from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import ModelRunner, RunnerHealth, Serving
 from pyllama_raw.runners.tries import retried
@@ -40,7 +39,6 @@ T = TypeVar("T")
 BLOCK_BYTES = 256  # of a prompt: 64 token ids, or as much text
 CHARACTERS_A_TOKEN = 4
 UNKNOWN_CELLS = 2**17  # of a runner that does not say what it has
-FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)  # another one may have room
 
 
 @dataclass(slots=True)
@@ -67,23 +65,12 @@ class PooledRunner:
     @contextmanager
     def holding(self, n_tokens: int) -> Iterator[None]:
         """A block in which it has a request, which is the probe if it has rested."""
-        if self.breaker.state == "half_open":
-            self.breaker.check()
-        self.n_tokens += n_tokens
-        try:
-            yield
-            self.breaker.succeeded()
-        except FULL:  # which is no failure
-            raise
-        except ClosedError:
-            self.breaker.open()
-            raise
-        except PyllamaError as error:
-            self.breaker.failed(error)
-            raise
-        finally:
-            self.n_tokens -= n_tokens
-            self.breaker.left()
+        with self.breaker.watching(is_forced=self.breaker.state == "open"):
+            self.n_tokens += n_tokens
+            try:
+                yield
+            finally:
+                self.n_tokens -= n_tokens
 
 
 class Pool(ModelRunner):
