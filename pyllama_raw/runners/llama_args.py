@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -32,24 +33,29 @@ class Draft:
     p_min: float = 0.4
 
 
+def _flags(*names: str, default: object = None) -> Any:
+    """An option that is told by the flags *names*."""
+    return field(default=default, metadata={"flags": names})
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """Options of llama-server. None: its default."""
+    """Options of llama-server, which are told in this order. None: its default."""
 
-    n_ctx: int | None = None
+    n_ctx: int | None = _flags("--ctx-size")
     """Cells of all slots together."""
-    n_batch: int | None = None
-    n_ubatch: int | None = None
-    n_threads: int | None = None
-    n_gpu_layers: int | None = None
-    n_slots: int | None = None
-    cont_batching: bool = False
+    n_batch: int | None = _flags("--batch-size")
+    n_ubatch: int | None = _flags("--ubatch-size")
+    n_threads: int | None = _flags("--threads")
+    n_gpu_layers: int | None = _flags("--n-gpu-layers")
+    n_slots: int | None = _flags("--parallel")
+    cont_batching: bool = _flags("--cont-batching", default=False)
     """Whether `--cont-batching` is said; newer versions need it no more."""
-    flash_attn: str | None = None
-    cache_type: str | None = None
+    flash_attn: str | None = _flags("--flash-attn")
+    cache_type: str | None = _flags("--cache-type-k", "--cache-type-v")
     """The type of keys and of values."""
-    defrag_thold: float | None = None
-    prio: int | None = None
+    defrag_thold: float | None = _flags("--defrag-thold")
+    prio: int | None = _flags("--prio")
     mlock: bool = False
     """Whether weights must stay in memory."""
     draft: Draft | None = None
@@ -85,26 +91,16 @@ def arguments(
     model: str | Path, options: LlamaOptions, words: Words, port: int = 0
 ) -> list[str]:
     """All arguments; the port 0 is a free one, which the server tells."""
-    n_ubatch = options.n_ubatch
-    if n_ubatch is not None and options.n_batch is not None:
-        n_ubatch = min(n_ubatch, options.n_batch)
+    if options.n_batch is not None and options.n_ubatch is not None:
+        options = replace(options, n_ubatch=min(options.n_ubatch, options.n_batch))
+    flags: dict[str, Any] = {"--model": model, "--host": HOST, "--port": port}
+    flags |= {
+        flag: getattr(options, each.name)
+        for each in fields(options)
+        for flag in each.metadata.get("flags", ())
+    }
     draft = options.draft
-    flags: dict[str, object] = {
-        "--model": model,
-        "--host": HOST,
-        "--port": port,
-        "--ctx-size": options.n_ctx,
-        "--batch-size": options.n_batch,
-        "--ubatch-size": n_ubatch,
-        "--threads": options.n_threads,
-        "--n-gpu-layers": options.n_gpu_layers,
-        "--parallel": options.n_slots,
-        "--cont-batching": options.cont_batching,
-        "--flash-attn": options.flash_attn,
-        "--cache-type-k": options.cache_type,
-        "--cache-type-v": options.cache_type,
-        "--defrag-thold": options.defrag_thold,
-        "--prio": options.prio,
+    flags |= {
         words.mlock: options.mlock and words.mlock_value,
         "--model-draft": draft and draft.model,
         words.draft_max: draft and draft.n_max,
