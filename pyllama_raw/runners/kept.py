@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
@@ -42,7 +41,7 @@ class KeptRunners(Generic[K]):
     ) -> None:
         self._max, self._ttl_s, self._health_s = max_kept, ttl_s, health_s
         self._evicted, self._clock = evicted, clock
-        self._kept = OrderedDict[K, _Kept]()  # longest unused first
+        self._kept = dict[K, _Kept]()  # longest unused first
         self._n_gets = self._n_hits = 0
 
     @property
@@ -69,7 +68,7 @@ class KeptRunners(Generic[K]):
         if found is None:
             return None
         found.used_at = now
-        self._kept.move_to_end(key)
+        self._kept[key] = self._kept.pop(key)
         self._n_hits += 1
         return found.runner
 
