@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from anyio import CancelScope, move_on_after
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
+from pyllama_raw.errors import ClosedError, ConfigError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.answer import ServiceAnswer
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from pyllama_raw.results import Ranked, Vectors
 
 T = TypeVar("T")
+WRONG = (  # what reading an answer of any shape may raise, and httpx2 does not
+    *(ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
 CHARACTERS_A_TOKEN = 4  # of a prompt whose tokens nobody has counted
 
 
@@ -181,11 +185,10 @@ class RemoteRunner(ModelRunner):
         async with self._answer(path, body) as response:
             yield None
             async with aclosing(event_data(response)) as events:
-                async for data in events:
-                    with _reading("a stream"):
-                        deltas = answer.take(json.loads(data))
-                    for delta in deltas:
-                        yield delta
+                with _reading("a stream"):
+                    async for data in events:
+                        for delta in answer.take(json.loads(data)):
+                            yield delta
         for result in answer.results():
             yield result
 
@@ -258,8 +261,6 @@ def _reading(what: str) -> Iterator[None]:
     """Turn what a wrong answer raises while it is read into UnexpectedAnswer."""
     try:
         yield
-    except PyllamaError:
-        raise
-    except Exception as error:
+    except WRONG as error:
         said = f"{what}: the service answered what its API does not have"
         raise UnexpectedAnswer(said) from error

@@ -50,25 +50,28 @@ async def timed(
         RunnerTimeout: a part took too long; *source* is closed.
     """
     began = anyio.current_time()
+    whole = _end(began, "total", timeouts.total_s)
+    part = _end(began, "first_token", timeouts.first_token_s)
     async with aclosing(source):
-        for n_items in count():
-            is_first = n_items <= 1
-            name = "first_token" if is_first else "between_tokens"
-            since = {name: began if is_first else anyio.current_time(), "total": began}
-            ends = {
-                what: at + limit_s
-                for what, at in since.items()
-                if (limit_s := getattr(timeouts, f"{what}_s")) is not None
-            }
-            what = min(ends, key=ends.__getitem__, default="total")
-            with anyio.CancelScope(deadline=ends.get(what, inf)) as scope:
+        for n_items in count(1):
+            end_at, what, limit_s = min(part, whole)
+            with anyio.CancelScope(deadline=end_at) as scope:
                 try:
                     item = await anext(source)
                 except StopAsyncIteration:
                     return
             if scope.cancelled_caught:
-                raise RunnerTimeout(what, getattr(timeouts, f"{what}_s"))
+                raise RunnerTimeout(what, limit_s)
             yield item
+            if n_items > 1:
+                now, limit = anyio.current_time(), timeouts.between_tokens_s
+                part = _end(now, "between_tokens", limit)
+
+
+def _end(since: float, what: str, limit_s: float | None) -> tuple[float, str, float]:
+    """The time at which *what* is to be over, its name and its limit."""
+    limit_s = inf if limit_s is None else limit_s
+    return since + limit_s, what, limit_s
 
 
 @dataclass(frozen=True, slots=True)
