@@ -15,13 +15,8 @@ MAX_BYTES = 2**18  # of a prompt that are looked at
 N_OUTPUT = 256  # tokens, of a request that does not say
 PROMPTS = ("messages", "prompt", "input", "documents")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
-SPACE = (
-    "model",
-    "cache_salt",
-    "adapters",
-    "tools",
-    "system",
-)  # before the prompt, or beside
+# What stands before the prompt, or beside it.
+SPACE = ("model", "cache_salt", "adapters", "tools", "system")
 
 
 def asked_of(headers: Mapping[str, str], body: bytes) -> RoutedRequest:

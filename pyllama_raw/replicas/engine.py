@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+from ray import serve
 from ray.util.metrics import Gauge
 from starlette.types import Message, Scope
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.replicas.outbox import Outbox
-from pyllama_raw.results import EngineStats, HealthState
+from pyllama_raw.results import HealthState
 from pyllama_raw.routing import RoutedRequest
 from pyllama_raw.serve.app import make_app
 from pyllama_raw.serve.deployment import Deployment
@@ -40,7 +41,7 @@ class EngineReplica:
         }
         self._stall_s = deployment.service.stall_s
         self._app = make_app(self._engines, deployment.service)
-        self._open: dict[int, int] = {}  # tokens, by answer
+        self._n_open_tokens = 0
         self._gauges = {
             name: Gauge(f"pyllama_raw_{name}", tag_keys=("replica",)) for name in GAUGES
         }
@@ -54,13 +55,12 @@ class EngineReplica:
         Args:
             asked: what the router chose by.
         """
-        outbox = Outbox(body, self._batch_s)
-        self._open[id(outbox)] = asked.n_tokens
+        self._n_open_tokens += asked.n_tokens
         try:
-            async for batch in outbox.run(self._app, scope):
+            async for batch in Outbox(body, self._batch_s).run(self._app, scope):
                 yield batch
         finally:
-            del self._open[id(outbox)]
+            self._n_open_tokens -= asked.n_tokens
 
     def check_health(self) -> None:
         """Ray replaces a replica that raises here thrice."""
@@ -72,10 +72,14 @@ class EngineReplica:
     def record_routing_stats(self) -> dict[str, int]:
         """Facts that routers learn of this replica; Ray asks every second or so."""
         each = [engine.stats() for engine in self._engines.values()]
-        told = {name: _total(each, name) for name in GAUGES[:-1]}
-        told["n_open_tokens"] = sum(self._open.values())
+        told = {
+            name: sum(int(getattr(stats, name)) for stats in each)
+            for name in GAUGES[:-1]
+        }
+        told["n_open_tokens"] = self._n_open_tokens
+        replica = serve.get_replica_context().replica_id.unique_id
         for name, value in told.items():
-            self._gauges[name].set(value, {"replica": _name()})
+            self._gauges[name].set(value, {"replica": replica})
         return told
 
     async def aclose(self) -> None:
@@ -83,14 +87,3 @@ class EngineReplica:
         await self._stack.aclose()
 
     __del__: Any = aclose  # Ray awaits it before the process ends
-
-
-def _total(each: list[EngineStats], name: str) -> int:
-    return sum(int(getattr(stats, name)) for stats in each)
-
-
-def _name() -> str:
-    from ray import serve
-
-    name: str = serve.get_replica_context().replica_id.unique_id
-    return name

@@ -60,8 +60,9 @@ class RuleRouter(RequestRouter):
         asked = _asked(pending_request)
         if asked is not None:
             name = replica_id.unique_id
+            request_id = pending_request.metadata.internal_request_id
             self._rule.sent(asked, name)
-            self._open[_id(pending_request)] = name, asked.n_tokens
+            self._open[request_id] = name, asked.n_tokens
             self._n_open[name] += asked.n_tokens
 
     def on_request_completed(
@@ -83,8 +84,3 @@ class RuleRouter(RequestRouter):
 def _asked(pending: PendingRequest) -> RoutedRequest | None:
     args: Sequence[Any] = pending.args
     return args[0] if args and isinstance(args[0], RoutedRequest) else None
-
-
-def _id(pending: PendingRequest) -> str:
-    request_id: str = pending.metadata.internal_request_id
-    return request_id

@@ -26,13 +26,12 @@ from pyllama_raw.runners.manager import Managed, ManagedState, RunnerManager
 from pyllama_raw.runners.mock import MockRunner
 from pyllama_raw.runners.packet import TensorPacket
 from pyllama_raw.runners.pool import Pool
-from pyllama_raw.runners.prices import Prices
+from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.remote import RemoteRunner
-from pyllama_raw.runners.retries import Backoff
 from pyllama_raw.runners.run import RunHandle
-from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
 from pyllama_raw.runners.spawned import OwnServer, SpawnedRunner
-from pyllama_raw.runners.timeouts import Timeouts
+from pyllama_raw.runners.tries import Backoff, Timeouts
 
 __all__ = [
     "COMPATIBLE",

@@ -10,30 +10,11 @@ from typing import Any
 from pyllama_raw.api.reply import calls_of, text_of
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason, TokenLogprobs
-from pyllama_raw.errors import PromptTooLong, PyllamaError, Unsupported
 from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
-from pyllama_raw.runners.errors import (
-    AuthFailed,
-    ContentFiltered,
-    NetworkError,
-    RateLimited,
-    RemoteRefused,
-    ServerError,
-    UnexpectedAnswer,
-)
+from pyllama_raw.runners.connection import error_of
+from pyllama_raw.runners.errors import ContentFiltered, NetworkError, UnexpectedAnswer
 
-REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "tool_calls": FinishReason.STOP,
-    "function_call": FinishReason.STOP,
-}
-STATUSES = {  # of errors within a stream, by type or code
-    "rate_limit_error": 429,
-    "authentication_error": 401,
-    "service_unavailable_error": 503,
-}
-BUSY = ("server_is_overloaded", "queue_full")  # codes of load, which is no failure
+REASONS = tuple(FinishReason)
 NOT_KNOWN = -1  # the id of a token of which only its text is told
 
 
@@ -76,7 +57,7 @@ class ServiceAnswer:
             raise error_of(None, chunk)
         if chunk.get("usage"):
             self._usage = _usage(chunk["usage"])
-        deltas = [self._delta(choice) for choice in chunk.get("choices") or ()]
+        deltas = map(self._delta, chunk.get("choices") or ())
         return [delta for delta in deltas if delta is not None]
 
     def results(self) -> list[Result]:
@@ -86,31 +67,26 @@ class ServiceAnswer:
         Raises:
             NetworkError: the stream broke off.
         """
-        now = perf_counter()
         if any(output.reason is None for output in self._outputs.values()):
             raise NetworkError("the stream broke off before the output was whole")
         ttft_s = None if self._first_at is None else self._first_at - self._began_at
-        timings = Timings(None, ttft_s, None, None, None, now - self._began_at)
+        e2e_s = perf_counter() - self._began_at
+        told = {0: self._usage}
         return [
-            self._result(index, output, timings)
+            Result(
+                text=text_of(output.parts, Content),
+                token_ids=(),
+                finish_reason=output.reason or FinishReason.STOP,
+                usage=told.get(index) or Usage(0, output.n_deltas, 0),
+                timings=Timings(None, ttft_s, None, None, None, e2e_s),
+                seed=self._seed + index,
+                index=index,
+                logprobs=tuple(output.logprobs),
+                reasoning=text_of(output.parts, Reasoning),
+                tool_calls=calls_of(output.parts),
+            )
             for index, output in sorted(self._outputs.items())
         ]
-
-    def _result(self, index: int, output: _Output, timings: Timings) -> Result:
-        counted = Usage(0, output.n_deltas, 0)
-        usage = (self._usage or counted) if index == 0 else counted
-        return Result(
-            text=text_of(output.parts, Content),
-            token_ids=(),
-            finish_reason=output.reason or FinishReason.STOP,
-            usage=usage,
-            timings=timings,
-            seed=self._seed + index,
-            index=index,
-            logprobs=tuple(output.logprobs),
-            reasoning=text_of(output.parts, Reasoning),
-            tool_calls=calls_of(output.parts),
-        )
 
     def _delta(self, choice: Mapping[str, Any]) -> Delta | None:
         index = int(choice.get("index") or 0)
@@ -138,9 +114,8 @@ class ServiceAnswer:
 def _reason(told: str, ours: str | None) -> FinishReason:
     if told == "content_filter":
         raise ContentFiltered("the service withholds the output because of its content")
-    if ours is not None and ours in tuple(FinishReason):
-        return FinishReason(ours)
-    return REASONS.get(told, FinishReason.STOP)
+    known = (FinishReason(word) for word in (ours, told) if word in REASONS)
+    return next(known, FinishReason.STOP)  # as of calls of tools
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
@@ -168,25 +143,22 @@ def _logprobs(told: Mapping[str, Any] | None) -> list[TokenLogprobs]:
     """Entries of a chat, or of the legacy form, with the ids that are told."""
     if not told:
         return []
-    if told.get("content"):
-        return [
-            _entry(each, each.get("top_logprobs") or ()) for each in told["content"]
-        ]
-    tops = told.get("top_logprobs") or [None] * len(told.get("tokens") or ())
-    rows = zip(
-        told.get("tokens") or (), told.get("token_logprobs") or (), tops, strict=False
-    )
-    return [
-        _entry(
-            {"token": token, "logprob": logprob},
-            [{"token": t, "logprob": p} for t, p in (top or {}).items()],
-        )
-        for token, logprob, top in rows
+    tokens, logprobs = told.get("tokens") or (), told.get("token_logprobs") or ()
+    tops = told.get("top_logprobs") or [None] * len(tokens)
+    legacy = [
+        {"token": token, "logprob": logprob, "top_logprobs": _listed(top or {})}
+        for token, logprob, top in zip(tokens, logprobs, tops, strict=False)
         if logprob is not None
     ]
+    return [_entry(each) for each in told.get("content") or legacy]
 
 
-def _entry(told: Mapping[str, Any], top: Sequence[Mapping[str, Any]]) -> TokenLogprobs:
+def _listed(top: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [{"token": token, "logprob": logprob} for token, logprob in top.items()]
+
+
+def _entry(told: Mapping[str, Any]) -> TokenLogprobs:
+    top = told.get("top_logprobs") or ()
     return TokenLogprobs(
         token_id=told.get("id", NOT_KNOWN),
         logprob=told["logprob"],
@@ -199,44 +171,3 @@ def _entry(told: Mapping[str, Any], top: Sequence[Mapping[str, Any]]) -> TokenLo
 def _piece(told: Mapping[str, Any]) -> bytes:
     given = told.get("bytes")
     return bytes(given) if given is not None else str(told["token"]).encode()
-
-
-def error_of(
-    status: int | None, body: Any, retry_after_s: float | None = None
-) -> PyllamaError:
-    """
-    The error that a service tells.
-
-    Args:
-        status: of the answer; None: it came within a stream.
-        body: as JSON, or text.
-    """
-    told = body.get("error", body) if isinstance(body, Mapping) else body
-    told = told if isinstance(told, Mapping) else {"message": str(told or "")}
-    message, code = str(told.get("message") or told), told.get("code")
-    if status is None:
-        status = (
-            code if isinstance(code, int) else STATUSES.get(told.get("type", ""), 500)
-        )
-    if status == 429 or (status == 503 and code in BUSY):
-        return RateLimited(message, retry_after_s)
-    if status in (408, 409) or status >= 500:
-        return ServerError(status, message, retry_after_s)
-    if status < 400:
-        return UnexpectedAnswer(f"unexpected status {status}: {message}")
-    return _fault_of_caller(status, message, told)
-
-
-def _fault_of_caller(
-    status: int, message: str, told: Mapping[str, Any]
-) -> PyllamaError:
-    """The error of an answer 4xx: ours, if the service tells enough."""
-    n_prompt, n_ctx = told.get("n_prompt_tokens"), told.get("n_ctx")
-    code, param = told.get("code"), told.get("param")
-    if status == 401:
-        return AuthFailed(f"the server answered 401: {message}")
-    if isinstance(n_prompt, int) and isinstance(n_ctx, int):
-        return PromptTooLong(n_prompt, n_ctx)
-    if code == "unsupported":
-        return Unsupported(str(param or "request"), message)
-    return RemoteRefused(status, message, None if code is None else str(code), param)

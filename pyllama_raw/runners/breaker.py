@@ -8,23 +8,17 @@ opens it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
+from typing import Literal
 
-from pyllama_raw.errors import PyllamaError
-from pyllama_raw.runners.errors import CircuitOpen
+from pyllama_raw.errors import ClosedError, PyllamaError, QueueFull
+from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
 
-
-class BreakerState(StrEnum):
-    """The requests that a breaker lets pass."""
-
-    CLOSED = "closed"
-    """All."""
-    OPEN = "open"
-    """Nothing."""
-    HALF_OPEN = "half_open"
-    """One probe."""
+# Errors that say nothing of a runner, but that another one may have room.
+FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)
+BreakerState = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
@@ -52,32 +46,45 @@ class Breaker:
     def state(self) -> BreakerState:
         """The state now."""
         if self._opened_at is None:
-            return BreakerState.CLOSED
-        rests = self._clock() < self._retry_at
-        return BreakerState.OPEN if rests else BreakerState.HALF_OPEN
+            return "closed"
+        return "open" if self._clock() < self._retry_at else "half_open"
 
     def check(self) -> None:
         """Let a request pass, which is told by succeeded(), failed() or left(); or CircuitOpen."""
-        state = self.state
-        if state is BreakerState.CLOSED:
+        if self._opened_at is None:
             return
-        if state is BreakerState.OPEN or self._is_probing:
-            assert self._opened_at is not None
+        if self.state == "open" or self._is_probing:
             raise CircuitOpen(self._opened_at, self._retry_at)
         self._is_probing = True
+
+    @contextmanager
+    def watching(self, *, is_forced: bool = False) -> Iterator[None]:
+        """A block with a request, if one may pass or must; the end of the block is taken in."""
+        if not is_forced:
+            self.check()
+        try:
+            yield
+            self.succeeded()
+        except PyllamaError as error:
+            self.failed(error)
+            raise
+        finally:
+            self.left()
 
     def succeeded(self) -> None:
         """The runner has answered."""
         self._n_failures, self._opened_at, self._is_probing = 0, None, False
 
     def failed(self, error: PyllamaError) -> None:
-        """The runner has failed; errors that are not its fault are answers."""
-        if not error.counts_as_circuit_failure:
-            self.succeeded()
-            return
-        self._n_failures += 1
-        if self._n_failures >= self._threshold or self._is_probing:
+        """The runner has failed; errors that are not its fault are answers, if it gave them."""
+        if isinstance(error, ClosedError):
             self.open()
+        elif error.counts_as_circuit_failure:
+            self._n_failures += 1
+            if self._n_failures >= self._threshold or self._is_probing:
+                self.open()
+        elif not isinstance(error, FULL):
+            self.succeeded()
 
     def left(self) -> None:
         """Nobody knows: the caller left before there was an answer."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, get_args
 
 from pyllama_raw import Prompt
 from pyllama_raw.errors import Unsupported
+from pyllama_raw.options.requests import Need
 from pyllama_raw.options.sampling import CONSTRAINTS, SamplingParams
 
-Verb = Literal["generate", "embed", "rank"]
+Verb = Need
+VERBS: frozenset[Verb] = frozenset(get_args(Verb))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class RunnerCapabilities:
     n_slots: int | None = None
     """Requests that run at once. None: not known."""
 
+    def only(self, verbs: Iterable[Verb] | None) -> Self:
+        """The abilities with no other verbs than *verbs*; None: all of them."""
+        return self if verbs is None else replace(self, verbs=frozenset(verbs))
+
     def check_verb(self, verb: Verb) -> None:
         """Raise Unsupported if there is no such operation."""
         if verb not in self.verbs:
@@ -74,24 +80,24 @@ class RunnerCapabilities:
             (params.model_fields_set, self.sampling),
             (options.keys(), self.options),
         ):
-            unknown = sorted(set(given) - known) if known is not None else []
-            if unknown:
-                raise Unsupported(
-                    unknown[0], "this runner cannot send it: leave it out"
-                )
+            if known is not None and (unknown := sorted({*given} - known)):
+                said = "this runner cannot send it: leave it out"
+                raise Unsupported(unknown[0], said)
 
 
 def are_ids(prompt: Prompt) -> bool:
     """Whether *prompt* is token ids."""
-    return (
-        not isinstance(prompt, str) and bool(len(prompt)) and isinstance(prompt[0], int)
-    )
+    return isinstance(_first(prompt), int)
 
 
 def are_messages(prompt: Prompt) -> bool:
     """Whether *prompt* is a chat."""
-    first = None if isinstance(prompt, str) or not len(prompt) else prompt[0]
-    return isinstance(first, Mapping)
+    return isinstance(_first(prompt), Mapping)
+
+
+def _first(prompt: Prompt) -> object:
+    """The first item of *prompt*; None if it is a text or empty."""
+    return None if isinstance(prompt, str) or not len(prompt) else prompt[0]
 
 
 def _has_media(prompt: Sequence[Any]) -> bool:
@@ -100,10 +106,9 @@ def _has_media(prompt: Sequence[Any]) -> bool:
     for item in prompt:
         content = item.get("content") if isinstance(item, Mapping) else item
         parts += content if isinstance(content, list | tuple) else [content]
-    return any(_is_media(part) for part in parts)
-
-
-def _is_media(part: Any) -> bool:
-    if isinstance(part, Mapping):
-        return bool(part.get("type", "text") != "text")
-    return not isinstance(part, str | int | None)
+    return any(
+        part.get("type", "text") != "text"
+        if isinstance(part, Mapping)
+        else not isinstance(part, str | int | None)
+        for part in parts
+    )

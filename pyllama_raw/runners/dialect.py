@@ -13,13 +13,14 @@ from typing import Any
 
 from pyllama_raw import Prompt
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_messages
+from pyllama_raw.runners.capabilities import VERBS, RunnerCapabilities, are_messages
 
 SHARED = frozenset(
     {"max_tokens", "temperature", "top_p", "seed", "stop", "n", "frequency_penalty"}
     | {"presence_penalty", "logit_bias", "logprobs", "json_schema"}
 )
-TRANSLATED = frozenset({"max_tokens", "stop", "logit_bias", "logprobs", "json_schema"})
+TRANSLATED = frozenset({"max_tokens", "logprobs", "json_schema"})
+NOTHING: tuple[Any, ...] = (None, [], {})
 OF_CHATS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 OF_LLAMA = frozenset(
     {"top_k", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "grammar"}
@@ -28,7 +29,6 @@ OF_LLAMA = frozenset(
     | {"dynatemp_range", "dynatemp_exponent"}
 )
 RENAMED = {"template_kwargs": "chat_template_kwargs"}
-VERBS: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,39 +78,29 @@ class Dialect:
         body: dict[str, Any] = {"model": model, "stream": True, **dict(self.extra)}
         body["stream_options"] = {"include_usage": True}
         body |= {
-            n: v for n, v in given.items() if n not in TRANSLATED and v is not None
+            name: value
+            for name, value in given.items()
+            if name not in TRANSLATED and value not in NOTHING
         }
         body[self.max_tokens if is_chat else "max_tokens"] = params.max_tokens
-        if params.stop:
-            body["stop"] = list(params.stop)
-        if params.logit_bias:
-            body["logit_bias"] = {str(t): bias for t, bias in params.logit_bias.items()}
         if params.json_schema is not None:
-            schema = {"name": "output", "schema": given["json_schema"], "strict": True}
-            wrapped = {"type": "json_schema", "json_schema": schema}
-            is_wrapped = is_chat or self.schema == "response_format"
-            field = "response_format" if is_wrapped else self.schema
-            body[field] = wrapped if is_wrapped else given["json_schema"]
+            schema, field = given["json_schema"], "response_format"
+            if not is_chat and self.schema != field:
+                body[self.schema] = schema
+            else:
+                named = {"name": "output", "schema": schema, "strict": True}
+                body[field] = {"type": "json_schema", "json_schema": named}
         if params.logprobs is not None:
             listed = {"logprobs": True, "top_logprobs": params.logprobs}
             body |= listed if is_chat else {"logprobs": params.logprobs}
-        for name, value in options.items():
-            if value is not None:
-                body[RENAMED.get(name, name)] = (
-                    _choice(value) if name == "tool_choice" else value
-                )
+        body |= {RENAMED.get(n, n): v for n, v in options.items() if v is not None}
+        choice = body.get("tool_choice", "auto")
+        if choice not in ("auto", "none", "required"):
+            body["tool_choice"] = {"type": "function", "function": {"name": choice}}
+        asked = prompt if isinstance(prompt, str) else list(prompt)
         if is_chat:
-            return "chat/completions", body | {"messages": list(prompt)}
-        return "completions", body | {
-            "prompt": prompt if isinstance(prompt, str) else list(prompt)
-        }
-
-
-def _choice(value: Any) -> Any:
-    """A word as it is; the name of a tool as an object."""
-    if value in ("auto", "none", "required"):
-        return value
-    return {"type": "function", "function": {"name": value}}
+            return "chat/completions", body | {"messages": asked}
+        return "completions", body | {"prompt": asked}
 
 
 OPENAI = Dialect()

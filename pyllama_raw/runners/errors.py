@@ -57,13 +57,19 @@ class RateLimited(RequestError):
         super().__init__(cut(message, MAX_REASON))
 
 
-class ServerError(PyllamaError):
-    """The remote service has failed: an answer 5xx, or an error within a stream."""
+class RunnerFault(PyllamaError):
+    """The service, the process or the way to it has failed; another try may succeed."""
 
-    code = "server_error"
+    code = "runner_fault"
     http_status = 502
     is_retryable = True
     counts_as_circuit_failure = True
+
+
+class ServerError(RunnerFault):
+    """The remote service has failed: an answer 5xx, or an error within a stream."""
+
+    code = "server_error"
 
     def __init__(
         self, status: int, message: str, retry_after_s: float | None = None
@@ -72,13 +78,11 @@ class ServerError(PyllamaError):
         super().__init__(f"the server answered {status}: {cut(message, MAX_REASON)}")
 
 
-class RunnerTimeout(PyllamaError):
+class RunnerTimeout(RunnerFault):
     """The time that *what* may take is over: connect, first_token, between_tokens or total."""
 
     code = "timeout"
     http_status = 504
-    is_retryable = True
-    counts_as_circuit_failure = True
 
     def __init__(self, what: str, limit_s: float) -> None:
         self.what, self.limit_s = what, limit_s
@@ -88,27 +92,35 @@ class RunnerTimeout(PyllamaError):
         )
 
 
-class NetworkError(PyllamaError):
+class NetworkError(RunnerFault):
     """The connection could not be made, or broke."""
 
     code = "network_error"
-    http_status = 502
-    is_retryable = True
-    counts_as_circuit_failure = True
 
 
-class RunnerDied(PyllamaError):
+class RunnerDied(RunnerFault):
     """The process of a runner has ended; requests that it had are lost."""
 
     code = "runner_died"
-    http_status = 502
-    is_retryable = True
-    counts_as_circuit_failure = True
 
     def __init__(self, returned: int | None, stderr: str = "") -> None:
         self.returned, self.stderr = returned, stderr[-MAX_REASON:]
-        said = f"; the last it wrote: {self.stderr}" if self.stderr else ""
-        super().__init__(f"the runner's process ended with code {returned}{said}")
+        said = f"the runner's process ended with code {returned}"
+        super().__init__(said + _wrote(self.stderr))
+
+
+class NotReady(RunnerFault):
+    """A server that was started takes no requests in the time that it may take."""
+
+    code = "not_ready"
+    http_status = 503
+
+    def __init__(self, name: str, limit_s: float, stderr: str) -> None:
+        self.name, self.limit_s, self.stderr = name, limit_s, stderr
+        super().__init__(
+            f"{name} failed to become ready within {limit_s:g} seconds: raise start_s, or "
+            f"look what keeps it{_wrote(stderr)}"
+        )
 
 
 class CircuitOpen(PyllamaError):
@@ -172,6 +184,10 @@ def from_json(told: Mapping[str, Any]) -> PyllamaError:
     error.args = (given.pop("message"),)
     vars(error).update(given)
     return error
+
+
+def _wrote(stderr: str) -> str:
+    return f"; the last it wrote: {stderr}" if stderr else ""
 
 
 def _tree(kind: type[PyllamaError]) -> Iterator[type[PyllamaError]]:

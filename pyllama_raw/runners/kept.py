@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
@@ -42,7 +41,7 @@ class KeptRunners(Generic[K]):
     ) -> None:
         self._max, self._ttl_s, self._health_s = max_kept, ttl_s, health_s
         self._evicted, self._clock = evicted, clock
-        self._kept = OrderedDict[K, _Kept]()  # longest unused first
+        self._kept = dict[K, _Kept]()  # longest unused first
         self._n_gets = self._n_hits = 0
 
     @property
@@ -57,24 +56,25 @@ class KeptRunners(Generic[K]):
         """The runner of *key*, if it is there and well."""
         self._n_gets += 1
         now = self._clock()
-        await self._expire(now)
-        kept = self._kept.get(key)
-        if kept is None:
-            return None
-        if now - kept.checked_at >= self._health_s:
-            kept.checked_at = now
-            if not (await kept.runner.health()).ready:
+        for each, kept in [*self._kept.items()]:
+            if now - kept.used_at > self._ttl_s and not kept.runner.n_open:
+                await self._give_up(each)
+        found = self._kept.get(key)
+        if found is not None and now - found.checked_at >= self._health_s:
+            found.checked_at = now
+            if not (await found.runner.health()).ready:
                 await self._give_up(key)
                 return None
-        kept.used_at = now
-        self._kept.move_to_end(key)
+        if found is None:
+            return None
+        found.used_at = now
+        self._kept[key] = self._kept.pop(key)
         self._n_hits += 1
-        return kept.runner
+        return found.runner
 
     async def put(self, key: K, runner: ModelRunner) -> None:
         """Keep *runner*; one that had the key is given up."""
-        if key in self._kept:
-            await self._give_up(key)
+        await self._give_up(key)
         now = self._clock()
         self._kept[key] = _Kept(runner, now, now)
         while len(self._kept) > self._max:
@@ -84,12 +84,6 @@ class KeptRunners(Generic[K]):
         """Give up all."""
         for key in [*self._kept]:
             await self._give_up(key)
-
-    async def _expire(self, now: float) -> None:
-        """Give up what was not used for too long and has no request."""
-        for key, kept in [*self._kept.items()]:
-            if now - kept.used_at > self._ttl_s and not kept.runner.n_open:
-                await self._give_up(key)
 
     async def _give_up(self, key: K) -> None:
         kept = self._kept.pop(key, None)

@@ -8,6 +8,7 @@ configured.
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -51,8 +52,7 @@ class Turnstile:
         self._sent = deque[tuple[float, int]]()  # of the last minute: when, and tokens
         self._blocked_until = dict.fromkeys(KINDS, float("-inf"))
         most = limits.max_concurrency
-        self._turns = None if most is None else anyio.CapacityLimiter(most)
-        self._n_waiting = 0
+        self._turns = anyio.Semaphore(sys.maxsize if most is None else most)
 
     @asynccontextmanager
     async def entered(self, n_tokens: int = 1) -> AsyncIterator[None]:
@@ -63,14 +63,12 @@ class Turnstile:
             Backpressure: a limit of the minute or of the queue is reached.
             QueueTimeout: its turn did not come.
         """
-        token = object()
-        await self._take_turn(token)
+        await self._take_turn()
         try:
             self.count(n_tokens)
             yield
         finally:
-            if self._turns is not None:
-                self._turns.release_on_behalf_of(token)
+            self._turns.release()
 
     def count(self, n_tokens: int = 1) -> None:
         """Count a request of this minute, or raise Backpressure."""
@@ -105,23 +103,17 @@ class Turnstile:
             ends_s = self._sent[0][0] + MINUTE_S - now if self._sent else None
             raise Backpressure(said, ends_s)
 
-    async def _take_turn(self, token: object) -> None:
+    async def _take_turn(self) -> None:
         turns, limits = self._turns, self._limits
-        if turns is None:
+        if turns.value:
+            turns.acquire_nowait()
             return
-        if turns.available_tokens > 0:
-            turns.acquire_on_behalf_of_nowait(token)
-            return
-        if limits.when_full == "reject" or self._n_waiting >= limits.max_queue:
-            most = limits.max_concurrency
-            said = f"{most} requests run and {self._n_waiting} wait"
+        n_waiting = turns.statistics().tasks_waiting
+        if limits.when_full == "reject" or n_waiting >= limits.max_queue:
+            said = f"{limits.max_concurrency} requests run and {n_waiting} wait"
             raise Backpressure(said)
-        self._n_waiting += 1
-        try:
-            with anyio.move_on_after(limits.queue_timeout_s) as scope:
-                await turns.acquire_on_behalf_of(token)
-        finally:
-            self._n_waiting -= 1
+        with anyio.move_on_after(limits.queue_timeout_s) as scope:
+            await turns.acquire()
         if scope.cancelled_caught:
             raise QueueTimeout(limits.queue_timeout_s)
 

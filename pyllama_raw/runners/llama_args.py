@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -32,24 +33,29 @@ class Draft:
     p_min: float = 0.4
 
 
+def _flags(*names: str, default: object = None) -> Any:
+    """An option that is told by the flags *names*."""
+    return field(default=default, metadata={"flags": names})
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """Options of llama-server. None: its default."""
+    """Options of llama-server, which are told in this order. None: its default."""
 
-    n_ctx: int | None = None
+    n_ctx: int | None = _flags("--ctx-size")
     """Cells of all slots together."""
-    n_batch: int | None = None
-    n_ubatch: int | None = None
-    n_threads: int | None = None
-    n_gpu_layers: int | None = None
-    n_slots: int | None = None
-    cont_batching: bool = False
+    n_batch: int | None = _flags("--batch-size")
+    n_ubatch: int | None = _flags("--ubatch-size")
+    n_threads: int | None = _flags("--threads")
+    n_gpu_layers: int | None = _flags("--n-gpu-layers")
+    n_slots: int | None = _flags("--parallel")
+    cont_batching: bool = _flags("--cont-batching", default=False)
     """Whether `--cont-batching` is said; newer versions need it no more."""
-    flash_attn: str | None = None
-    cache_type: str | None = None
+    flash_attn: str | None = _flags("--flash-attn")
+    cache_type: str | None = _flags("--cache-type-k", "--cache-type-v")
     """The type of keys and of values."""
-    defrag_thold: float | None = None
-    prio: int | None = None
+    defrag_thold: float | None = _flags("--defrag-thold")
+    prio: int | None = _flags("--prio")
     mlock: bool = False
     """Whether weights must stay in memory."""
     draft: Draft | None = None
@@ -66,61 +72,50 @@ class LlamaOptions:
 class Words:
     """Flags that not all versions have."""
 
-    mlock: tuple[str, ...] = ("--mlock",)
+    mlock: str = "--mlock"
+    mlock_value: str | bool = True
     draft_max: str = "--draft-max"
     draft_min: str = "--draft-min"
 
 
 OLD = Words()
-NEW = Words(("--load-mode", "mlock"), "--spec-draft-n-max", "--spec-draft-n-min")
+NEW = Words("--load-mode", "mlock", "--spec-draft-n-max", "--spec-draft-n-min")
 
 
 def words_of(told: str) -> Words:
     """The words of a llama-server whose `--help` is *told*."""
-    return NEW if NEW.draft_max in told and NEW.mlock[0] in told else OLD
+    return NEW if NEW.draft_max in told and NEW.mlock in told else OLD
 
 
 def arguments(
     model: str | Path, options: LlamaOptions, words: Words, port: int = 0
 ) -> list[str]:
     """All arguments; the port 0 is a free one, which the server tells."""
-    n_ubatch = options.n_ubatch
-    if n_ubatch is not None and options.n_batch is not None:
-        n_ubatch = min(n_ubatch, options.n_batch)
-    values = {
-        "--model": model,
-        "--host": HOST,
-        "--port": port,
-        "--ctx-size": options.n_ctx,
-        "--batch-size": options.n_batch,
-        "--ubatch-size": n_ubatch,
-        "--threads": options.n_threads,
-        "--n-gpu-layers": options.n_gpu_layers,
-        "--parallel": options.n_slots,
+    if options.n_batch is not None and options.n_ubatch is not None:
+        options = replace(options, n_ubatch=min(options.n_ubatch, options.n_batch))
+    flags: dict[str, Any] = {"--model": model, "--host": HOST, "--port": port}
+    flags |= {
+        flag: getattr(options, each.name)
+        for each in fields(options)
+        for flag in each.metadata.get("flags", ())
     }
-    told = _pairs(values)
-    told += ["--cont-batching"] * options.cont_batching
-    told += _pairs(
-        {
-            "--flash-attn": options.flash_attn,
-            "--cache-type-k": options.cache_type,
-            "--cache-type-v": options.cache_type,
-            "--defrag-thold": options.defrag_thold,
-            "--prio": options.prio,
-        }
-    )
-    told += words.mlock * options.mlock
-    if (draft := options.draft) is not None:
-        told += _pairs(
-            {
-                "--model-draft": draft.model,
-                words.draft_max: draft.n_max,
-                words.draft_min: draft.n_min,
-                "--draft-p-min": draft.p_min,
-            }
-        )
-    if options.rpc:  # a state of a model on other machines cannot be saved
-        told += ["--rpc", ",".join(options.rpc), "--cache-ram", "0"]
+    draft = options.draft
+    flags |= {
+        words.mlock: options.mlock and words.mlock_value,
+        "--model-draft": draft and draft.model,
+        words.draft_max: draft and draft.n_max,
+        words.draft_min: draft and draft.n_min,
+        "--draft-p-min": draft and draft.p_min,
+        "--rpc": ",".join(options.rpc) or None,
+        # A state of a model on other machines cannot be saved.
+        "--cache-ram": 0 if options.rpc else None,
+    }
+    told: list[str] = []
+    for flag, value in flags.items():
+        if value is True:
+            told.append(flag)
+        elif value is not None and value is not False:
+            told += [flag, str(value)]
     return told + list(options.extra)
 
 
@@ -177,7 +172,7 @@ class LlamaServer:
         try:
             with anyio.fail_after(HELP_S):
                 done = await anyio.run_process(
-                    [binary, "--help"], check=False, env=self._environment()
+                    [binary, "--help"], check=False, env=os.environ | self._libraries
                 )
         except (OSError, TimeoutError) as error:
             raise ConfigError(
@@ -193,17 +188,8 @@ class LlamaServer:
             "LLAMA_ARG_OFFLINE": "1",
             "GGML_NO_BACKTRACE": "1",
         }
-        return given | library_path(Path(str(self.binary)), os.environ)
+        return given | self._libraries
 
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, **library_path(Path(str(self.binary)), os.environ)}
-
-
-def _pairs(values: Mapping[str, object]) -> list[str]:
-    """Flags with values; one without a value is left out."""
-    return [
-        word
-        for flag, value in values.items()
-        if value is not None
-        for word in (flag, str(value))
-    ]
+    @property
+    def _libraries(self) -> dict[str, str]:
+        return library_path(Path(str(self.binary)), os.environ)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import anyio
 
-from pyllama_raw import AsyncEngine, Model, Prompt
-from pyllama_raw.api.results import Usage
-from pyllama_raw.options.requests import RequestOptions, TextOptions
-from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
+from pyllama_raw import AsyncEngine, Model
+from pyllama_raw.runners.capabilities import VERBS, RunnerCapabilities
 from pyllama_raw.runners.prices import Prices
-from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
+from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
 
 if TYPE_CHECKING:
     from pyllama_raw import EngineConfig
-    from pyllama_raw.results import Ranked, Vectors
 
-ALL: frozenset[Verb] = frozenset({"generate", "embed", "rank"})
 POOLINGS = ("mean", "cls", "last")  # that make one vector of a text
 UNKNOWN = RunnerCapabilities(  # of a model that is not loaded: the engine says what it cannot do
-    verbs=ALL,
+    verbs=VERBS,
     logprobs=True,
     prompt_logprobs=True,
     tools=True,
@@ -34,6 +30,7 @@ UNKNOWN = RunnerCapabilities(  # of a model that is not loaded: the engine says 
     media=True,
     token_ids=True,
 )
+TEXTS = RunnerCapabilities(token_ids=True)  # of a model that does not generate
 
 
 class LocalRunner(ModelRunner):
@@ -55,11 +52,12 @@ class LocalRunner(ModelRunner):
         prices: Prices | None = None,
     ) -> None:
         is_open = isinstance(model, AsyncEngine)
-        super().__init__(name or ("engine" if is_open else _name_of(model)))
+        super().__init__(
+            name or ("engine" if is_open else _name_of(model)), UNKNOWN, prices
+        )
         self._engine = model if isinstance(model, AsyncEngine) else None
         self._model = None if isinstance(model, AsyncEngine) else model
-        self._config, self._prices = config, prices
-        self._loading = anyio.Lock()
+        self._config, self._loading = config, anyio.Lock()
 
     @property
     def engine(self) -> AsyncEngine | None:
@@ -71,43 +69,24 @@ class LocalRunner(ModelRunner):
         """All that any model can do, until it is loaded."""
         if self._engine is None:
             return UNKNOWN
-        found, info = self._engine.capabilities, self._engine.info
-        generates = "generate" in found.operations
-        return RunnerCapabilities(
+        found = self._engine.capabilities
+        can = UNKNOWN if "generate" in found.operations else TEXTS
+        return replace(
+            can,
             verbs=frozenset(
                 each.value
                 for each in found.operations
                 if each != "embed" or found.model.pooling in POOLINGS
             ),
-            logprobs=generates,
-            prompt_logprobs=generates,
             tools=found.model.has_chat_template,
-            json_schema=generates,
-            grammars=generates,
-            n=generates,
             media=found.images or found.sounds,
-            token_ids=True,
             n_ctx=self._engine.n_ctx_slot,
-            n_slots=info.n_slots,
+            n_slots=self._engine.info.n_slots,
         )
 
     async def start(self) -> None:
         """Load the model."""
         await self._opened()
-
-    async def embed(
-        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
-    ) -> Vectors:
-        """A vector for each text."""
-        self.capabilities.check_verb("embed")
-        return await (await self._opened()).embed(texts, **options)
-
-    async def rank(
-        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
-    ) -> list[Ranked]:
-        """*documents*, the best first."""
-        self.capabilities.check_verb("rank")
-        return await (await self._opened()).rank(query, documents, **options)
 
     async def health(self) -> RunnerHealth:
         """As the engine tells it; one that is not loaded is not ready."""
@@ -125,10 +104,6 @@ class LocalRunner(ModelRunner):
             detail=health.state,
         )
 
-    def cost(self, usage: Usage) -> Cost | None:
-        """By the prices that were given."""
-        return self._prices.cost(usage) if self._prices else None
-
     async def aclose(self) -> None:
         """Close the engine; one that is just being loaded, then."""
         self._closed = True
@@ -136,23 +111,16 @@ class LocalRunner(ModelRunner):
             if self._engine is not None:
                 await self._engine.aclose()
 
+    @asynccontextmanager
+    async def _lent(self) -> AsyncIterator[AsyncEngine]:
+        yield await self._opened()
+
     async def _opened(self) -> AsyncEngine:
         async with self._loading:
             self._check_open()
             if self._engine is None:
                 self._engine = await AsyncEngine.open(self._model, self._config)
             return self._engine
-
-    async def _source(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
-    ) -> Source:
-        engine = await self._opened()
-        async with engine.generate(prompt, params, **options) as generation:
-            yield None
-            async for delta in generation:
-                yield delta
-            for result in generation.results:
-                yield result
 
 
 def _name_of(model: object) -> str:

@@ -98,28 +98,21 @@ class RunnerManager:
         async with self._changing:
             managed = self._managed.setdefault(name, Managed(spec))
             old = managed.runner
-            if (
-                old is not None
-                and managed.serves == spec
-                and (await old.health()).ready
-            ):
-                managed.spec, managed.state, managed.error = (
-                    spec,
-                    ManagedState.READY,
-                    None,
-                )
-                return old
-            managed.spec, managed.state = spec, ManagedState.STARTING
-            managed.error = None
+            managed.spec, managed.error = spec, None
+            managed.state = ManagedState.STARTING
             try:
-                new = await self._started(spec)
+                is_same = old is not None and managed.serves == spec
+                if old is not None and is_same and (await old.health()).ready:
+                    new = old
+                else:
+                    new = managed.runner = await self._started(spec)
+                    managed.serves = spec
             except BaseException as error:
                 managed.state = ManagedState.FAILED
                 managed.error = error if isinstance(error, PyllamaError) else None
                 raise
-            managed.runner, managed.serves = new, spec
-            managed.state, managed.error = ManagedState.READY, None
-        if old is not None:
+            managed.state = ManagedState.READY
+        if old is not None and old is not new:
             await self._retire(old)
         return new
 

@@ -45,15 +45,10 @@ class MockRunner(ModelRunner):
         usage: Usage | None = None,
         capabilities: RunnerCapabilities = CAPABILITIES,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, capabilities)
         self._pieces, self._error, self._n_before = tuple(pieces), error, n_before
-        self._before, self._usage, self._capabilities = before, usage, capabilities
+        self._before, self._usage = before, usage
         self.requests: list[tuple[Prompt, SamplingParams]] = []
-
-    @property
-    def capabilities(self) -> RunnerCapabilities:
-        """As they were given."""
-        return self._capabilities
 
     async def health(self) -> RunnerHealth:
         """Well, until it is closed."""

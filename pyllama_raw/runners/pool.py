@@ -9,33 +9,36 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 
 from pyllama_raw import Prompt
-from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError, QueueFull
-from pyllama_raw.options.requests import RequestOptions, TextOptions
+from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
+from pyllama_raw.options.requests import RequestOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.routing import ROUTERS, RoutedRequest, RouterName, prefixes
-from pyllama_raw.runners.breaker import Breaker, BreakerState
-from pyllama_raw.runners.capabilities import RunnerCapabilities, are_ids
-from pyllama_raw.runners.errors import Backpressure, CircuitOpen, QueueTimeout
+from pyllama_raw.runners.breaker import FULL, Breaker
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb, are_ids
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
-
-if TYPE_CHECKING:
-    from pyllama_raw.results import Ranked, Vectors
+from pyllama_raw.runners.runner import ModelRunner, RunnerHealth, Serving
+from pyllama_raw.runners.tries import retried
 
 T = TypeVar("T")
 BLOCK_BYTES = 256  # of a prompt: 64 token ids, or as much text
 CHARACTERS_A_TOKEN = 4
 UNKNOWN_CELLS = 2**17  # of a runner that does not say what it has
-FULL = (Backpressure, CircuitOpen, QueueFull, QueueTimeout)  # another one may have room
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class PooledRunner:
     runner: ModelRunner
     weight: float
     breaker: Breaker
-    n_tokens: int = field(default=0)  # of requests that have not ended
+    n_tokens: int = 0  # of requests that have not ended
 
     @property
     def n_open_tokens(self) -> int:
@@ -62,14 +65,12 @@ class PooledRunner:
     @contextmanager
     def holding(self, n_tokens: int) -> Iterator[None]:
         """A block in which it has a request, which is the probe if it has rested."""
-        if self.breaker.state is BreakerState.HALF_OPEN:
-            self.breaker.check()
-        self.n_tokens += n_tokens
-        try:
-            yield
-        finally:
-            self.n_tokens -= n_tokens
-            self.breaker.left()
+        with self.breaker.watching(is_forced=self.breaker.state == "open"):
+            self.n_tokens += n_tokens
+            try:
+                yield
+            finally:
+                self.n_tokens -= n_tokens
 
 
 class Pool(ModelRunner):
@@ -137,24 +138,6 @@ class Pool(ModelRunner):
             detail=f"ready: {', '.join(sorted(ready)) or 'none'}",
         )
 
-    async def embed(
-        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
-    ) -> Vectors:
-        """A vector for each text."""
-        self.capabilities.check_verb("embed")
-        given = list(texts)
-        return await self._called(given, lambda runner: runner.embed(given, **options))
-
-    async def rank(
-        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
-    ) -> list[Ranked]:
-        """*documents*, the best first."""
-        self.capabilities.check_verb("rank")
-        given = list(documents)
-        return await self._called(
-            given, lambda runner: runner.rank(query, given, **options)
-        )
-
     async def aclose(self) -> None:
         """Close all."""
         self._closed = True
@@ -162,55 +145,53 @@ class Pool(ModelRunner):
             for member in self._members:
                 group.start_soon(member.runner.aclose)
 
-    async def _source(
+    def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
         asked = _asked(prompt, params, options)
-        has_begun = has_said = False
-        members = list(self._ranked(asked))
-        for at, member in enumerate(members):
-            try:
-                with member.holding(asked.n_tokens):
-                    async with member.runner.generate(prompt, params, **options) as run:
-                        self._router.sent(asked, member.name)
-                        if not has_begun:
-                            yield None
-                        has_begun = True
-                        async for delta in run:
-                            has_said = True
-                            yield delta
-            except PyllamaError as error:
-                _tell(member.breaker, error)
-                if has_said or at + 1 == len(members) or not _may_move(error):
-                    raise
-            else:
-                member.breaker.succeeded()
-                for result in run.results:
-                    yield result
-                return
 
-    async def _called(
-        self, texts: list[Any], call: Callable[[ModelRunner], Awaitable[T]]
-    ) -> T:
-        """The answer of the first runner that gives one."""
+        async def served(member: PooledRunner) -> Source:
+            with member.holding(asked.n_tokens):
+                async with member.runner.generate(prompt, params, **options) as run:
+                    self._router.sent(asked, member.name)
+                    yield None
+                    async for delta in run:
+                        yield delta
+                    for result in run.results:
+                        yield result
+
+        return self._moved(asked, served)
+
+    async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
         self._check_open()
-        members = list(
-            self._ranked(RoutedRequest(len(str(texts)) // CHARACTERS_A_TOKEN))
-        )
-        for member in members[:-1]:
-            try:
-                return await call(member.runner)
-            except PyllamaError as error:
-                _tell(member.breaker, error)
-                if not _may_move(error):
-                    raise
-        return await call(members[-1].runner)
+        self.capabilities.check_verb(verb)
 
-    def _ranked(self, asked: RoutedRequest) -> Iterator[PooledRunner]:
-        """Runners that do not rest, the best first; all, if all rest."""
-        fit = [m for m in self._members if m.breaker.state is not BreakerState.OPEN]
-        fit = fit or self._members
-        return (fit[index] for index in self._router.rank(asked, fit))
+        asked = RoutedRequest(1)
+
+        async def served(member: PooledRunner) -> AsyncGenerator[T, None]:
+            with member.holding(asked.n_tokens):
+                self._router.sent(asked, member.name)
+                yield await call(member.runner)
+
+        [answer] = [each async for each in self._moved(asked, served)]
+        return answer
+
+    def _moved(
+        self,
+        asked: RoutedRequest,
+        serve: Callable[[PooledRunner], AsyncGenerator[T, None]],
+    ) -> AsyncGenerator[T, None]:
+        """Items of *serve*; a runner that fails before its first delta gives way to another."""
+        rested = [m for m in self._members if m.breaker.state != "open"]
+        fit = rested or self._members
+        ranked = [fit[index] for index in self._router.rank(asked, fit)]
+
+        def wait_s(attempt: int, error: PyllamaError) -> float | None:
+            is_fault = error.is_retryable or error.counts_as_circuit_failure
+            may_move = is_fault or isinstance(error, (*FULL, ClosedError))
+            return 0 if may_move and attempt + 1 < len(ranked) else None
+
+        return retried(map(serve, ranked).__next__, wait_s)
 
 
 def common(all_of: Sequence[RunnerCapabilities]) -> RunnerCapabilities:
@@ -227,20 +208,6 @@ def common(all_of: Sequence[RunnerCapabilities]) -> RunnerCapabilities:
     return RunnerCapabilities(
         **{name: least([getattr(one, name) for one in all_of]) for name in names}
     )
-
-
-def _may_move(error: PyllamaError) -> bool:
-    """Whether another runner may do what this one could not."""
-    is_fault = error.is_retryable or error.counts_as_circuit_failure
-    return is_fault or isinstance(error, (*FULL, ClosedError))
-
-
-def _tell(breaker: Breaker, error: PyllamaError) -> None:
-    """Open *breaker* if the runner has failed; one that is full has not."""
-    if isinstance(error, ClosedError):
-        breaker.open()
-    elif not isinstance(error, FULL):
-        breaker.failed(error)
 
 
 def _asked(

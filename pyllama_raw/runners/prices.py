@@ -11,10 +11,19 @@ from typing import Self
 
 from pyllama_raw.api.results import Usage
 from pyllama_raw.errors import ConfigError
-from pyllama_raw.runners.runner import Cost
 
 PROMPT_SHARE = 0.8  # of the tokens of a request that only its sum is known of
 MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Money for one request."""
+
+    usd: float
+    """US dollars."""
+    model: str = ""
+    """The model whose price it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,30 +17,27 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from anyio import move_on_after
+from anyio import CancelScope, move_on_after
 
 from pyllama_raw import Prompt
-from pyllama_raw.api.results import Usage
-from pyllama_raw.errors import ClosedError, ConfigError, PyllamaError
+from pyllama_raw.errors import ClosedError, ConfigError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners.answer import ServiceAnswer
-from pyllama_raw.runners.breaker import Breaker, BreakerState
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
-from pyllama_raw.runners.connection import Connection, event_data, refusal
+from pyllama_raw.runners.breaker import Breaker
+from pyllama_raw.runners.capabilities import Verb
+from pyllama_raw.runners.connection import event_data, http_library, refusal
 from pyllama_raw.runners.dialect import COMPATIBLE, Dialect
 from pyllama_raw.runners.errors import NetworkError, RunnerTimeout, UnexpectedAnswer
 from pyllama_raw.runners.limits import Limits, Turnstile
 from pyllama_raw.runners.prices import Prices
-from pyllama_raw.runners.retries import Backoff, RetryBudget, retried
 from pyllama_raw.runners.run import Source
-from pyllama_raw.runners.runner import Cost, ModelRunner, RunnerHealth
-from pyllama_raw.runners.timeouts import Timeouts, timed
+from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
+from pyllama_raw.runners.tries import Backoff, RetryBudget, Timeouts, retried, timed
 
 if TYPE_CHECKING:
     import httpx2
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from pyllama_raw.results import Ranked, Vectors
 
 T = TypeVar("T")
-WRONG = (  # what reading an answer of any shape may raise
+WRONG = (  # what reading an answer of any shape may raise, and httpx2 does not
     *(ValueError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError),
 )
@@ -88,35 +85,50 @@ class RemoteRunner(ModelRunner):
             raise ConfigError(
                 f"url={url!r} is no address of HTTP: give http://HOST:PORT/v1"
             )
-        super().__init__(name or f"{model} at {parts.hostname}")
+        super().__init__(
+            name or f"{model} at {parts.hostname}",
+            dialect.capabilities.only(verbs),
+            prices,
+        )
         self._url = url.rstrip("/") + ("/v1" if parts.path in ("", "/") else "")
-        self._model, self._dialect, self._transport = model, dialect, transport
-        self._timeouts, self._backoff = timeouts or Timeouts(), backoff or Backoff()
-        self._retries, self._breaker = RetryBudget(), breaker or Breaker()
+        self._model, self._dialect = model, dialect
+        self._timeouts, self._breaker = timeouts or Timeouts(), breaker or Breaker()
+        self._retries = RetryBudget(backoff or Backoff())
         self.limits = limits or Limits()
-        self._gate, self._prices = Turnstile(self.limits), prices
-        self._capabilities = dialect.capabilities
-        if verbs is not None:
-            self._capabilities = replace(dialect.capabilities, verbs=frozenset(verbs))
-        self._connection = self._connected(api_key)
-
-    @property
-    def capabilities(self) -> RunnerCapabilities:
-        """The abilities that the words of the dialect can ask for."""
-        return self._capabilities
+        self._gate = Turnstile(self.limits)
+        http = http_library()
+        self._client: httpx2.AsyncClient = http.AsyncClient(
+            base_url=f"{self._url}/",
+            timeout=http.Timeout(None, connect=self._timeouts.connect_s),
+            transport=transport,
+        )
+        self._headers = _headers(api_key)
 
     async def rebuild(self, api_key: str | None) -> None:
         """Use another key for new requests; those under way keep the old one."""
-        old, self._connection = self._connection, self._connected(api_key)
-        await old.retire()
+        self._headers = _headers(api_key)
 
     async def health(self) -> RunnerHealth:
         """The answer of `/health` within `Timeouts.health_s`, or `/models` if there is none."""
+        import httpx2
+
         if self._closed:
             return RunnerHealth(live=False, ready=False, detail="closed")
-        is_open = self._breaker.state is BreakerState.OPEN
-        live, ready, detail = await self._asked_health()
-        return RunnerHealth(live, ready and not is_open, self.n_open, detail=detail)
+        limit_s, status = self._timeouts.health_s, 0
+        said = f"no answer within {limit_s:g} s"
+        get = partial(self._client.get, headers=self._headers)
+        with move_on_after(limit_s):
+            try:
+                response = await get(f"{self._url.removesuffix('/v1')}/health")
+                if response.status_code == 404:
+                    response = await get("models")
+                status = response.status_code
+                said = f"status {status}"
+            except httpx2.HTTPError as error:
+                said = str(error) or type(error).__name__
+        ready = status == 200 and self._breaker.state != "open"
+        live = 0 < status < 500 or status == 503
+        return RunnerHealth(live, ready, self.n_open, detail=said)
 
     async def embed(
         self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
@@ -126,8 +138,8 @@ class RemoteRunner(ModelRunner):
 
         from pyllama_raw.api.vectors import vectors_of
 
-        self.capabilities.check_verb("embed")
-        told = await self._whole("embeddings", {"input": list(texts), **options})
+        asked = {"input": list(texts), **options}
+        told = await self._whole("embed", "embeddings", asked)
         with _reading("embeddings"):
             ordered = sorted(told["data"], key=lambda each: each["index"])
             rows = np.array([each["embedding"] for each in ordered], np.float32)
@@ -140,9 +152,8 @@ class RemoteRunner(ModelRunner):
         """*documents*, the best first."""
         from pyllama_raw.results import Ranked
 
-        self.capabilities.check_verb("rank")
         asked = {"query": query, "documents": list(documents), **options}
-        told = await self._whole("rerank", asked)
+        told = await self._whole("rank", "rerank", asked)
         with _reading("rerank"):
             found = [
                 Ranked(each["index"], score, {"0": score}, 0)
@@ -151,31 +162,20 @@ class RemoteRunner(ModelRunner):
             ]
         return sorted(found, key=lambda one: -one.score)
 
-    def cost(self, usage: Usage) -> Cost | None:
-        """By the prices that were given."""
-        return self._prices.cost(usage) if self._prices else None
-
     async def aclose(self) -> None:
         """Close the connections; requests under way end with ClosedError."""
         self._closed = True
-        await self._connection.aclose()
+        with CancelScope(shield=True):
+            await self._client.aclose()
 
     # -- inside ---------------------------------------------------------------
 
-    def _connected(self, api_key: str | None) -> Connection:
-        return Connection(self._url, api_key, self._timeouts, self._transport)
-
-    async def _source(
+    def _source(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
     ) -> Source:
         path, body = self._dialect.request(self._model, prompt, params, options)
-        n_tokens = (
-            len(json.dumps(body)) // CHARACTERS_A_TOKEN + params.n * params.max_tokens
-        )
-        make = partial(self._streamed, path, body, params)
-        async with aclosing(self._tried(make, n_tokens)) as source:
-            async for item in source:
-                yield item
+        n_most = params.n * params.max_tokens
+        return self._tried(partial(self._streamed, path, body, params), body, n_most)
 
     async def _streamed(
         self, path: str, body: dict[str, Any], params: SamplingParams
@@ -185,23 +185,21 @@ class RemoteRunner(ModelRunner):
         async with self._answer(path, body) as response:
             yield None
             async with aclosing(event_data(response)) as events:
-                async for data in events:
-                    with _reading("a stream"):
-                        deltas = answer.take(json.loads(data))
-                    for delta in deltas:
-                        yield delta
+                with _reading("a stream"):
+                    async for data in events:
+                        for delta in answer.take(json.loads(data)):
+                            yield delta
         for result in answer.results():
             yield result
 
-    async def _whole(self, path: str, fields: dict[str, Any]) -> Any:
+    async def _whole(self, verb: Verb, path: str, fields: dict[str, Any]) -> Any:
         """The answer at once to a request that has no stream."""
+        self.capabilities.check_verb(verb)
         self._check_open()
         body = {"model": self._model, **fields}
-        n_tokens = len(json.dumps(body)) // CHARACTERS_A_TOKEN
-        async with aclosing(
-            self._tried(partial(self._once, path, body), n_tokens)
-        ) as tries:
-            return await anext(tries)
+        tries = self._tried(partial(self._once, path, body), body)
+        [answer] = [each async for each in tries]
+        return answer
 
     async def _once(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """One try of an answer at once."""
@@ -211,35 +209,23 @@ class RemoteRunner(ModelRunner):
             yield json.loads(text)
 
     async def _tried(
-        self, make: Callable[[], AsyncGenerator[T, None]], n_tokens: int
+        self,
+        make: Callable[[], AsyncGenerator[T, None]],
+        body: dict[str, Any],
+        n_most: int = 0,
     ) -> AsyncGenerator[T, None]:
-        """Items that *make* gives, by all rules of this runner."""
+        """Items that *make* gives, by all rules of this runner; *n_most* tokens of output."""
+        n_tokens = len(json.dumps(body)) // CHARACTERS_A_TOKEN + n_most
 
-        def attempt() -> AsyncGenerator[T, None]:
-            return self._broken(partial(timed, make(), self._timeouts))
-
-        async with self._gate.entered(n_tokens):
-            tries = retried(attempt, self._backoff, self._retries)
-            async with aclosing(tries) as source:
-                async for item in source:
-                    yield item
-
-    async def _broken(
-        self, make: Callable[[], AsyncGenerator[T, None]]
-    ) -> AsyncGenerator[T, None]:
-        """Items that *make* gives, if the breaker lets it pass; it is told how that ended."""
-        self._breaker.check()
-        told = self._breaker.left
-        try:
-            async with aclosing(make()) as source:
-                async for item in source:
-                    yield item
-            told = self._breaker.succeeded
-        except PyllamaError as error:
-            told = partial(self._breaker.failed, error)
-            raise
-        finally:
-            told()
+        tries = retried(
+            lambda: timed(make(), self._timeouts),
+            self._retries.wait_s,
+            self._breaker.watching,
+        )
+        async with self._gate.entered(n_tokens), aclosing(tries) as source:
+            self._retries.earn()
+            async for item in source:
+                yield item
 
     @asynccontextmanager
     async def _answer(
@@ -249,38 +235,25 @@ class RemoteRunner(ModelRunner):
         import httpx2
 
         self._check_open()
-        async with self._connection.leased() as client:
-            try:
-                async with client.stream("POST", path, json=body) as response:
-                    self._gate.told(response.headers)
-                    if response.status_code != 200:
-                        raise await refusal(response)
-                    yield response
-            except httpx2.ConnectTimeout as error:
-                raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
-            except (httpx2.HTTPError, httpx2.StreamError) as error:
-                if self._closed:
-                    raise ClosedError(f"{self!r}: it was closed meanwhile") from error
-                said = f"{self.name}: {str(error) or type(error).__name__}"
-                raise NetworkError(said) from error
+        try:
+            async with self._client.stream(
+                "POST", path, json=body, headers=self._headers
+            ) as response:
+                self._gate.told(response.headers)
+                if response.status_code != 200:
+                    raise await refusal(response)
+                yield response
+        except httpx2.ConnectTimeout as error:
+            raise RunnerTimeout("connect", self._timeouts.connect_s or 0) from error
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            if self._closed:
+                raise ClosedError(f"{self!r}: it was closed meanwhile") from error
+            said = f"{self.name}: {str(error) or type(error).__name__}"
+            raise NetworkError(said) from error
 
-    async def _asked_health(self) -> tuple[bool, bool, str]:
-        """Whether the service lives, whether it takes requests, and what it said."""
-        import httpx2
 
-        root = self._url.removesuffix("/v1")
-        limit_s = self._timeouts.health_s
-        with move_on_after(limit_s):
-            try:
-                async with self._connection.leased() as client:
-                    response = await client.get(f"{root}/health")
-                    if response.status_code == 404:
-                        response = await client.get("models")
-            except httpx2.HTTPError as error:
-                return False, False, str(error) or type(error).__name__
-            status = response.status_code
-            return status < 500 or status == 503, status == 200, f"status {status}"
-        return False, False, f"no answer within {limit_s:g} s"
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 @contextmanager
@@ -288,8 +261,6 @@ def _reading(what: str) -> Iterator[None]:
     """Turn what a wrong answer raises while it is read into UnexpectedAnswer."""
     try:
         yield
-    except PyllamaError:
-        raise
     except WRONG as error:
         said = f"{what}: the service answered what its API does not have"
         raise UnexpectedAnswer(said) from error

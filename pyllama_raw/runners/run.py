@@ -23,13 +23,12 @@ from pyllama_raw.errors import WrongUse
 
 Item = Delta | Result | None
 Source = AsyncGenerator[Item, None]
-MakeSource = Callable[[], Source]
 
 
 class RunHandle:
     """The value of `ModelRunner.generate`; it starts when entered or first read."""
 
-    def __init__(self, make_source: MakeSource) -> None:
+    def __init__(self, make_source: Callable[[], Source]) -> None:
         self._make_source = make_source
         self._source: Source | None = None
         self._scope: CancelScope | None = None  # of the task that reads now
@@ -47,7 +46,10 @@ class RunHandle:
 
     async def __aexit__(self, *_: object) -> None:
         self.cancel()
-        await self._close()
+        # If another task reads, its cancellation closes the source.
+        if self._source is not None and self._scope is None:
+            with CancelScope(shield=True):
+                await self._source.aclose()
 
     def __aiter__(self) -> Self:
         if self._ended and not self._left:
@@ -96,7 +98,7 @@ class RunHandle:
             raise self._error
         if not self._ended and not self._left:
             raise WrongUse("the run has not ended: read it to the end first")
-        found = self._cut_off() | self._results
+        found = (self._cut_off() if self._left else {}) | self._results
         return tuple(found[index] for index in sorted(found))
 
     def cancel(self) -> None:
@@ -135,20 +137,10 @@ class RunHandle:
             self._scope = None
         return None
 
-    async def _close(self) -> None:
-        """Close the source, unless another task reads, whose cancellation does so."""
-        if self._source is not None and self._scope is None:
-            with CancelScope(shield=True):
-                await self._source.aclose()
-
     def _cut_off(self) -> dict[int, Result]:
-        """Outputs without a result, as far as they were read."""
-        if not self._left:
-            return {}
-        timings = Timings(
-            None, None, None, None, None, perf_counter() - self._started_at
-        )
-        found = {}
+        """Outputs of a run that was left, as far as they were read."""
+        e2e_s, found = perf_counter() - self._started_at, {}
+        timings = Timings(None, None, None, None, None, e2e_s)
         for index in {0, *(delta.index for delta in self._deltas)}:
             own = [delta for delta in self._deltas if delta.index == index]
             tokens = tuple(token for delta in own for token in delta.token_ids)

@@ -10,25 +10,30 @@ Rules:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, Unpack
 
 import anyio
 
-from pyllama_raw import Prompt
+from pyllama_raw import AsyncEngine, Prompt
 from pyllama_raw.api.results import Usage
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities
+from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
+from pyllama_raw.runners.limits import Limits
+from pyllama_raw.runners.prices import Cost, Prices
 from pyllama_raw.runners.run import RunHandle, Source
 
 if TYPE_CHECKING:
     from pyllama_raw.results import Ranked, Vectors
-    from pyllama_raw.runners.limits import Limits
+
+T = TypeVar("T")
+GENERATES = RunnerCapabilities()
+Serving: TypeAlias = "AsyncEngine | ModelRunner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +54,31 @@ class RunnerHealth:
     """Words for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Money for one request."""
-
-    usd: float
-    """US dollars."""
-    model: str = ""
-    """The model whose price it is."""
-
-
 class ModelRunner(ABC):
-    """Everything that a program needs of a runner; inherit it to make one of your own."""
+    """
+    Everything that a program needs of a runner.
+
+    Inherit it to make one of your own: give `_lent`, or `_source` and the verbs that it has.
+    """
 
     limits: Limits | None = None
     """Limits of what is sent to it. None: there are none."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        capabilities: RunnerCapabilities = GENERATES,
+        prices: Prices | None = None,
+    ) -> None:
+        self.name, self._capabilities, self._prices = name, capabilities, prices
         self.n_open = 0  # runs that have begun and not ended
         self._closed = False
         self._idle = anyio.Event()
 
     @property
-    @abstractmethod
     def capabilities(self) -> RunnerCapabilities:
         """The abilities that it has; more may be known after start()."""
-
-    @abstractmethod
-    def _source(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
-    ) -> Source:
-        """The source of a run; see run.py."""
+        return self._capabilities
 
     @abstractmethod
     async def health(self) -> RunnerHealth:
@@ -111,19 +109,19 @@ class ModelRunner(ABC):
         self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
     ) -> Vectors:
         """A vector for each text."""
-        self.capabilities.check_verb("embed")
-        raise NotImplementedError(f"{type(self).__name__} says that it embeds")
+        given = list(texts)
+        return await self._called("embed", lambda one: one.embed(given, **options))
 
     async def rank(
         self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
     ) -> list[Ranked]:
         """*documents*, the best first."""
-        self.capabilities.check_verb("rank")
-        raise NotImplementedError(f"{type(self).__name__} says that it ranks")
+        given = list(documents)
+        return await self._called("rank", lambda one: one.rank(query, given, **options))
 
     def cost(self, usage: Usage) -> Cost | None:
         """The price of a request with *usage*. None: there is none, or nobody knows."""
-        return None
+        return self._prices.cost(usage) if self._prices else None
 
     async def aclose(self) -> None:
         """End all requests and free what the runner has. Can be repeated."""
@@ -148,6 +146,30 @@ class ModelRunner(ABC):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self!r}: it takes no more requests, make another one")
+
+    def _lent(self) -> AbstractAsyncContextManager[Serving]:
+        """A block with what serves the requests of this runner."""
+        raise NotImplementedError(f"{type(self).__name__} has no _lent()")
+
+    async def _source(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> Source:
+        """The source of a run; see run.py."""
+        async with (
+            self._lent() as serving,
+            serving.generate(prompt, params, **options) as run,
+        ):
+            yield None
+            async for delta in run:
+                yield delta
+            for result in run.results:
+                yield result
+
+    async def _called(self, verb: Verb, call: Callable[[Serving], Awaitable[T]]) -> T:
+        """The answer at once to *call*, which asks for *verb*."""
+        self.capabilities.check_verb(verb)
+        async with self._lent() as serving:
+            return await call(serving)
 
     async def _counted(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions

@@ -13,37 +13,34 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import Protocol
 
 import anyio
 
 from pyllama_raw import Prompt
 from pyllama_raw.errors import PyllamaError
-from pyllama_raw.options.requests import RequestOptions, TextOptions
 from pyllama_raw.options.sampling import SamplingParams
-from pyllama_raw.runners.capabilities import RunnerCapabilities, Verb
-from pyllama_raw.runners.child import NOTICED_S, Child, NotReady, waits_s
+from pyllama_raw.runners.capabilities import Verb
+from pyllama_raw.runners.child import Child
+from pyllama_raw.runners.connection import http_library
 from pyllama_raw.runners.dialect import PYLLAMA, Dialect
-from pyllama_raw.runners.errors import NetworkError
+from pyllama_raw.runners.errors import NetworkError, NotReady
 from pyllama_raw.runners.llama_args import HOST
 from pyllama_raw.runners.remote import RemoteRunner
-from pyllama_raw.runners.retries import NO_RETRIES, Backoff
-from pyllama_raw.runners.run import Source
 from pyllama_raw.runners.runner import ModelRunner, RunnerHealth
-from pyllama_raw.runners.timeouts import Timeouts
-
-if TYPE_CHECKING:
-    import httpx2
-
-    from pyllama_raw.results import Ranked, Vectors
+from pyllama_raw.runners.tries import Backoff, Timeouts
 
 logger = logging.getLogger(__name__)
-LOG_S = 10.0  # between lines about a server that is not ready
+LOG_S = 10.0  # between lines about a server that does not listen yet
+LOOKS = Backoff()  # waits between two looks whether a server takes requests
+NO_RETRIES = Backoff(max_retries=0)  # a child that is gone comes back at another port
+NOTICED_S = 0.5  # for the end of a child to be known, once its connections broke
 WARM_S = 30.0  # for the request that warms a server up
 
 
@@ -125,21 +122,13 @@ class SpawnedRunner(ModelRunner):
         restarts: Backoff | None = None,
         warms: bool = False,
     ) -> None:
-        super().__init__(name or program.name)
+        super().__init__(name or program.name, program.dialect.capabilities.only(verbs))
         self._program, self._timeouts = program, timeouts
-        self._capabilities = program.dialect.capabilities
-        if verbs is not None:
-            self._capabilities = replace(self._capabilities, verbs=frozenset(verbs))
         self._start_s, self._warms = start_s, warms
         self._restarts, self._n_failures = restarts or Backoff(), 0
         self._starting = anyio.Lock()
         self._child: Child | None = None
         self._remote: RemoteRunner | None = None
-
-    @property
-    def capabilities(self) -> RunnerCapabilities:
-        """Everything that can be asked for in the words of the program."""
-        return self._capabilities
 
     @property
     def base_url(self) -> str:
@@ -163,22 +152,6 @@ class SpawnedRunner(ModelRunner):
             NotReady: it took longer than start_s, and was ended.
         """
         await self._opened()
-
-    async def embed(
-        self, texts: Iterable[str | Sequence[int]], **options: Unpack[TextOptions]
-    ) -> Vectors:
-        """A vector for each text."""
-        self.capabilities.check_verb("embed")
-        async with self._served() as remote:
-            return await remote.embed(texts, **options)
-
-    async def rank(
-        self, query: str, documents: Iterable[str], **options: Unpack[TextOptions]
-    ) -> list[Ranked]:
-        """*documents*, the best first."""
-        self.capabilities.check_verb("rank")
-        async with self._served() as remote:
-            return await remote.rank(query, documents, **options)
 
     async def health(self) -> RunnerHealth:
         """The child's answer within `Timeouts.health_s`; it starts none."""
@@ -207,21 +180,8 @@ class SpawnedRunner(ModelRunner):
 
     # -- inside ---------------------------------------------------------------
 
-    async def _source(
-        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
-    ) -> Source:
-        async with (
-            self._served() as remote,
-            remote.generate(prompt, params, **options) as run,
-        ):
-            yield None
-            async for delta in run:
-                yield delta
-            for result in run.results:
-                yield result
-
     @asynccontextmanager
-    async def _served(self) -> AsyncIterator[RemoteRunner]:
+    async def _lent(self) -> AsyncIterator[RemoteRunner]:
         """A block with the child's runner; a broken connection may be the child's death."""
         child, remote = await self._opened()
         try:
@@ -248,11 +208,11 @@ class SpawnedRunner(ModelRunner):
 
     async def _started(self) -> tuple[Child, RemoteRunner]:
         self._program.check()
-        child = Child(self._program.name, await self._program.command())
+        command, key = await self._program.command(), token_urlsafe(32)
         self._check_open()
-        key = token_urlsafe(32)
-        child.start(self._program.environment(key))
-        self._child = child
+        child = self._child = Child(
+            self._program.name, command, self._program.environment(key)
+        )
         try:
             with anyio.fail_after(self._start_s):
                 remote = self._remote = await self._ready(child, key)
@@ -269,29 +229,27 @@ class SpawnedRunner(ModelRunner):
 
     async def _ready(self, child: Child, key: str) -> RemoteRunner:
         """The child's runner, once it takes requests."""
-        began = logged = anyio.current_time()
-        for wait_s in waits_s():
-            await child.pause(wait_s)
-            if child.url:
-                break
-            if anyio.current_time() - logged >= LOG_S:
-                logged = anyio.current_time()
-                logger.info("%s starts since %.0f s", child.name, logged - began)
+        began = anyio.current_time()
+        while not child.url:
+            await child.pause(LOG_S)
+            if not child.url:
+                seconds = anyio.current_time() - began
+                logger.info("%s starts since %.0f s", child.name, seconds)
         remote = RemoteRunner(
             child.url,
             self._program.served_name,
             api_key=key,
             dialect=self._program.dialect,
             timeouts=self._timeouts,
-            backoff=NO_RETRIES,  # a child that is gone comes back at another port
+            backoff=NO_RETRIES,
             name=self.name,
-            transport=_direct(),
+            transport=http_library().AsyncHTTPTransport(),  # which no proxy gets
         )
         try:
-            for wait_s in waits_s():
+            for attempt in count():
                 if (await remote.health()).ready:
                     break
-                await child.pause(wait_s)
+                await child.pause(LOOKS.ceiling_s(attempt))
             if self._warms:
                 await self._warm(remote)
         except BaseException:
@@ -308,12 +266,3 @@ class SpawnedRunner(ModelRunner):
                 await remote.generate(chat, params).collect()
         except (PyllamaError, TimeoutError) as error:
             logger.warning("%s was not warmed up: %s", self.name, error)
-
-
-def _direct() -> httpx2.AsyncBaseTransport | None:
-    """Connections that no proxy of the environment gets; None: RemoteRunner says what lacks."""
-    try:
-        import httpx2
-    except ImportError:
-        return None
-    return httpx2.AsyncHTTPTransport()

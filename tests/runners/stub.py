@@ -44,8 +44,9 @@ class Frames(httpx2.AsyncByteStream):
                 await frame()
 
 
-def stream(*frames, **options) -> httpx2.Response:
-    return httpx2.Response(200, stream=Frames(*frames), **options)
+def stream(*frames) -> httpx2.Response:
+    told = {"content-type": "text/event-stream; charset=utf-8"}
+    return httpx2.Response(200, stream=Frames(*frames), headers=told)
 
 
 def refusal(status: int, headers=None, **error) -> httpx2.Response:

@@ -16,8 +16,8 @@ import pytest
 from pyllama_raw.errors import ClosedError
 from pyllama_raw.options.sampling import SamplingParams
 from pyllama_raw.runners import COMPATIBLE, Dialect, SpawnedRunner
-from pyllama_raw.runners.child import Child, NotReady, waits_s
-from pyllama_raw.runners.errors import RunnerDied
+from pyllama_raw.runners.child import Child
+from pyllama_raw.runners.errors import NotReady, RunnerDied
 from tests.loops import anyio_backend  # noqa: F401
 
 pytestmark = pytest.mark.anyio
@@ -197,8 +197,7 @@ async def test_what_cannot_be_run_says_why():
     """
     By the code that a shell has for it.
     """
-    child = Child("llama-server", ["/nowhere/llama-server"])
-    child.start({})
+    child = Child("llama-server", ["/nowhere/llama-server"], {})
     with anyio.fail_after(LIMIT_S), pytest.raises(RunnerDied) as caught:
         await child.pause(LIMIT_S)
 
@@ -288,12 +287,3 @@ async def test_a_warm_up_that_fails_is_only_told(caplog):
 
     assert result.text == "well"
     assert "stub was not warmed up" in caplog.text
-
-
-def test_waits_grow_to_two_seconds():
-    """
-    Of a server that starts, which is asked whether it is ready.
-    """
-    waits = waits_s()
-
-    assert [next(waits) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]
