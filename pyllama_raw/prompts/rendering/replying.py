@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from pyllama_raw.prompts.rendering.processes import (
@@ -9,10 +10,13 @@ from pyllama_raw.prompts.rendering.processes import (
     TemplateProcesses,
     TemplateRefused,
 )
-from pyllama_raw.replies.find import spec_for
+from pyllama_raw.replies.derive import spec_for
 from pyllama_raw.replies.spec import ReplySpec
 
+MAX_KNOWN = 64  # templates
 
+
+@lru_cache(MAX_KNOWN)
 def reply_spec(source: str) -> ReplySpec | None:
     """
     Specification for replies of the model of the template *source*, found once.
