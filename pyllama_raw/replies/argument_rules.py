@@ -8,11 +8,12 @@ from typing import Any
 
 from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.literals import WORD
+from pyllama_raw.replies.source import LIMIT
 from pyllama_raw.replies.spec import LiteralCall, TaggedCall
 from pyllama_raw.replies.tables import matched, tables_of
-from pyllama_raw.replies.tagged import KEY_LIMIT, STRING
+from pyllama_raw.replies.tagged import STRING
 from pyllama_raw.replies.tool_schemas import NOTES, TEXTS, Tool, text_pattern
-from pyllama_raw.replies.typed import NAMES, types_of, variants
+from pyllama_raw.replies.typed import NAMES, types_of, values_of, variants
 
 MAX_DEPTH = 16
 NUMBERS = frozenset(
@@ -49,7 +50,7 @@ def _parameter(
     if "{type}" in form:
         is_text = types == STRING
     fields = matched(tables_of(lark.spec).keys, form.format(key=key, type=kind))
-    if not fields or fields["key"] != key or len(key) > KEY_LIMIT:
+    if not fields or fields["key"] != key or len(key) > LIMIT:
         raise tool.bad(f"the format of the model has no place for the key {key!r}")
     begin = [
         *lark.first_of(layout.start),
@@ -57,7 +58,7 @@ def _parameter(
         *lark.first_of(layout.middle),
     ]
     ends = [end.replace("{key}", key) for end in layout.end]
-    if is_text and ("enum" in schema or "const" in schema):
+    if is_text and values_of(schema):
         value = lark.one_of(
             [Spelled(text), *lark.delimiter(ends[0])]
             for text in _texts(lark, tool, schema, ends)
@@ -84,7 +85,7 @@ def _texts(
 ) -> list[str]:
     """The texts that *schema* names."""
     tool.check(schema, TEXTS)
-    texts = schema["enum"] if "enum" in schema else [schema["const"]]
+    texts = values_of(schema)
     plain, _ = lark.split(ends)
     for text in texts:
         if not isinstance(text, str) or any(end in text for end in plain):
@@ -130,9 +131,9 @@ class Literals:
         first = more = lark.one_of([[Spelled(close)]])
         for key, of_key, is_needed in reversed(self._tool.entries(schema)):
             pair = [*self._key(key), Spelled(assign), value(of_key, depth + 1), more]
-            skipped = [] if is_needed else [[first]], [] if is_needed else [[more]]
-            first = lark.one_of([pair, *skipped[0]])
-            more = lark.one_of([[self._comma, *pair], *skipped[1]])
+            next_pair = [self._comma, *pair]
+            first = lark.one_of([pair] if is_needed else [pair, [first]])
+            more = lark.one_of([next_pair] if is_needed else [next_pair, [more]])
         return first
 
     def value(self, given: Any, depth: int) -> Rule:
@@ -147,14 +148,12 @@ class Literals:
             if word in schema:
                 tool.check(schema, frozenset({word}))
                 return lark.one_of([[self.value(s, depth + 1)] for s in schema[word]])
-        if "enum" in schema or "const" in schema:
+        if values := values_of(schema):
             tool.check(schema, frozenset({"type", "enum", "const"}))
-            values = schema["enum"] if "enum" in schema else [schema["const"]]
             return lark.one_of(map(self._constant, values))
         kinds = schema.get("type", ["string", "number", "boolean", "null"])
-        if isinstance(kinds, list):
-            return lark.one_of([[self._of(kind, schema, depth)] for kind in kinds])
-        return self._of(kinds, schema, depth)
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        return lark.one_of([self._of(kind, schema, depth)] for kind in kinds)
 
     def _of(self, kind: object, schema: Mapping[str, Any], depth: int) -> Rule:
         tool, lark = self._tool, self._lark
@@ -188,7 +187,7 @@ class Literals:
         return [Spelled(json.dumps(value))]
 
     def _key(self, key: str) -> Parts:
-        fits = WORD.fullmatch(key) and len(key) <= KEY_LIMIT
+        fits = WORD.fullmatch(key) and len(key) <= LIMIT
         return [Spelled(key)] if fits else self._quoted(key)
 
     def _quoted(self, text: str) -> Parts:

@@ -14,8 +14,8 @@ from pyllama_raw.replies.call_rules import CallRules
 from pyllama_raw.replies.free_text import FreeText
 from pyllama_raw.replies.lark import Lark, Rule
 from pyllama_raw.replies.message_rules import MessageRules
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Reasoning
+from pyllama_raw.replies.parser import parts_of
+from pyllama_raw.replies.parts import Reasoning, text_of
 from pyllama_raw.replies.spec import CallsSpec, ReasoningSpec, ReplySpec
 from pyllama_raw.replies.tool_schemas import Tool
 
@@ -51,51 +51,44 @@ def lark_for(
         )
         raise Unsupported("a call that has to be made", reason)
     lark = Lark(spec, ids)
-    calls = CallRules(lark, spec.calls, tools, parallel=parallel)
+    rules = CallRules(lark, spec.calls, tools, parallel=parallel)
     if spec.messages:
-        messages = MessageRules(lark, spec, spec.messages, calls, tools)
-        start = messages.start(prefix, must=must, parallel=parallel)
-    elif must:
-        start = _called(lark, spec.calls, spec.reasoning, calls.all(), prefix)
-    else:
-        start = _free(lark, spec, spec.calls, calls, prefix, parallel=parallel)
-    return lark.grammar(start)
+        messages = MessageRules(lark, spec.messages, rules)
+        return lark.grammar(messages.start(prefix, must=must))
+    body = rules.all() if must else FreeText(lark, rules).reply()
+    thinks = _thinks(spec, prefix)
+    if spec.reasoning is None or thinks is False:
+        return lark.grammar(body)
+    then = _called if must else _free
+    return lark.grammar(then(lark, spec.calls, spec.reasoning, body, thinks))
 
 
 def _called(
     lark: Lark,
     calls: CallsSpec,
-    reasoning: ReasoningSpec | None,
-    rule: Rule,
-    prefix: str,
+    reasoning: ReasoningSpec,
+    body: Rule,
+    thinks: bool | None,
 ) -> str:
     """Calls, with reasoning before them."""
-    thinks = _thinks(lark.spec, prefix)
-    if reasoning is None or thinks is False:
-        return rule
-    end = _thought(lark, calls, reasoning)
     first = next(iter([*calls.open, *calls.start]), "")
     lines = "" if first[:1].isspace() else f" {LINES}?"
+    thought = f"{_thought(lark, calls, reasoning)}{lines}"
     if thinks:
-        return f"{end}{lines} {rule}"
+        return f"{thought} {body}"
     begin = lark.row(lark.first_of(reasoning.start))
-    return f"({begin} {end}{lines})? {rule}"
+    return f"({begin} {thought})? {body}"
 
 
 def _free(
     lark: Lark,
-    spec: ReplySpec,
     calls: CallsSpec,
-    rules: CallRules,
-    prefix: str,
-    *,
-    parallel: bool,
+    reasoning: ReasoningSpec,
+    body: Rule,
+    thinks: bool | None,
 ) -> str:
     """Text with calls in it, perhaps with reasoning before it in which nothing is a call."""
-    free = FreeText(lark, spec, calls, rules)
-    body = free.reply(parallel=parallel)
-    reasoning, thinks = spec.reasoning, _thinks(spec, prefix)
-    if reasoning is None or reasoning.calls or thinks is False:
+    if reasoning.calls:
         return body
     end = _thought(lark, calls, reasoning)
     plain, _ = lark.split(reasoning.end)
@@ -103,7 +96,7 @@ def _free(
     if thinks:
         return rest
     begin = lark.until(reasoning.start, r"\s*")
-    return lark.rule(f"{begin} {rest} | {body}")
+    return f"{begin} {rest} | {body}"
 
 
 def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
@@ -111,14 +104,9 @@ def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
     openings = [*calls.open, *calls.start] if reasoning.calls else []
     never, _ = lark.split(openings)
     ends, _ = lark.split(reasoning.end)
-    taken = {
-        part
-        for text in (*openings, *reasoning.end)
-        for part in lark.delimiter(text)
-        if isinstance(part, Rule)
-    }
     end = lark.until(reasoning.end, never=never)
-    others = [token for token in lark.tokens(lark.spec.special) if token not in taken]
+    taken = {t for text in (*openings, *reasoning.end) for t in lark.tokens_in(text)}
+    others = [token for token in lark.special if token not in taken]
     if not others:
         return end
     text = lark.terminal(lark.without([*ends, *never], "(?s:.+)"))
@@ -127,9 +115,7 @@ def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
 
 def _thinks(spec: ReplySpec, prefix: str) -> bool | None:
     """Whether the reply goes on with reasoning; None: it may begin some."""
-    parser = ReplyParser(spec, prefix=prefix)
-    parts = [*parser.feed("x"), *parser.finish()]
-    if any(isinstance(part, Reasoning) for part in parts):
+    if text_of(parts_of(spec, "x", prefix=prefix), Reasoning):
         return True
     reasoning = spec.reasoning
     ended = reasoning and any(end.strip() in prefix for end in reasoning.end)

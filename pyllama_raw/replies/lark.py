@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pyllama_raw.replies.spec import ReplySpec
+from pyllama_raw.replies.tables import FIELD
 
 SLASH = re.compile(r"(?<!\\)/")
-FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 
 
 class Spelled(str):
@@ -93,8 +93,14 @@ class Lark:
             for part in ([fields[piece]] if n % 2 else self.delimiter(piece))
         ]
 
-    def tokens(self, names: Iterable[str]) -> list[Rule]:
-        return [Rule(f"<[{self._ids[name]}]>") for name in sorted(names)]
+    @property
+    def special(self) -> list[Rule]:
+        """All special tokens of the specification."""
+        return [Rule(f"<[{self._ids[name]}]>") for name in sorted(self.spec.special)]
+
+    def tokens_in(self, text: str) -> list[Rule]:
+        """The special tokens of the delimiter *text*."""
+        return [part for part in self.delimiter(text) if isinstance(part, Rule)]
 
     def without(self, texts: Sequence[str], pattern: str = "(?s:.*)") -> str:
         """The body of a terminal: text that *pattern* matches and that has none of *texts*."""
