@@ -7,12 +7,11 @@ before, where the prompt does not end it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.replies.call_rules import CallRules
-from pyllama_raw.replies.free_text import FreeText
-from pyllama_raw.replies.lark import Lark, Rule
+from pyllama_raw.replies.lark import ANY, Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.message_rules import MessageRules
 from pyllama_raw.replies.parser import parts_of
 from pyllama_raw.replies.parts import Reasoning, text_of
@@ -20,6 +19,7 @@ from pyllama_raw.replies.spec import CallsSpec, ReasoningSpec, ReplySpec
 from pyllama_raw.replies.tool_schemas import Tool
 
 LINES = r"/\n{1,2}/"  # between reasoning and calls
+NO_BRACKET = r"\s*([^\s{\[](?s:.*))?"  # where calls need no delimiter
 
 
 def lark_for(
@@ -56,46 +56,31 @@ def lark_for(
         messages = MessageRules(lark, spec.messages, rules)
         return lark.grammar(messages.start(prefix, must=must))
     body = rules.all() if must else FreeText(lark, rules).reply()
-    thinks = _thinks(spec, prefix)
-    if spec.reasoning is None or thinks is False:
-        return lark.grammar(body)
-    then = _called if must else _free
-    return lark.grammar(then(lark, spec.calls, spec.reasoning, body, thinks))
+    return lark.grammar(_reply(lark, rules, body, prefix, must=must))
 
 
-def _called(
-    lark: Lark,
-    calls: CallsSpec,
-    reasoning: ReasoningSpec,
-    body: Rule,
-    thinks: bool | None,
-) -> str:
-    """Calls, with reasoning before them."""
-    first = next(iter([*calls.open, *calls.start]), "")
-    lines = "" if first[:1].isspace() else f" {LINES}?"
-    thought = f"{_thought(lark, calls, reasoning)}{lines}"
-    if thinks:
-        return f"{thought} {body}"
-    begin = lark.row(lark.first_of(reasoning.start))
-    return f"({begin} {thought})? {body}"
+def _reply(lark: Lark, rules: CallRules, body: Rule, prefix: str, *, must: bool) -> str:
+    """
+    Reasoning, perhaps, and *body* after it.
 
-
-def _free(
-    lark: Lark,
-    calls: CallsSpec,
-    reasoning: ReasoningSpec,
-    body: Rule,
-    thinks: bool | None,
-) -> str:
-    """Text with calls in it, perhaps with reasoning before it in which nothing is a call."""
-    if reasoning.calls:
+    Where no call has to be, reasoning without an end is all, and nothing in it is a call.
+    """
+    calls, reasoning = rules.calls, lark.spec.reasoning
+    thinks = _thinks(lark.spec, prefix)
+    if reasoning is None or thinks is False or (reasoning.calls and not must):
         return body
     end = _thought(lark, calls, reasoning)
-    plain, _ = lark.split(reasoning.end)
-    rest = lark.rule(f"{end} {body} | {lark.terminal(lark.without(plain))}")
+    if must:
+        first = next(iter([*calls.open, *calls.start]), "")
+        lines = "" if first[:1].isspace() else f"{LINES}?"
+        rest = lark.rule(f"{end} {lines} {body}")
+    else:
+        plain, _ = lark.split(reasoning.end)
+        rest = lark.rule(f"{end} {body} | {lark.terminal(lark.without(plain))}")
     if thinks:
         return rest
-    begin = lark.until(reasoning.start, r"\s*")
+    start = reasoning.start
+    begin = lark.row(lark.first_of(start)) if must else lark.until(start, r"\s*")
     return f"{begin} {rest} | {body}"
 
 
@@ -120,3 +105,69 @@ def _thinks(spec: ReplySpec, prefix: str) -> bool | None:
     reasoning = spec.reasoning
     ended = reasoning and any(end.strip() in prefix for end in reasoning.end)
     return False if ended else None
+
+
+class FreeText:
+    """Text, and calls from the delimiters on that begin them."""
+
+    def __init__(self, lark: Lark, rules: CallRules) -> None:
+        self._lark, self._rules, self._calls = lark, rules, rules.calls
+        self._openings = {*self._calls.open, *self._calls.start}
+        plain, marked = lark.split(self._openings)
+        # A shorter one is found within a longer one.
+        self._texts = [
+            text
+            for text in sorted(plain)
+            if not any(other in text for other in plain if other != text)
+        ]
+        self._tokens = {token for text in marked for token in lark.tokens_in(text)[:1]}
+
+    def reply(self) -> Rule:
+        """Text and calls; not parallel: the text after the first call has none."""
+        lark, rules = self._lark, self._rules
+        text, call = self._text(), lark.one_of([call] for call in self._all_calls())
+        more = f"({text} | {call})*" if rules.parallel else f"{text}* ({call} {text}*)?"
+        if not self._calls.bare:
+            return lark.rule(more)
+        bare = rules.section([], is_open=False)
+        plain = lark.terminal(lark.without(self._texts, NO_BRACKET))
+        rest = more if rules.parallel else f"{text}*"
+        choices = [f"{bare} {rest}", f"{plain} {more}", f"{call} {rest}", '""']
+        return lark.rule(" | ".join(choices))
+
+    def _text(self) -> Rule:
+        """A piece of text, or a token that begins no call."""
+        lark = self._lark
+        plain = Rule(lark.terminal(lark.without(self._texts, "(?s:.+)")))
+        others = ([token] for token in lark.special if token not in self._tokens)
+        return lark.one_of([[plain], *others, *self._known()])
+
+    def _known(self) -> list[Parts]:
+        """Other delimiters that begin with a token that may begin a call."""
+        spec = self._lark.spec
+        reasoning = spec.reasoning
+        texts = [*reasoning.start, *reasoning.end] if reasoning else []
+        found = [
+            self._lark.delimiter(text)
+            for text in (*spec.ignored, *texts)
+            if text not in self._openings
+        ]
+        return [parts for parts in found if parts[0] in self._tokens and len(parts) > 1]
+
+    def _all_calls(self) -> list[Rule]:
+        calls, rules = self._calls, self._rules
+        makers = (calls.open, rules.section), (calls.start, rules.started)
+        begun = (self._begun(text, make) for texts, make in makers for text in texts)
+        return list(dict.fromkeys(begun))
+
+    def _begun(self, text: str, make: Callable[[Parts], Rule]) -> Rule:
+        """Calls that *text* begins, with the text before it."""
+        lark = self._lark
+        trigger = next((t for t in self._texts if t in text), None)
+        if trigger is None:
+            parts = lark.delimiter(text)
+            first = next(n for n, part in enumerate(parts) if isinstance(part, Rule))
+            return make(parts[first:])
+        before = lark.first(f"{ANY} {lark.row([Spelled(trigger)])}")
+        rest = lark.delimiter(text.partition(trigger)[2])
+        return lark.rule(f"{before} {make(rest)}")

@@ -42,11 +42,13 @@ class ReplyParser:
         calls: bool = True,
         new_id: Callable[[], str] | None = None,
     ) -> None:
+        if not calls:
+            spec = spec.model_copy(update={"calls": None})
         self._spec, self._tables = spec, tables_of(spec)
         self._source, self._writer = TextSource(), PartWriter()
         self._new_id = new_id or id_maker(spec)
         self._calls: CallReader | None = None
-        if calls and spec.calls:
+        if spec.calls:
             self._calls = CallReader(
                 self._source,
                 self._tables,
@@ -55,10 +57,10 @@ class ReplyParser:
                 begin=self._begin_call,
                 write=self._writer.arguments,
             )
-        self._bare_calls = bool(self._calls and spec.calls and spec.calls.bare)
+        self._bare_calls = bool(spec.calls and spec.calls.bare)
         self._trim = bool(spec.reasoning and spec.reasoning.trim)
         self._lead = Lead.DROPPED if self._trim else Lead.KEPT
-        self._kinds = self._tables.kinds if self._calls else self._tables.without_calls
+        self._kinds = self._tables.kinds
         self._kind = Kind.PLAIN if spec.messages else Kind.CONTENT
         self._stretch = self._new_stretch(Lead.KEPT)
         self._in_message = False

@@ -52,11 +52,10 @@ class Role(Enum):
 class Table(Delimiters):
     """Delimiters with their roles. The first role of a delimiter holds."""
 
-    def __init__(self, texts: Mapping[Role, Iterable[str]]) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, Role]]) -> None:
         self.roles: dict[str, Role] = {}
-        for role, texts_of_role in texts.items():
-            for text in texts_of_role:
-                self.roles.setdefault(text, role)
+        for text, role in pairs:
+            self.roles.setdefault(text, role)
         super().__init__(self.roles)
 
 
@@ -68,27 +67,22 @@ class Tables:
         calls = spec.calls or CallsSpec()
         reasoning = spec.reasoning or ReasoningSpec(start=(), end=())
         messages = spec.messages or MessagesSpec(start=(), middle=(), rules=())
-        delimiters = {
+        common = {
             Role.IGNORED: spec.ignored,
             Role.ANSWER: reasoning.end,
             Role.THINK: reasoning.start,
             Role.MESSAGE: messages.start,
             Role.MESSAGE_END: messages.end,
         }
-        common = {role: self.marked(texts) for role, texts in delimiters.items()}
-        thinking = {Role.ANSWER: common[Role.ANSWER], **common}
-        opening = {
-            Role.START: self.marked(calls.start),
-            Role.OPEN: self.marked(calls.open),
+        opening = {Role.START: calls.start, Role.OPEN: calls.open}
+        inside = opening if reasoning.calls else {}
+        self.kinds = {
+            Kind.CONTENT: self._table({**common, **opening}),
+            Kind.PLAIN: self._table(common),
+            Kind.REASONING: self._table(
+                {Role.ANSWER: reasoning.end, **common, **inside}
+            ),
         }
-        self.without_calls = {
-            Kind.CONTENT: Table(common),
-            Kind.PLAIN: Table(common),
-            Kind.REASONING: Table(thinking),
-        }
-        self.kinds = {**self.without_calls, Kind.CONTENT: Table({**common, **opening})}
-        if reasoning.calls:
-            self.kinds[Kind.REASONING] = Table({**thinking, **opening})
         self.middle = self._found(messages.middle)
         self.starts = self._found(calls.start)
         self.ends = self._found(calls.end)
@@ -126,6 +120,11 @@ class Tables:
             )
             for text in texts
         ]
+
+    def _table(self, roles: Mapping[Role, Iterable[str]]) -> Table:
+        return Table(
+            (text, role) for role, texts in roles.items() for text in self.marked(texts)
+        )
 
     def _found(self, texts: Iterable[str]) -> Delimiters:
         return Delimiters(self.marked(texts))
