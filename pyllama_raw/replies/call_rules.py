@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from pyllama_raw.replies.argument_rules import literals, tagged
+from pyllama_raw.replies.argument_rules import Literals, tagged
 from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.source import LIMIT
 from pyllama_raw.replies.spec import (
@@ -115,7 +115,9 @@ class CallRules:
         if isinstance(layout, TaggedCall):
             return [*header, tagged(lark, layout, tool, end)]
         if isinstance(layout, LiteralCall):
-            return [*header, literals(lark, layout, tool), *end]
+            values = Literals(lark, layout, tool)
+            given = values.entries(tool.schema, layout.assign, layout.close)
+            return [*header, given, *end]
         return [*header, self.arguments(tool), *end]
 
 

@@ -75,8 +75,8 @@ def _reply(lark: Lark, rules: CallRules, body: Rule, prefix: str, *, must: bool)
         lines = "" if first[:1].isspace() else f"{LINES}?"
         rest = lark.rule(f"{end} {lines} {body}")
     else:
-        plain, _ = lark.split(reasoning.end)
-        rest = lark.rule(f"{end} {body} | {lark.terminal(lark.without(plain))}")
+        unended = lark.terminal(lark.without(lark.plain(reasoning.end)))
+        rest = lark.rule(f"{end} {body} | {unended}")
     if thinks:
         return rest
     start = reasoning.start
@@ -87,8 +87,7 @@ def _reply(lark: Lark, rules: CallRules, body: Rule, prefix: str, *, must: bool)
 def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
     """Reasoning with its end; what begins a call is in it only where that begins none."""
     openings = [*calls.open, *calls.start] if reasoning.calls else []
-    never, _ = lark.split(openings)
-    ends, _ = lark.split(reasoning.end)
+    never, ends = lark.plain(openings), lark.plain(reasoning.end)
     end = lark.until(reasoning.end, never=never)
     taken = {t for text in (*openings, *reasoning.end) for t in lark.tokens_in(text)}
     others = [token for token in lark.special if token not in taken]
@@ -113,14 +112,14 @@ class FreeText:
     def __init__(self, lark: Lark, rules: CallRules) -> None:
         self._lark, self._rules, self._calls = lark, rules, rules.calls
         self._openings = {*self._calls.open, *self._calls.start}
-        plain, marked = lark.split(self._openings)
+        plain = lark.plain(self._openings)
         # A shorter one is found within a longer one.
         self._texts = [
             text
             for text in sorted(plain)
             if not any(other in text for other in plain if other != text)
         ]
-        self._tokens = {token for text in marked for token in lark.tokens_in(text)[:1]}
+        self._tokens = {t for text in self._openings for t in lark.tokens_in(text)[:1]}
 
     def reply(self) -> Rule:
         """Text and calls; not parallel: the text after the first call has none."""

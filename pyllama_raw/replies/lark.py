@@ -121,28 +121,22 @@ class Lark:
         Args:
             never: texts that it does not have.
         """
-        plain, marked = self.split(ends)
+        plain = self.plain(ends)
         text = self.without([*plain, *never], pattern)
         choices: list[str] = []
-        for end in marked:
-            before, *rest = self.delimiter(end)
-            lead = json.dumps(before) if isinstance(before, Spelled) else ""
-            if isinstance(before, Rule):
-                rest = [before, *rest]
-            choices.append(f"{self.terminal(f'{text} {lead}')} {self.row(rest)}")
+        for parts in (self.delimiter(end) for end in ends if end not in plain):
+            n = int(isinstance(parts[0], Spelled))  # parts that are of the terminal
+            lead = "".join(map(json.dumps, parts[:n]))
+            before = self.terminal(f"{text} {lead}")
+            choices.append(f"{before} {self.row(parts[n:])}")
         if plain:
             written = " | ".join(map(json.dumps, plain))
             choices.append(self.first(f"{text} ({written})"))
         return self.rule(" | ".join(choices))
 
-    def split(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Texts of *texts* without special tokens, and those with."""
-        plain: list[str] = []
-        marked: list[str] = []
-        for text in texts:
-            has = any(special for _, special in self.spec.pieces(text))
-            (marked if has else plain).append(text)
-        return plain, marked
+    def plain(self, texts: Iterable[str]) -> list[str]:
+        """Those of *texts* that have no special token."""
+        return [text for text in texts if not self.tokens_in(text)]
 
     def _named(self, body: str, form: str) -> Rule:
         new = form.format(len(self._names))

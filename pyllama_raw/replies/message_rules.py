@@ -23,8 +23,7 @@ class MessageRules:
         between = "".join([*messages.end[:1], messages.start[0]])
         self._between = lark.row(lark.delimiter(between))
         self._until = lark.until([between])
-        plain, _ = lark.split([between])
-        self._rest = lark.terminal(lark.without(plain))
+        self._rest = lark.terminal(lark.without(lark.plain([between])))
 
     def start(self, prefix: str, *, must: bool) -> str:
         """Rule of what follows *prefix*, the end of the prompt."""
