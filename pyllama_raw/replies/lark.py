@@ -116,7 +116,7 @@ class Lark:
         never: Sequence[str] = (),
     ) -> Rule:
         """
-        Spelled that *pattern* matches up to the first of *ends*, which belongs to it.
+        Text that *pattern* matches up to the first of *ends*, which belongs to it.
 
         Args:
             never: texts that it does not have.
@@ -135,7 +135,7 @@ class Lark:
         return self.rule(" | ".join(choices))
 
     def plain(self, texts: Iterable[str]) -> list[str]:
-        """Those of *texts* that have no special token."""
+        """The ones among *texts* that have no special token."""
         return [text for text in texts if not self.tokens_in(text)]
 
     def _named(self, body: str, form: str) -> Rule:
