@@ -50,10 +50,6 @@ def read_value(source: TextSource, write: Write) -> Flow[None]:
 
 def read_string(source: TextSource, write: Write) -> Flow[None]:
     """Pass on one string with its quotes. Control characters, which JSON has not, are escaped."""
-
-    def written(text: str) -> None:
-        write(CONTROL.sub(lambda found: quoted(found.group()), text))
-
     write(source.take(source.pos + 1))
     while True:
         char = yield from source.peek()
@@ -66,7 +62,13 @@ def read_string(source: TextSource, write: Write) -> Flow[None]:
             escape = yield from source.ahead(2)
             write(source.take(source.pos + len(escape)))
         else:
-            yield from source.run(INSIDE, written)
+            yield from source.run(
+                INSIDE, lambda text: write(CONTROL.sub(_escaped, text))
+            )
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return quoted(control.group())
 
 
 def read_short(source: TextSource) -> Flow[str]:
