@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.parts import Content, Part, Reasoning, calls_of, text_of
 from pyllama_raw.replies.spec import ReplySpec
 from scripts.chat_case_templates import Template
 from scripts.llama_chat_cases import Case, Message
@@ -76,16 +76,10 @@ def parsed(spec: ReplySpec, case: Case, prefix: str, feed: Feed) -> Found:
 
 def found_in(parts: Sequence[Part]) -> Found:
     """*parts* put together."""
-    calls: list[list[str]] = []
-    for part in parts:
-        if isinstance(part, CallDelta):
-            if part.index == len(calls):
-                calls.append([part.name or "", "", part.id or ""])
-            calls[part.index][1] += part.arguments
     return Found(
-        "".join(part.text for part in parts if isinstance(part, Content)),
-        "".join(part.text for part in parts if isinstance(part, Reasoning)),
-        tuple((name, arguments, id_) for name, arguments, id_ in calls),
+        text_of(parts, Content),
+        text_of(parts, Reasoning),
+        tuple((call.name, call.arguments, call.id) for call in calls_of(parts)),
     )
 
 

@@ -21,8 +21,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from pyllama_raw.replies.derive import derive
-from pyllama_raw.replies.find import spec_for
+from pyllama_raw.replies.derive import derive, spec_for
 from pyllama_raw.replies.spec import ReplySpec
 from scripts.chat_case_runs import mistake_in
 from scripts.chat_case_templates import Template

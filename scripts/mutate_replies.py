@@ -17,8 +17,7 @@ import time
 from collections import Counter
 
 from pyllama_raw.replies.parts import CallDelta, Part
-from pyllama_raw.replies.spec import ReplySpec, bundled
-from pyllama_raw.replies.special import strings_of
+from pyllama_raw.replies.spec import ReplySpec, bundled, strings_of
 from tests.replies.written import Made, is_special, parsed, split, written
 
 WORDS = ["αλφα", "βητα", "γαμμα", "δελτα", "εψιλον", "ζητα", "ητα", "θητα"]

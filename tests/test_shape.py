@@ -124,7 +124,7 @@ def imports(path: Path, names: set[str]) -> set[str]:
     return found & names
 
 
-@pytest.mark.parametrize("folder", ["_ffi", "native", "engine"])
+@pytest.mark.parametrize("folder", ["_ffi", "native", "engine", "api", "replies"])
 def test_files_of_a_folder_do_not_import_each_other_in_a_circle(folder):
     """
     A file is understood without those that use it; a CycleError names the circle.

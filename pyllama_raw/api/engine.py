@@ -34,8 +34,9 @@ from pyllama_raw.prompts.messages import Message
 from pyllama_raw.prompts.prompt import Prompt
 
 if TYPE_CHECKING:  # the rest comes in while a model loads
+    from pyllama_raw.api.choice import Choice
     from pyllama_raw.api.events import Events
-    from pyllama_raw.api.generation import Generation, Prepared
+    from pyllama_raw.api.generation import Generation
     from pyllama_raw.api.results import Result, Score
     from pyllama_raw.api.session import Session
     from pyllama_raw.core.memory.cache_stats import CacheStats
@@ -196,7 +197,7 @@ class AsyncEngine(LifeVerbs):
         self._parts.capabilities.check(Operation.GENERATE)
         params, checked = checked_params(params), checked_options(options)
 
-        def prepare(session: Session, began: float) -> Awaitable[Prepared]:
+        def prepare(session: Session, began: float) -> Awaitable[tuple[Choice, ...]]:
             made = session.preparation
             return made.prepare(prompt, params, checked, began, is_streamed=is_streamed)
 

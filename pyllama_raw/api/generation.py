@@ -15,9 +15,8 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from copy import copy
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -25,7 +24,7 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from pyllama_raw.api.choice import Choice
 from pyllama_raw.api.owner import Owner
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
-from pyllama_raw.core.request import FinishReason, Request
+from pyllama_raw.core.request import FinishReason
 from pyllama_raw.engine.stream import OneReader, Refused, Stream
 from pyllama_raw.errors import PyllamaError, WrongUse
 
@@ -36,31 +35,19 @@ if TYPE_CHECKING:
 MANY_EVENTS = 256  # an event loop may wait while so many are taken in
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Checked requests, one an output, and the seeds their sampling will use."""
-
-    requests: tuple[Request, ...]
-    seeds: tuple[int, ...]
-    names: Mapping[int, bytes] = field(default_factory=dict)  # of control tokens
-
-    @property
-    def pairs(self) -> list[tuple[Request, int]]:
-        return list(zip(self.requests, self.seeds, strict=True))
-
-
 class Generation(Owner):
     """The value of `AsyncEngine.generate`; it starts when entered or first read."""
 
     def __init__(
         self,
         sessions: Sessions,
-        prepare: Callable[[Session, float], Awaitable[Prepared]],
+        prepare: Callable[[Session, float], Awaitable[tuple[Choice, ...]]],
         limits: TextOptions,
     ) -> None:
         """
         Args:
-            prepare: gets the session of the requests, and when the wait for it began.
+            prepare: gets the session of the requests, and when the wait for it began; it
+                gives the outputs with their requests.
             limits: seconds that there are from that on.
         """
         self._sessions = sessions
@@ -202,21 +189,18 @@ class Generation(Owner):
             waited_s = self._thread.clock() - began
             self._thread = session.thread
             with self._thread.coming():
-                prepared = await self._prepare(session, began)
+                choices = await self._prepare(session, began)
                 if self._left:
                     return
-                pieces, pairs = session.parts.vocab.pieces, prepared.pairs
-                self._choices = tuple(
-                    Choice(i, request, seed, pieces, prepared.names)
-                    for i, (request, seed) in enumerate(pairs)
-                )
-                self._submit(prepared.requests, waited_s)
+                self._choices = choices
+                self._submit(waited_s)
         self._take_events()
         self._raise_if_all_failed()  # the engine ended just now
 
-    def _submit(self, requests: tuple[Request, ...], waited_s: float) -> None:
-        """Post *requests*; that the engine takes them on is known without a wait."""
+    def _submit(self, waited_s: float) -> None:
+        """Post the requests; that the engine takes them on is known without a wait."""
         stream = Stream()
+        requests = tuple(choice.request for choice in self._choices)
         try:
             self._thread.submit_all(requests, stream, waited_s)
         except PyllamaError as error:

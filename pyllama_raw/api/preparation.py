@@ -12,13 +12,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel
 
+from pyllama_raw.api.choice import NO_NAMES, Choice
 from pyllama_raw.api.constraining import constrained
-from pyllama_raw.api.generation import Prepared
 from pyllama_raw.api.replying import (
     Replies,
     ReplyPlan,
@@ -85,9 +86,9 @@ class Preparation:
         started: float,
         *,
         is_streamed: bool = True,
-    ) -> Prepared:
+    ) -> tuple[Choice, ...]:
         """
-        The requests for *prompt*, one an output.
+        The outputs for *prompt*, with their checked requests.
 
         Args:
             options: as checked_options() gives them.
@@ -112,10 +113,8 @@ class Preparation:
         stop_tokens = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_tokens |= self._parts.vocab.eog_tokens
-        seed = _random_seed() if params.seed is None else params.seed
-        request_ids = [next(self._request_ids) for _ in range(params.n)]
         request = Request(
-            request_id=request_ids[0],
+            request_id=next(self._request_ids),
             tokens=read.tokens,
             max_tokens=params.max_tokens,
             rules=rules,
@@ -144,10 +143,30 @@ class Preparation:
                 raise Unsupported("prompt_logprobs", READS_PROMPTS)
             tokens = array("i", [start])
             request = replace(request, tokens=tokens, source=read.tokens)
-        prepared = _fork(request, params, seed, request_ids)
-        if params.logprobs is None and params.prompt_logprobs is None:
-            return prepared
-        return replace(prepared, names=await self._names())
+        has_logprobs = (params.logprobs, params.prompt_logprobs) != (None, None)
+        spelt = await self._names() if has_logprobs else NO_NAMES
+        return tuple(self._fork(request, params, spelt))
+
+    def _fork(
+        self, request: Request, params: SamplingParams, names: Mapping[int, bytes]
+    ) -> Iterator[Choice]:
+        """An output for each of n; equal prompts of one namespace are computed once."""
+        first_seed = _random_seed() if params.seed is None else params.seed
+        request_ids = [request.request_id, *islice(self._request_ids, params.n - 1)]
+        for index, request_id in enumerate(request_ids):
+            seed = (first_seed + index) % (MAX_SEED + 1)
+            changes: dict[str, object] = {"seed": seed}
+            if index:  # the first one scores the prompt
+                changes["prompt_logprobs"] = None
+            # Not the copy of SamplingParams, which would check once more what was checked.
+            sampling = BaseModel.model_copy(params, update=changes)
+            forked = replace(
+                request,
+                request_id=request_id,
+                sampling=sampling,
+                scores_prompt=sampling.prompt_logprobs is not None,
+            )
+            yield Choice(index, forked, seed, self._parts.vocab.pieces, names)
 
     async def _plan(
         self, prompt: Prompt, options: ChatOptions, tokens: array[int]
@@ -246,29 +265,6 @@ def _stop_strings(params: SamplingParams) -> StopStrings:
     if not params.stop:
         return NO_STOPS
     return StopStrings(tuple(string.encode() for string in params.stop))
-
-
-def _fork(
-    request: Request, params: SamplingParams, seed: int, request_ids: list[int]
-) -> Prepared:
-    """A request for each output; equal prompts of one namespace are computed once."""
-    seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(len(request_ids)))
-    requests: list[Request] = []
-    for request_id, own_seed in zip(request_ids, seeds, strict=True):
-        changes: dict[str, object] = {"seed": own_seed}
-        if requests:  # the first one scores the prompt
-            changes["prompt_logprobs"] = None
-        # Not the copy of SamplingParams, which would check once more what was checked.
-        sampling = BaseModel.model_copy(params, update=changes)
-        requests.append(
-            replace(
-                request,
-                request_id=request_id,
-                sampling=sampling,
-                scores_prompt=sampling.prompt_logprobs is not None,
-            )
-        )
-    return Prepared(tuple(requests), seeds)
 
 
 def _random_seed() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyllama_raw.api.reply_text import ReplyText, TextRun
 from pyllama_raw.core.request import Request
@@ -15,23 +15,18 @@ from pyllama_raw.replies.parts import (
     Part,
     Reasoning,
     ToolCall,
+    calls_of,
+    text_of,
 )
 
-
-class PartsParser(Protocol):
-    """Takes the text of one reply apart; see replies/parser.py."""
-
-    def feed(self, text: str, special: bool = False) -> Sequence[Part]:
-        """Parts that are certain now."""
-
-    def finish(self) -> Sequence[Part]:
-        """Parts that were held back."""
+if TYPE_CHECKING:
+    from pyllama_raw.replies.parser import ReplyParser
 
 
 class ReplyForm(NamedTuple):
     """The way in which the outputs of a request are taken apart."""
 
-    make_parser: Callable[[], PartsParser]  # for one output
+    make_parser: Callable[[], ReplyParser]  # for one output
     marks: Mapping[int, bytes]  # special tokens that the parser knows, and their names
 
 
@@ -122,24 +117,3 @@ def _kind(part: Part) -> tuple[type, int | None]:
 
 def _text(part: Part) -> str:
     return part.arguments if isinstance(part, CallDelta) else part.text
-
-
-def text_of(parts: Iterable[Part], kind: type[Content] | type[Reasoning]) -> str:
-    """The text of all *parts* of this kind."""
-    return "".join(part.text for part in parts if isinstance(part, kind))
-
-
-def calls_of(parts: Iterable[Part]) -> tuple[ToolCall, ...]:
-    """The calls that *parts* make up, by index."""
-    calls: dict[int, list[CallDelta]] = {}
-    for part in parts:
-        if isinstance(part, CallDelta):
-            calls.setdefault(part.index, []).append(part)
-    return tuple(
-        ToolCall(
-            id="".join(delta.id or "" for delta in deltas),
-            name="".join(delta.name or "" for delta in deltas),
-            arguments="".join(delta.arguments for delta in deltas),
-        )
-        for _, deltas in sorted(calls.items())
-    )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.literals import WORD
+from pyllama_raw.replies.source import LIMIT
 from pyllama_raw.replies.spec import LiteralCall, TaggedCall
 from pyllama_raw.replies.tables import matched, tables_of
-from pyllama_raw.replies.tagged import KEY_LIMIT, STRING
+from pyllama_raw.replies.tagged import STRING
 from pyllama_raw.replies.tool_schemas import NOTES, TEXTS, Tool, text_pattern
-from pyllama_raw.replies.typed import NAMES, types_of, variants
+from pyllama_raw.replies.typed import NAMES, types_of, values_of, variants
 
 MAX_DEPTH = 16
 NUMBERS = frozenset(
@@ -49,7 +50,7 @@ def _parameter(
     if "{type}" in form:
         is_text = types == STRING
     fields = matched(tables_of(lark.spec).keys, form.format(key=key, type=kind))
-    if not fields or fields["key"] != key or len(key) > KEY_LIMIT:
+    if not fields or fields["key"] != key or len(key) > LIMIT:
         raise tool.bad(f"the format of the model has no place for the key {key!r}")
     begin = [
         *lark.first_of(layout.start),
@@ -57,7 +58,7 @@ def _parameter(
         *lark.first_of(layout.middle),
     ]
     ends = [end.replace("{key}", key) for end in layout.end]
-    if is_text and ("enum" in schema or "const" in schema):
+    if is_text and values_of(schema):
         value = lark.one_of(
             [Spelled(text), *lark.delimiter(ends[0])]
             for text in _texts(lark, tool, schema, ends)
@@ -84,33 +85,25 @@ def _texts(
 ) -> list[str]:
     """The texts that *schema* names."""
     tool.check(schema, TEXTS)
-    texts = schema["enum"] if "enum" in schema else [schema["const"]]
-    plain, _ = lark.split(ends)
+    texts = values_of(schema)
+    plain = lark.plain(ends)
     for text in texts:
         if not isinstance(text, str) or any(end in text for end in plain):
             raise tool.bad(f"{text!r} cannot stand between the tags of the model")
     return list(texts)
 
 
-def literals(lark: Lark, layout: LiteralCall, tool: Tool) -> Rule:
-    """Arguments with the bracket after them."""
-    values = Literals(lark, layout, tool)
-    if '"' in layout.quotes:  # what is read there reads JSON
-        value: Callable[[Any, int], Rule] = values.json
-    else:
-        value = values.value
-    return values.entries(tool.schema, layout.assign, layout.close, value, 0)
-
-
 class Literals:
-    """Rules for literals whose strings stand between quotes of the model."""
+    """Rules for literals with keys."""
 
     def __init__(self, lark: Lark, layout: LiteralCall, tool: Tool) -> None:
         self._lark, self._tool = lark, tool
         self._quote = layout.quotes[0]
         self._comma = Spelled(", " if layout.assign == "=" else ",")
+        # What reads quotes of JSON reads JSON.
+        self._value = self._json if '"' in layout.quotes else self._own
 
-    def json(self, given: Any, _: int) -> Rule:
+    def _json(self, given: Any, _: int) -> Rule:
         schema = self._tool.resolved(given)
         if schema.keys() - NOTES == {"type"} and schema["type"] == "boolean":
             words = ("true", "false", "True", "False")
@@ -118,25 +111,21 @@ class Literals:
         return self._lark.rule(self._tool.json(schema))
 
     def entries(
-        self,
-        schema: Mapping[str, Any],
-        assign: str,
-        close: str,
-        value: Callable[[Any, int], Rule],
-        depth: int,
+        self, schema: Mapping[str, Any], assign: str, close: str, depth: int = 0
     ) -> Rule:
         """Keys and values in their order, with commas between them, and the bracket."""
         lark = self._lark
         first = more = lark.one_of([[Spelled(close)]])
         for key, of_key, is_needed in reversed(self._tool.entries(schema)):
-            pair = [*self._key(key), Spelled(assign), value(of_key, depth + 1), more]
-            skipped = [] if is_needed else [[first]], [] if is_needed else [[more]]
-            first = lark.one_of([pair, *skipped[0]])
-            more = lark.one_of([[self._comma, *pair], *skipped[1]])
+            value = self._value(of_key, depth + 1)
+            pair = [*self._key(key), Spelled(assign), value, more]
+            next_pair = [self._comma, *pair]
+            first = lark.one_of([pair] if is_needed else [pair, [first]])
+            more = lark.one_of([next_pair] if is_needed else [next_pair, [more]])
         return first
 
-    def value(self, given: Any, depth: int) -> Rule:
-        """A value by its schema. Raises BadSchema."""
+    def _own(self, given: Any, depth: int) -> Rule:
+        """A value whose strings stand between quotes of the model. Raises BadSchema."""
         tool, lark = self._tool, self._lark
         if depth > MAX_DEPTH:
             raise tool.bad(
@@ -146,15 +135,13 @@ class Literals:
         for word in ("anyOf", "oneOf"):
             if word in schema:
                 tool.check(schema, frozenset({word}))
-                return lark.one_of([[self.value(s, depth + 1)] for s in schema[word]])
-        if "enum" in schema or "const" in schema:
+                return lark.one_of([[self._own(s, depth + 1)] for s in schema[word]])
+        if values := values_of(schema):
             tool.check(schema, frozenset({"type", "enum", "const"}))
-            values = schema["enum"] if "enum" in schema else [schema["const"]]
             return lark.one_of(map(self._constant, values))
         kinds = schema.get("type", ["string", "number", "boolean", "null"])
-        if isinstance(kinds, list):
-            return lark.one_of([[self._of(kind, schema, depth)] for kind in kinds])
-        return self._of(kinds, schema, depth)
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        return lark.one_of([self._of(kind, schema, depth)] for kind in kinds)
 
     def _of(self, kind: object, schema: Mapping[str, Any], depth: int) -> Rule:
         tool, lark = self._tool, self._lark
@@ -162,7 +149,7 @@ class Literals:
             text = lark.until([self._quote], text_pattern(tool, schema))
             return lark.one_of([[*lark.delimiter(self._quote), text]])
         if kind == "object":
-            rest = self.entries(schema, ":", "}", self.value, depth)
+            rest = self.entries(schema, ":", "}", depth)
             return lark.one_of([[Spelled("{"), rest]])
         if kind == "array":
             return self._array(schema, depth)
@@ -172,7 +159,7 @@ class Literals:
     def _array(self, schema: Mapping[str, Any], depth: int) -> Rule:
         lark = self._lark
         self._tool.check(schema, frozenset({"type", "items", "minItems", "maxItems"}))
-        item = self.value(schema.get("items", {}), depth + 1)
+        item = self._own(schema.get("items", {}), depth + 1)
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
         more = lark.one_of([[self._comma, item]])
         limit = "" if most is None else max(int(most) - 1, 0)
@@ -188,7 +175,7 @@ class Literals:
         return [Spelled(json.dumps(value))]
 
     def _key(self, key: str) -> Parts:
-        fits = WORD.fullmatch(key) and len(key) <= KEY_LIMIT
+        fits = WORD.fullmatch(key) and len(key) <= LIMIT
         return [Spelled(key)] if fits else self._quoted(key)
 
     def _quoted(self, text: str) -> Parts:

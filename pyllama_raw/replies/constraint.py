@@ -7,19 +7,19 @@ before, where the prompt does not end it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.replies.call_rules import CallRules
-from pyllama_raw.replies.free_text import FreeText
-from pyllama_raw.replies.lark import Lark, Rule
+from pyllama_raw.replies.lark import ANY, Lark, Parts, Rule, Spelled
 from pyllama_raw.replies.message_rules import MessageRules
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Reasoning
+from pyllama_raw.replies.parser import parts_of
+from pyllama_raw.replies.parts import Reasoning, text_of
 from pyllama_raw.replies.spec import CallsSpec, ReasoningSpec, ReplySpec
 from pyllama_raw.replies.tool_schemas import Tool
 
 LINES = r"/\n{1,2}/"  # between reasoning and calls
+NO_BRACKET = r"\s*([^\s{\[](?s:.*))?"  # where calls need no delimiter
 
 
 def lark_for(
@@ -51,74 +51,46 @@ def lark_for(
         )
         raise Unsupported("a call that has to be made", reason)
     lark = Lark(spec, ids)
-    calls = CallRules(lark, spec.calls, tools, parallel=parallel)
+    rules = CallRules(lark, spec.calls, tools, parallel=parallel)
     if spec.messages:
-        messages = MessageRules(lark, spec, spec.messages, calls, tools)
-        start = messages.start(prefix, must=must, parallel=parallel)
-    elif must:
-        start = _called(lark, spec.calls, spec.reasoning, calls.all(), prefix)
-    else:
-        start = _free(lark, spec, spec.calls, calls, prefix, parallel=parallel)
-    return lark.grammar(start)
+        messages = MessageRules(lark, spec.messages, rules)
+        return lark.grammar(messages.start(prefix, must=must))
+    body = rules.all() if must else FreeText(lark, rules).reply()
+    return lark.grammar(_reply(lark, rules, body, prefix, must=must))
 
 
-def _called(
-    lark: Lark,
-    calls: CallsSpec,
-    reasoning: ReasoningSpec | None,
-    rule: Rule,
-    prefix: str,
-) -> str:
-    """Calls, with reasoning before them."""
+def _reply(lark: Lark, rules: CallRules, body: Rule, prefix: str, *, must: bool) -> str:
+    """
+    Reasoning, perhaps, and *body* after it.
+
+    Where no call has to be, reasoning without an end is all, and nothing in it is a call.
+    """
+    calls, reasoning = rules.calls, lark.spec.reasoning
     thinks = _thinks(lark.spec, prefix)
-    if reasoning is None or thinks is False:
-        return rule
-    end = _thought(lark, calls, reasoning)
-    first = next(iter([*calls.open, *calls.start]), "")
-    lines = "" if first[:1].isspace() else f" {LINES}?"
-    if thinks:
-        return f"{end}{lines} {rule}"
-    begin = lark.row(lark.first_of(reasoning.start))
-    return f"({begin} {end}{lines})? {rule}"
-
-
-def _free(
-    lark: Lark,
-    spec: ReplySpec,
-    calls: CallsSpec,
-    rules: CallRules,
-    prefix: str,
-    *,
-    parallel: bool,
-) -> str:
-    """Text with calls in it, perhaps with reasoning before it in which nothing is a call."""
-    free = FreeText(lark, spec, calls, rules)
-    body = free.reply(parallel=parallel)
-    reasoning, thinks = spec.reasoning, _thinks(spec, prefix)
-    if reasoning is None or reasoning.calls or thinks is False:
+    if reasoning is None or thinks is False or (reasoning.calls and not must):
         return body
     end = _thought(lark, calls, reasoning)
-    plain, _ = lark.split(reasoning.end)
-    rest = lark.rule(f"{end} {body} | {lark.terminal(lark.without(plain))}")
+    if must:
+        first = next(iter([*calls.open, *calls.start]), "")
+        lines = "" if first[:1].isspace() else f"{LINES}?"
+        rest = lark.rule(f"{end} {lines} {body}")
+    else:
+        unended = lark.terminal(lark.without(lark.plain(reasoning.end)))
+        rest = lark.rule(f"{end} {body} | {unended}")
     if thinks:
         return rest
-    begin = lark.until(reasoning.start, r"\s*")
-    return lark.rule(f"{begin} {rest} | {body}")
+    start = reasoning.start
+    begin = lark.row(lark.first_of(start)) if must else lark.until(start, r"\s*")
+    return f"{begin} {rest} | {body}"
 
 
 def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
     """Reasoning with its end; what begins a call is in it only where that begins none."""
     openings = [*calls.open, *calls.start] if reasoning.calls else []
-    never, _ = lark.split(openings)
-    ends, _ = lark.split(reasoning.end)
-    taken = {
-        part
-        for text in (*openings, *reasoning.end)
-        for part in lark.delimiter(text)
-        if isinstance(part, Rule)
-    }
+    never, ends = lark.plain(openings), lark.plain(reasoning.end)
     end = lark.until(reasoning.end, never=never)
-    others = [token for token in lark.tokens(lark.spec.special) if token not in taken]
+    taken = {t for text in (*openings, *reasoning.end) for t in lark.tokens_in(text)}
+    others = [token for token in lark.special if token not in taken]
     if not others:
         return end
     text = lark.terminal(lark.without([*ends, *never], "(?s:.+)"))
@@ -127,10 +99,74 @@ def _thought(lark: Lark, calls: CallsSpec, reasoning: ReasoningSpec) -> Rule:
 
 def _thinks(spec: ReplySpec, prefix: str) -> bool | None:
     """Whether the reply goes on with reasoning; None: it may begin some."""
-    parser = ReplyParser(spec, prefix=prefix)
-    parts = [*parser.feed("x"), *parser.finish()]
-    if any(isinstance(part, Reasoning) for part in parts):
+    if text_of(parts_of(spec, "x", prefix=prefix), Reasoning):
         return True
     reasoning = spec.reasoning
     ended = reasoning and any(end.strip() in prefix for end in reasoning.end)
     return False if ended else None
+
+
+class FreeText:
+    """Text, and calls from the delimiters on that begin them."""
+
+    def __init__(self, lark: Lark, rules: CallRules) -> None:
+        self._lark, self._rules, self._calls = lark, rules, rules.calls
+        self._openings = {*self._calls.open, *self._calls.start}
+        plain = lark.plain(self._openings)
+        # A shorter one is found within a longer one.
+        self._texts = [
+            text
+            for text in sorted(plain)
+            if not any(other in text for other in plain if other != text)
+        ]
+        self._tokens = {t for text in self._openings for t in lark.tokens_in(text)[:1]}
+
+    def reply(self) -> Rule:
+        """Text and calls; not parallel: the text after the first call has none."""
+        lark, rules = self._lark, self._rules
+        text, call = self._text(), lark.one_of([call] for call in self._all_calls())
+        more = f"({text} | {call})*" if rules.parallel else f"{text}* ({call} {text}*)?"
+        if not self._calls.bare:
+            return lark.rule(more)
+        bare = rules.section([], is_open=False)
+        plain = lark.terminal(lark.without(self._texts, NO_BRACKET))
+        rest = more if rules.parallel else f"{text}*"
+        choices = [f"{bare} {rest}", f"{plain} {more}", f"{call} {rest}", '""']
+        return lark.rule(" | ".join(choices))
+
+    def _text(self) -> Rule:
+        """A piece of text, or a token that begins no call."""
+        lark = self._lark
+        plain = Rule(lark.terminal(lark.without(self._texts, "(?s:.+)")))
+        others = ([token] for token in lark.special if token not in self._tokens)
+        return lark.one_of([[plain], *others, *self._known()])
+
+    def _known(self) -> list[Parts]:
+        """Other delimiters that begin with a token that may begin a call."""
+        spec = self._lark.spec
+        reasoning = spec.reasoning
+        texts = [*reasoning.start, *reasoning.end] if reasoning else []
+        found = [
+            self._lark.delimiter(text)
+            for text in (*spec.ignored, *texts)
+            if text not in self._openings
+        ]
+        return [parts for parts in found if parts[0] in self._tokens and len(parts) > 1]
+
+    def _all_calls(self) -> list[Rule]:
+        calls, rules = self._calls, self._rules
+        makers = (calls.open, rules.section), (calls.start, rules.started)
+        begun = (self._begun(text, make) for texts, make in makers for text in texts)
+        return list(dict.fromkeys(begun))
+
+    def _begun(self, text: str, make: Callable[[Parts], Rule]) -> Rule:
+        """Calls that *text* begins, with the text before it."""
+        lark = self._lark
+        trigger = next((t for t in self._texts if t in text), None)
+        if trigger is None:
+            parts = lark.delimiter(text)
+            first = next(n for n, part in enumerate(parts) if isinstance(part, Rule))
+            return make(parts[first:])
+        before = lark.first(f"{ANY} {lark.row([Spelled(trigger)])}")
+        rest = lark.delimiter(text.partition(trigger)[2])
+        return lark.rule(f"{before} {make(rest)}")

@@ -1,5 +1,5 @@
 """
-A specification found by rendering a chat template and looking at what it prints.
+The specification of a chat template: a bundled one, or one that is found by rendering.
 
 Messages of unusual words are rendered; what stands around these words is how the model writes,
 because a template prints what its model was trained on. The result is tried on those renderings,
@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 from pyllama_raw.replies.layouts import spelled
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import CallDelta, Content, Reasoning
+from pyllama_raw.replies.parser import parts_of
+from pyllama_raw.replies.parts import Content, Reasoning, calls_of, text_of
 from pyllama_raw.replies.samples import (
     CONTENT,
     FIRST,
@@ -23,21 +23,50 @@ from pyllama_raw.replies.samples import (
     TAG,
     TOOLS,
     Render,
-    Sample,
     Samples,
     common_end,
     common_start,
 )
-from pyllama_raw.replies.sections import Wrapper, section_of, without
-from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec
+from pyllama_raw.replies.sections import section_of, without
+from pyllama_raw.replies.spec import ReasoningSpec, ReplySpec, bundled
 
 _THINKS = re.compile(r"<([^<>/]{0,20}think[^<>]{0,20})>\s*\Z")
+# Content, reasoning, and names of calls with their arguments.
+_Reply = tuple[str, str, list[tuple[str, Any]]]
 
 
-class _Reply(NamedTuple):
-    content: str
-    reasoning: str
-    calls: tuple[Sample, ...]
+def spec_for(template: str, render: Render) -> ReplySpec | None:
+    """
+    Specification for replies of the model of *template*.
+
+    It is a bundled one that reads what the template prints. If there is none, it is derived,
+    and if that fails, a bundled one by its markers alone.
+
+    Args:
+        render: see `derive`.
+
+    Returns:
+        None if a reply is only content.
+    """
+    rendered = RenderedReplies(render)
+    fitting = by_markers(template)
+    if fitting and rendered.are_read_by(fitting):
+        return fitting
+    return rendered.derived() or fitting
+
+
+def by_markers(template: str) -> ReplySpec | None:
+    """
+    The bundled specification whose markers *template* has.
+
+    Of several the one with the longest markers, because these say most.
+    """
+    fitting = [
+        spec
+        for spec in bundled().values()
+        if spec.markers and all(marker in template for marker in spec.markers)
+    ]
+    return max(fitting, key=lambda spec: sum(map(len, spec.markers)), default=None)
 
 
 def derive(render: Render) -> ReplySpec | None:
@@ -59,14 +88,13 @@ class RenderedReplies:
 
     def __init__(self, render: Render) -> None:
         self._samples = samples = Samples(render)
-        self._answer = Wrapper(*samples.reply(CONTENT).partition(CONTENT)[::2])
+        self._before, _, self._after = samples.reply(CONTENT).partition(CONTENT)
         self._reasoning = _reasoning(samples)
-        self._section = section_of(samples, self._answer, self._reasoning)
+        self._section = section_of(samples, self._before, self._after, self._reasoning)
 
     def derived(self) -> ReplySpec | None:
         """See `derive`."""
-        before = self._answer.before
-        before = before[len(common_start(before, self._samples.prompt)) :]
+        before = self._before[len(common_start(self._before, self._samples.prompt)) :]
         opening = without(self._reasoning, before)
         if TAG.sub("", opening).strip():  # words, which say what a message is
             return None
@@ -82,13 +110,13 @@ class RenderedReplies:
     def are_read_by(self, spec: ReplySpec) -> bool:
         """Whether *spec* takes the replies that are printed apart as they were put together."""
         return all(
-            _reads(spec, self._samples.prompt, text, reply)
+            _read(spec, self._samples.prompt, text) == reply
             for text, reply in self._replies()
         )
 
     def _closing(self) -> str:
         """Ends of texts that do not end a turn."""
-        after, section = self._answer.after, self._section
+        after, section = self._after, self._section
         turn_end = common_end(after, section.after) if section else after
         return after[: len(after) - len(turn_end)]
 
@@ -96,12 +124,13 @@ class RenderedReplies:
         """Texts of replies, and what is in them."""
         said = _until(self._samples.reply(CONTENT), CONTENT)
         if not (self._reasoning and _is_open(said, self._reasoning)):
-            yield said, _Reply(CONTENT, "", ())
+            yield said, (CONTENT, "", [])
         thought = self._samples.reply(CONTENT, REASONING)
         if REASONING in thought:
-            yield _until(thought, CONTENT), _Reply(CONTENT, REASONING, ())
+            yield _until(thought, CONTENT), (CONTENT, REASONING, [])
         if self._section:
-            yield self._section.text, _Reply("", "", self._section.calls)
+            calls = [(call.name, call.arguments) for call in self._section.calls]
+            yield self._section.text, ("", "", calls)
 
 
 def _reasoning(samples: Samples) -> ReasoningSpec | None:
@@ -130,25 +159,13 @@ def _is_open(text: str, reasoning: ReasoningSpec) -> bool:
     return bool(begun) and reasoning.end[0] not in rest
 
 
-def _reads(spec: ReplySpec, prompt: str, text: str, expected: _Reply) -> bool:
-    """Whether *spec* finds what is expected in *text*, which may repeat the *prompt*."""
+def _read(spec: ReplySpec, prompt: str, text: str) -> _Reply | None:
+    """The reply that *spec* finds in *text*, which may repeat the *prompt*; None: broken calls."""
     prefix = common_start(text, prompt)
-    parser = ReplyParser(spec, tools=TOOLS, prefix=prefix)
-    parts = [*parser.feed(text[len(prefix) :]), *parser.finish()]
-    names = [part.name for part in parts if isinstance(part, CallDelta) and part.name]
-    arguments = ["" for _ in names]
-    for part in parts:
-        if isinstance(part, CallDelta):
-            arguments[part.index] += part.arguments
-    calls = [(call.name, call.arguments) for call in expected.calls]
+    parts = parts_of(spec, text[len(prefix) :], tools=TOOLS, prefix=prefix)
     try:
-        found = list(zip(names, map(json.loads, arguments), strict=True))
+        calls = [(call.name, json.loads(call.arguments)) for call in calls_of(parts)]
     except (ValueError, RecursionError):
-        return False
-    content = "".join(part.text for part in parts if isinstance(part, Content))
-    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    return (content.strip(), thought.strip(), found) == (
-        expected.content,
-        expected.reasoning,
-        calls,
-    )
+        return None
+    content, thought = text_of(parts, Content), text_of(parts, Reasoning)
+    return content.strip(), thought.strip(), calls

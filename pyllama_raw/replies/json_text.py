@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable
 
-from pyllama_raw.replies.source import MARK, Broken, Flow, TextSource
+from pyllama_raw.replies.source import LIMIT, MARK, Broken, Flow, TextSource, Write
 
 CLOSING = {"{": "}", "[": "]"}
 SCALAR = re.compile(r"[-+.0-9Eaeflnrstu]+")  # of numbers and of true, false and null
 OUTSIDE = re.compile(r"[-+.0-9Eaeflnrstu:,\s]+")  # of strings and brackets
 INSIDE = re.compile(rf'[^"\\{MARK}]+')  # of a string
-LIMIT = 256  # characters of a short string
 SHORT = re.compile(rf'"(?:[^"\\{MARK}]|\\.){{0,{LIMIT}}}"', re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x1f]")
-
-Write = Callable[[str], None]
 
 
 def quoted(text: str) -> str:
     """*text* as a part of a string of JSON, without the quotes around it."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def pass_on(source: TextSource, write: Write) -> Flow[None]:
+    """Pass on arguments. Where they break off, what follows is no part of them."""
+    with contextlib.suppress(Broken):
+        yield from read_value(source, write)
 
 
 def read_value(source: TextSource, write: Write) -> Flow[None]:
@@ -60,12 +63,12 @@ def read_string(source: TextSource, write: Write) -> Flow[None]:
             write(source.take(source.pos + len(escape)))
         else:
             yield from source.run(
-                INSIDE, lambda text: write(CONTROL.sub(escaped, text))
+                INSIDE, lambda text: write(CONTROL.sub(_escaped, text))
             )
 
 
-def escaped(match: re.Match[str]) -> str:
-    return quoted(match.group())
+def _escaped(control: re.Match[str]) -> str:
+    return quoted(control.group())
 
 
 def read_short(source: TextSource) -> Flow[str]:
@@ -73,21 +76,16 @@ def read_short(source: TextSource) -> Flow[str]:
     while True:
         found = SHORT.match(source.text, source.pos)
         if found:
-            value = text_of(found.group())
+            try:
+                value = str(json.loads(found.group(), strict=False))
+            except ValueError:
+                raise Broken from None
             source.take(found.end())
             return value
         unread = source.text[source.pos :]
         if source.ended or len(unread) > 2 * LIMIT + 2 or unread[:1] not in ("", '"'):
             raise Broken
         yield
-
-
-def text_of(string: str) -> str:
-    """The value of a string of JSON. Broken: it is none."""
-    try:
-        return str(json.loads(string, strict=False))
-    except ValueError:
-        raise Broken from None
 
 
 def unquoted(text: str) -> str:

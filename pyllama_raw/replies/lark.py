@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from pyllama_raw.replies.spec import ReplySpec
+from pyllama_raw.replies.tables import FIELD
 
 SLASH = re.compile(r"(?<!\\)/")
-FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 
 
 class Spelled(str):
@@ -93,8 +93,14 @@ class Lark:
             for part in ([fields[piece]] if n % 2 else self.delimiter(piece))
         ]
 
-    def tokens(self, names: Iterable[str]) -> list[Rule]:
-        return [Rule(f"<[{self._ids[name]}]>") for name in sorted(names)]
+    @property
+    def special(self) -> list[Rule]:
+        """All special tokens of the specification."""
+        return [Rule(f"<[{self._ids[name]}]>") for name in sorted(self.spec.special)]
+
+    def tokens_in(self, text: str) -> list[Rule]:
+        """The special tokens of the delimiter *text*."""
+        return [part for part in self.delimiter(text) if isinstance(part, Rule)]
 
     def without(self, texts: Sequence[str], pattern: str = "(?s:.*)") -> str:
         """The body of a terminal: text that *pattern* matches and that has none of *texts*."""
@@ -110,33 +116,27 @@ class Lark:
         never: Sequence[str] = (),
     ) -> Rule:
         """
-        Spelled that *pattern* matches up to the first of *ends*, which belongs to it.
+        Text that *pattern* matches up to the first of *ends*, which belongs to it.
 
         Args:
             never: texts that it does not have.
         """
-        plain, marked = self.split(ends)
+        plain = self.plain(ends)
         text = self.without([*plain, *never], pattern)
         choices: list[str] = []
-        for end in marked:
-            before, *rest = self.delimiter(end)
-            lead = json.dumps(before) if isinstance(before, Spelled) else ""
-            if isinstance(before, Rule):
-                rest = [before, *rest]
-            choices.append(f"{self.terminal(f'{text} {lead}')} {self.row(rest)}")
+        for parts in (self.delimiter(end) for end in ends if end not in plain):
+            n = int(isinstance(parts[0], Spelled))  # parts that are of the terminal
+            lead = "".join(map(json.dumps, parts[:n]))
+            before = self.terminal(f"{text} {lead}")
+            choices.append(f"{before} {self.row(parts[n:])}")
         if plain:
             written = " | ".join(map(json.dumps, plain))
             choices.append(self.first(f"{text} ({written})"))
         return self.rule(" | ".join(choices))
 
-    def split(self, texts: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Texts of *texts* without special tokens, and those with."""
-        plain: list[str] = []
-        marked: list[str] = []
-        for text in texts:
-            has = any(special for _, special in self.spec.pieces(text))
-            (marked if has else plain).append(text)
-        return plain, marked
+    def plain(self, texts: Iterable[str]) -> list[str]:
+        """The ones among *texts* that have no special token."""
+        return [text for text in texts if not self.tokens_in(text)]
 
     def _named(self, body: str, form: str) -> Rule:
         new = form.format(len(self._names))

@@ -114,19 +114,19 @@ def _header_end(text: str) -> tuple[str, ...]:
 
 def _by_key(text: str, call: Sample, name: int) -> FoundCall | None:
     """Keys and values one by one."""
-    places = [name]
+    gaps: list[str] = []
+    end = name + len(call.name)
     for word in (KEYS[0], call.text, KEYS[1], str(call.number)):
-        places.append(text.find(word, places[-1] + 1))
-    if min(places) < 0:
-        return None
-    words = (call.name, KEYS[0], call.text, KEYS[1], str(call.number))
-    ends = [place + len(word) for place, word in zip(places, words, strict=True)]
-    gaps = [text[ends[n] : places[n + 1]] for n in range(4)]
-    rest = text[ends[-1] :]
+        place = text.find(word, end)
+        if name < 0 or place < 0:
+            return None
+        gaps.append(text[end:place])
+        end = place + len(word)
+    rest = text[end:]
     if gaps[0] in _BRACKETS and rest[:1] == _BRACKETS[gaps[0]]:
         literal = _literal(gaps)
-        return FoundCall(name, ends[-1] + 1, literal) if literal else None
-    return _tagged(name, ends[-1], gaps, rest)
+        return FoundCall(name, end + 1, literal) if literal else None
+    return _tagged(name, end, gaps, rest)
 
 
 def _literal(gaps: list[str]) -> LiteralCall | None:
@@ -147,7 +147,8 @@ def _tagged(begin: int, end: int, gaps: list[str], rest: str) -> FoundCall | Non
     to_key, to_text, between, to_number = gaps
     between = between.replace(KEYS[0], "{key}")
     start = common_end(to_key, between)
-    closing = common_start(between[: len(between) - len(start)], _keyed(rest))
+    ends = between[: len(between) - len(start)], rest.replace(KEYS[1], "{key}")
+    closing = common_start(*ends)
     key, middle = "{key}", to_text
     if to_text != to_number:  # the types of values
         left, right = common_start(to_text, to_number), common_end(to_text, to_number)
@@ -162,7 +163,3 @@ def _tagged(begin: int, end: int, gaps: list[str], rest: str) -> FoundCall | Non
         end=spelled(closing),
     )
     return FoundCall(begin, end + len(closing.replace("{key}", KEYS[1])), layout)
-
-
-def _keyed(text: str) -> str:
-    return text.replace(KEYS[1], "{key}")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
 from functools import lru_cache
 
 from pyllama_raw.replies.json_text import quoted
-from pyllama_raw.replies.source import MARK, Broken, Delimiters, Flow, TextSource
+from pyllama_raw.replies.source import (
+    MARK,
+    Broken,
+    Delimiters,
+    Flow,
+    TextSource,
+    Write,
+)
 from pyllama_raw.replies.spec import LiteralCall
 from pyllama_raw.replies.tables import Tables
 from pyllama_raw.replies.typed import value_of
 
-Write = Callable[[str], None]
-
-KEY_LIMIT = 256  # characters
 WORD = re.compile(rf"""[^\s=:,(){{}}\[\]"'{MARK}]+""")
 BRACKETS = {"{": ("}", "}"), "[": ("]", "]"), "(": (")", "]")}  # JSON has no tuples
 ESCAPES = {"a": "\\u0007", "v": "\\u000b", "0": "\\u0000", "'": "'", "\n": ""}
@@ -22,14 +26,14 @@ CODES = {"x": 2, "u": 4, "U": 8}  # digits of the code of a character
 OBJECT = "}"
 
 
-def read_literals(source: TextSource, tables: Tables, write: Write) -> Flow[None]:
+def read_literals(
+    source: TextSource, tables: Tables, layout: LiteralCall, write: Write
+) -> Flow[None]:
     """
     Read from after the bracket before the arguments to the bracket after them.
 
     Broken: what follows are no literals, or the reply ends within them.
     """
-    layout = tables.spec.calls and tables.spec.calls.layout
-    assert isinstance(layout, LiteralCall)
     closing: list[tuple[str, str]] = [(layout.close, OBJECT)]
     empty = True  # nothing is in the innermost brackets
     write("{")
@@ -42,8 +46,7 @@ def read_literals(source: TextSource, tables: Tables, write: Write) -> Flow[None
             empty = False
             continue
         if not empty:
-            if not (yield from source.next(",")):
-                raise Broken
+            yield from source.expect(",")
             yield from source.space()
             if (yield from source.peek()) == end:
                 continue
@@ -63,45 +66,35 @@ def read_literals(source: TextSource, tables: Tables, write: Write) -> Flow[None
 
 def _key(source: TextSource, tables: Tables, assign: str, write: Write) -> Flow[None]:
     """Read a key and what comes between the key and its value."""
-    quote = yield from source.match(tables.literal_quotes)
+    quote = yield from source.match(tables.quotes)
     if quote:
         yield from _string(source, quote, write)
     else:
         word = yield from _word(source)
         write(f'"{quoted(word)}"')
     yield from source.space()
-    if not (yield from source.next(assign)):
-        raise Broken
+    yield from source.expect(assign)
     write(": ")
     yield from source.space()
 
 
-def _word(source: TextSource) -> Flow[str]:
-    """A key that has no quotes. Broken: there is none, or the reply ends within it."""
-    while True:
-        found = WORD.match(source.text, source.pos)
-        end = found.end() if found else source.pos
-        if end < len(source.text):
-            break
-        if source.ended or end - source.pos > KEY_LIMIT:
-            raise Broken
-        yield
-    if not found or end - source.pos > KEY_LIMIT:
-        raise Broken
-    return source.take(end)
-
-
 def _value(source: TextSource, tables: Tables, write: Write) -> Flow[None]:
     """Read a string, which is passed on as it comes, or a word."""
-    quote = yield from source.match(tables.literal_quotes)
+    quote = yield from source.match(tables.quotes)
     if quote:
         yield from _string(source, quote, write)
-        return
+    else:
+        word = yield from _word(source)
+        write(value_of(word, frozenset()))
+
+
+def _word(source: TextSource) -> Flow[str]:
+    """A word that has no quotes. Broken: there is none."""
     found: list[str] = []
     yield from source.run(WORD, found.append)
     if not found:
         raise Broken
-    write(value_of("".join(found), frozenset()))
+    return "".join(found)
 
 
 def _string(source: TextSource, quote: str, write: Write) -> Flow[None]:
@@ -129,21 +122,11 @@ def _escape(source: TextSource, write: Write) -> Flow[None]:
     n_digits = CODES.get(char, 0)
     digits = (yield from source.ahead(1 + n_digits))[1:]
     if len(digits) == n_digits > 0 and re.fullmatch("[0-9a-fA-F]+", digits):
-        write(code_point(int(digits, 16)))
+        code = int(digits, 16)
+        write(json.dumps(chr(code))[1:-1] if code <= 0x10FFFF else "\ufffd")
     elif n_digits or char not in {*ESCAPES, *'"\\/bfnrt'}:
         write("\\\\")  # no escape: the backslash stands for itself
         return
     else:
         write(ESCAPES.get(char, "\\" + char))
     source.take(source.pos + 1 + len(digits))
-
-
-def code_point(code: int) -> str:
-    """A character by its number, as a part of a string of JSON."""
-    if code > 0x10FFFF:
-        return "\ufffd"
-    return (
-        f"\\u{code:04x}"
-        if code < 0x20 or 0xD800 <= code < 0xE000
-        else quoted(chr(code))
-    )

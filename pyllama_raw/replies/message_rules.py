@@ -6,37 +6,28 @@ import re
 from collections.abc import Sequence
 
 from pyllama_raw.replies.call_rules import CallRules
-from pyllama_raw.replies.lark import Lark, Parts, Rule, Spelled
-from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import Part, Reasoning
-from pyllama_raw.replies.spec import MessageRule, MessagesSpec, ReplySpec
+from pyllama_raw.replies.lark import Lark, Parts, Spelled
+from pyllama_raw.replies.parser import parts_of
+from pyllama_raw.replies.parts import Content, Reasoning, text_of
+from pyllama_raw.replies.spec import MessageRule, MessagesSpec
 from pyllama_raw.replies.tool_schemas import Tool
 
 SPACE = re.compile(r"(?= )")
 
 
 class MessageRules:
-    """Messages with written headers; those of a call have calls of *tools*."""
+    """Messages with written headers; those of a call have calls of the tools of *calls*."""
 
-    def __init__(
-        self,
-        lark: Lark,
-        spec: ReplySpec,
-        messages: MessagesSpec,
-        calls: CallRules,
-        tools: Sequence[Tool],
-    ) -> None:
-        self._lark, self._spec, self._messages = lark, spec, messages
-        self._calls, self._tools = calls, tools
+    def __init__(self, lark: Lark, messages: MessagesSpec, calls: CallRules) -> None:
+        self._lark, self._messages, self._calls = lark, messages, calls
         between = "".join([*messages.end[:1], messages.start[0]])
-        self._between = lark.delimiter(between)
+        self._between = lark.row(lark.delimiter(between))
         self._until = lark.until([between])
-        plain, _ = lark.split([between])
-        self._rest = lark.terminal(lark.without(plain))
+        self._rest = lark.terminal(lark.without(lark.plain([between])))
 
-    def start(self, prefix: str, *, must: bool, parallel: bool) -> str:
+    def start(self, prefix: str, *, must: bool) -> str:
         """Rule of what follows *prefix*, the end of the prompt."""
-        lark, between = self._lark, self._lark.row(self._between)
+        lark, between, parallel = self._lark, self._between, self._calls.parallel
         call = lark.one_of(self._called())
         again = f"({between} {call})*" if parallel else ""
         if must:
@@ -50,7 +41,7 @@ class MessageRules:
         if not self._in_body(prefix):
             return reply
         end = "" if must else f" | {self._rest}"
-        return lark.rule(f"{self._until} {reply}{end}")
+        return f"{self._until} {reply}{end}"
 
     def _headers(self, *kinds: str) -> Sequence[Parts]:
         lark, middle = self._lark, self._messages.middle
@@ -64,18 +55,14 @@ class MessageRules:
         """Messages that are calls."""
         found: list[Parts] = []
         for rule in self._messages.rules:
-            for tool in self._tools if rule.kind == "call" else ():
-                body = self._body(rule, tool)
+            for tool in self._calls.tools if rule.kind == "call" else ():
+                is_named = "(?P<name>" in rule.header
+                body = self._calls.arguments(tool) if is_named else self._calls.all()
                 for written in self._spellings(rule, tool):
                     header = self._lark.form(written, {"name": Spelled(tool.name)})
                     middle = self._lark.first_of(self._messages.middle)
                     found.append([*header, *middle, body])
         return found
-
-    def _body(self, rule: MessageRule, tool: Tool) -> Rule:
-        if "(?P<name>" in rule.header:
-            return self._calls.arguments(tool)
-        return self._calls.all()
 
     def _spellings(self, rule: MessageRule, tool: Tool) -> Sequence[str]:
         """Headers of a call: its recipient may stand after what it is, where that is read."""
@@ -94,28 +81,19 @@ class MessageRules:
 
     def _is_read(self, rule: MessageRule, written: str, tool: Tool) -> bool:
         """Whether the first rule for a header is *rule*, with the name of *tool*."""
-        header = written.replace("{name}", tool.name)
-        delimiters = [*self._messages.middle, *self._spec.special]
-        for other in self._messages.rules:
-            if found := re.fullmatch(other.header, header, re.DOTALL):
-                name = found.groupdict().get("name", tool.name)
-                is_whole = not any(text in tool.name for text in delimiters)
-                return other is rule and name == tool.name and is_whole
-        return False
+        found = self._messages.rule_of(written.replace("{name}", tool.name))
+        if found is None or found[0] is not rule:
+            return False
+        delimiters = [*self._messages.middle, *self._lark.spec.special]
+        is_whole = not any(text in tool.name for text in delimiters)
+        return is_whole and found[1].groupdict().get("name", tool.name) == tool.name
 
     def _in_body(self, prefix: str) -> bool:
         """Whether the prompt ends within a message, after its header."""
-        headers = [
-            rule.written for rule in self._messages.rules if rule.kind == "content"
-        ]
-        for header in headers:
-            text = header + self._messages.middle[0]
-            parts = self._parts(prefix, text + "x")
-            if "".join(part.text for part in parts if hasattr(part, "text")) == "x":
-                return False
-        return any(isinstance(part, Reasoning) for part in self._parts(prefix, "x"))
-
-    def _parts(self, prefix: str, text: str) -> list[Part]:
-        parser = ReplyParser(self._spec, prefix=prefix)
-        fed = [parser.feed(*piece) for piece in self._spec.pieces(text)]
-        return [part for parts in (*fed, parser.finish()) for part in parts]
+        spec, middle = self._lark.spec, self._messages.middle[0]
+        for rule in self._messages.rules:
+            if rule.kind == "content":
+                parts = parts_of(spec, f"{rule.written}{middle}x", prefix=prefix)
+                if text_of(parts, Content) + text_of(parts, Reasoning) == "x":
+                    return False
+        return bool(text_of(parts_of(spec, "x", prefix=prefix), Reasoning))

@@ -1,17 +1,19 @@
-"""Takes a reply apart while it is generated."""
+"""Takes a reply apart while it is generated: what is reasoning, what content, what a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from pyllama_raw.replies.parts import Part
-from pyllama_raw.replies.reader import ReplyReader
-from pyllama_raw.replies.source import MARK, TextSource
+from pyllama_raw.replies.calls import CallReader
+from pyllama_raw.replies.parts import Content, Part, Reasoning
+from pyllama_raw.replies.source import MARK, SPACE, Broken, Flow, TextSource
 from pyllama_raw.replies.spec import ReplySpec
+from pyllama_raw.replies.tables import Kind, Role, tables_of
 from pyllama_raw.replies.typed import parameters_of
-from pyllama_raw.replies.writer import PartWriter
+from pyllama_raw.replies.writer import Lead, PartWriter, TextStretch
 
 
 class ReplyParser:
@@ -40,17 +42,33 @@ class ReplyParser:
         calls: bool = True,
         new_id: Callable[[], str] | None = None,
     ) -> None:
-        self._special = spec.special
-        self._source = TextSource()
-        self._writer = PartWriter()
-        self._reader = ReplyReader(
-            spec,
-            self._source,
-            self._writer,
-            dict(map(parameters_of, tools)) if calls else None,
-            new_id or id_maker(spec),
-        )
-        self._reader.begin_after(prefix)
+        if not calls:
+            spec = spec.model_copy(update={"calls": None})
+        self._spec, self._tables = spec, tables_of(spec)
+        self._source, self._writer = TextSource(), PartWriter()
+        self._new_id = new_id or id_maker(spec)
+        self._calls: CallReader | None = None
+        if spec.calls:
+            self._calls = CallReader(
+                self._source,
+                self._tables,
+                spec.calls,
+                dict(map(parameters_of, tools)),
+                begin=self._begin_call,
+                write=self._writer.arguments,
+            )
+        self._bare_calls = bool(spec.calls and spec.calls.bare)
+        self._trim = bool(spec.reasoning and spec.reasoning.trim)
+        self._lead = Lead.DROPPED if self._trim else Lead.KEPT
+        self._kinds = self._tables.kinds
+        self._kind = Kind.PLAIN if spec.messages else Kind.CONTENT
+        self._stretch = self._new_stretch(Lead.KEPT)
+        self._in_message = False
+        self._between = True  # no call and no header is being read
+        self._flow = self._run()
+        self._in_prompt = True
+        self._begin_after(prefix)
+        self._in_prompt = False
 
     def feed(self, text: str, special: bool = False) -> list[Part]:
         """
@@ -61,16 +79,154 @@ class ReplyParser:
             special: *text* is such a token. Other tokens are fed as the text that they show.
         """
         text = text.replace(MARK, "\ufffd")
-        self._source.add(MARK + text if special and text in self._special else text)
-        next(self._reader.flow, None)
+        is_mark = special and text in self._spec.special
+        self._source.add(MARK + text if is_mark else text)
+        next(self._flow, None)
         return self._writer.taken()
 
     def finish(self) -> list[Part]:
         """The parts that the end of the reply adds. A call that is cut keeps what it has."""
         self._source.ended = True
-        next(self._reader.flow, None)
-        self._reader.end()
+        next(self._flow, None)
+        self._stretch.end(trim=False)
         return self._writer.taken()
+
+    def _begin_after(self, prefix: str) -> None:
+        """Begin where *prefix* ends, whose own text is no part of the reply; a call in it is."""
+        self._source.add(*self._tables.marked([prefix]))
+        next(self._flow, None)
+        self._source.drop()
+        if self._between:
+            held = self._source.take(len(self._source.text))
+            found = self._kinds[self._kind].pattern.match(held)
+            self._flow = self._resume(found.group() if found else "")
+            next(self._flow, None)
+        self._writer.forget_text()
+
+    def _resume(self, marker: str) -> Flow[None]:
+        """Go on after the prompt, at whose end *marker* stood: no longer one comes any more."""
+        if marker:
+            yield from self._act(self._kinds[self._kind].roles[marker], marker)
+        has_begun = marker or self._in_message or self._kind is Kind.REASONING
+        if not self._stretch.blank:  # white space at its end was of the prompt
+            self._stretch = self._new_stretch(Lead.KEPT)
+        if self._spec.messages and not has_begun:
+            yield from self._header("")
+        yield from self._run()
+
+    def _run(self) -> Flow[None]:
+        """Read the reply."""
+        while True:
+            if self._bare_calls and self._kind is Kind.CONTENT:
+                yield from self._bare()
+            table = self._kinds[self._kind]
+            self._between = True
+            marker = yield from self._source.until(table, self._write)
+            self._between = False
+            if not marker:
+                return
+            yield from self._act(table.roles[marker], marker)
+
+    def _act(self, role: Role, marker: str) -> Flow[None]:
+        """Do what a delimiter does; where it does nothing, it is text."""
+        if role in (Role.OPEN, Role.START) and self._calls:
+            self._source.keep(marker)
+            yield from self._read(self._calls.section(started=role is Role.START))
+        elif role is Role.MESSAGE:
+            self._end(Kind.PLAIN, Lead.KEPT)
+            yield from self._header(marker)
+        elif role is Role.MESSAGE_END:
+            self._in_message = False
+            self._end(Kind.PLAIN, Lead.HELD)
+        elif role is Role.THINK and self._may_think(marker):
+            self._end(Kind.REASONING, self._lead)
+        elif role is Role.ANSWER and (
+            self._kind is Kind.REASONING or self._stretch.blank or self._in_prompt
+        ):
+            self._end(Kind.CONTENT, self._lead)
+        elif role is not Role.IGNORED:
+            self._write(marker)
+
+    def _may_think(self, marker: str) -> bool:
+        """Whether reasoning may begin here; at its own beginning it is said twice."""
+        if self._stretch.blank or self._in_prompt:  # behind the header of the message
+            return True
+        reasoning = self._spec.reasoning
+        anywhere = MARK in marker or bool(reasoning and reasoning.anywhere)
+        return anywhere and self._kind is not Kind.REASONING
+
+    def _header(self, marker: str) -> Flow[None]:
+        """Read the header of a message, which says what the message is."""
+        source, messages = self._source, self._spec.messages
+        source.keep(marker)
+        self._kind = Kind.PLAIN
+        try:
+            header = yield from source.find(self._tables.middle)
+        except Broken:
+            self._write(source.kept())
+            return
+        found = messages and messages.rule_of(header.replace(MARK, ""))
+        kind = found and found[0].kind
+        if not found or (kind == "call" and not self._calls):
+            self._write(source.kept())
+            return
+        source.take(source.pos + len(header))
+        yield from source.match(self._tables.middle)
+        self._in_message = True
+        name = found[1].groupdict().get("name")
+        if kind == "call" and self._calls and name:
+            yield from self._read(self._calls.named(name))
+            return
+        source.drop()
+        if kind == "reasoning":
+            self._end(Kind.REASONING, self._lead)
+        elif kind == "call":
+            self._kind = Kind.CONTENT
+
+    def _bare(self) -> Flow[None]:
+        """Read calls that no delimiter begins, where the text has not begun."""
+        yield from self._source.run(SPACE, self._write)
+        if not self._calls or not self._stretch.blank:
+            return
+        if (yield from self._source.peek()) in ("{", "["):
+            self._source.keep()
+            yield from self._read(self._calls.section(started=False, bare=True))
+
+    def _read(self, calls: Flow[None]) -> Flow[None]:
+        """Read *calls*; what the source has kept for them and is none is text."""
+        try:
+            yield from calls
+        except Broken:
+            self._write(self._source.kept())
+        self._source.drop()
+
+    def _begin_call(self, name: str, id_: str | None) -> None:
+        kind = Kind.PLAIN if self._kind is Kind.PLAIN else Kind.CONTENT
+        self._end(kind, Lead.HELD, call=True)
+        self._writer.call(name, id_ or self._new_id())
+
+    def _end(self, kind: Kind, lead: Lead, *, call: bool = False) -> None:
+        """End a stretch of text, and begin the next."""
+        trim = self._trim if Kind.REASONING in (kind, self._kind) else call
+        self._stretch.end(trim=trim)
+        self._kind = kind
+        self._stretch = self._new_stretch(lead)
+
+    def _new_stretch(self, lead: Lead) -> TextStretch:
+        thinks, calls = self._kind is Kind.REASONING, self._spec.calls
+        write = partial(self._writer.add, Reasoning if thinks else Content)
+        trim_end = self._trim if thinks else bool(calls and calls.trim)
+        return TextStretch(write, lead, trim_end=trim_end)
+
+    def _write(self, text: str) -> None:
+        self._stretch.write(text)
+
+
+def parts_of(spec: ReplySpec, text: str, **options: Any) -> list[Part]:
+    """The parts of the whole reply *text*; see `ReplyParser` for *options*."""
+    parser = ReplyParser(spec, **options)
+    fed = [parser.feed(*piece) for piece in spec.pieces(text)]
+    return [part for parts in (*fed, parser.finish()) for part in parts]
 
 
 def id_maker(spec: ReplySpec) -> Callable[[], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -53,3 +54,24 @@ class ToolCall:
     """The name of the tool."""
     arguments: str
     """The arguments as JSON; cut off if the reply was."""
+
+
+def text_of(parts: Iterable[Part], kind: type[Content] | type[Reasoning]) -> str:
+    """The text of all *parts* of this kind."""
+    return "".join(part.text for part in parts if isinstance(part, kind))
+
+
+def calls_of(parts: Iterable[Part]) -> tuple[ToolCall, ...]:
+    """The calls that *parts* make up, by index."""
+    calls: dict[int, list[CallDelta]] = {}
+    for part in parts:
+        if isinstance(part, CallDelta):
+            calls.setdefault(part.index, []).append(part)
+    return tuple(
+        ToolCall(
+            id="".join(delta.id or "" for delta in deltas),
+            name="".join(delta.name or "" for delta in deltas),
+            arguments="".join(delta.arguments for delta in deltas),
+        )
+        for _, deltas in sorted(calls.items())
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 Render = Callable[..., str | None]
@@ -66,20 +67,16 @@ def pieces(text: str) -> list[str]:
 
 
 def common_start(a: str, b: str) -> str:
-    shared = []
-    for left, right in zip(pieces(a), pieces(b), strict=False):
-        if left != right:
-            break
-        shared.append(left)
-    return "".join(shared)
+    return "".join(_shared(pieces(a), pieces(b)))
 
 
 def common_end(a: str, b: str) -> str:
-    left, right = pieces(a), pieces(b)
-    n = 0
-    while n < min(len(left), len(right)) and left[-1 - n] == right[-1 - n]:
-        n += 1
-    return "".join(left[len(left) - n :])
+    return "".join(_shared(pieces(a)[::-1], pieces(b)[::-1])[::-1])
+
+
+def _shared(a: list[str], b: list[str]) -> list[str]:
+    pairs = zip(a, b, strict=False)
+    return [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 class Samples:
@@ -103,16 +100,13 @@ class Samples:
         """A chat that ends with a message of the assistant; empty if it is refused."""
         key = (content, reasoning, calls)
         if key not in self._chats:
-            self._chats[key] = self._chat(*key)
+            message: dict[str, Any] = {"role": "assistant", "content": content}
+            if reasoning:
+                message["reasoning_content"] = reasoning
+            if calls:
+                message["tool_calls"] = [call.given for call in calls]
+            self._chats[key] = self._rendered([USER, message]) or ""
         return self._chats[key]
-
-    def _chat(self, content: str, reasoning: str, calls: tuple[Sample, ...]) -> str:
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if reasoning:
-            message |= {"reasoning_content": reasoning}
-        if calls:
-            message |= {"tool_calls": [call.given for call in calls]}
-        return self._rendered([USER, message]) or ""
 
     def reply(
         self, content: str = "", reasoning: str = "", calls: tuple[Sample, ...] = ()

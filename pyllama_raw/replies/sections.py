@@ -18,13 +18,6 @@ from pyllama_raw.replies.samples import (
 from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReasoningSpec
 
 
-class Wrapper(NamedTuple):
-    """Text around the text of a reply that is only text."""
-
-    before: str
-    after: str
-
-
 class Section(NamedTuple):
     """Calls in a reply, and how they are written."""
 
@@ -49,15 +42,20 @@ class _Around(NamedTuple):
 
 
 def section_of(
-    samples: Samples, answer: Wrapper, reasoning: ReasoningSpec | None
+    samples: Samples, before: str, after: str, reasoning: ReasoningSpec | None
 ) -> Section | None:
-    """Two calls, or one where the template prints no more."""
+    """
+    Two calls, or one where the template prints no more.
+
+    Args:
+        before: text before the text of a reply that is only text, as *after* is behind it.
+    """
     for calls in ((FIRST, SECOND), (FIRST,)):
         text = samples.reply(calls=calls)
         found = _found(text, calls)
         if found:
-            lead = text[len(common_start(text, answer.before)) : found[0].begin]
-            around = _around(text, found, without(reasoning, lead), answer.after)
+            lead = text[len(common_start(text, before)) : found[0].begin]
+            around = _around(text, found, without(reasoning, lead), after)
             end = found[-1].end + len(around.end + around.closing)
             spec = _spec(found[0], around)
             return Section(spec, calls, text[:end], text[end:])
@@ -104,11 +102,16 @@ def _around(text: str, found: list[FoundCall], lead: str, turn_end: str) -> _Aro
 def _spec(found: FoundCall, around: _Around) -> CallsSpec:
     layout = found.layout
     if isinstance(layout, ObjectCall):
-        opening, start = (_before(text, "[") for text in (around.opening, around.start))
-        end, closing = (_behind(text, "]") for text in (around.end, around.closing))
-        is_array = (opening, start) != (around.opening, around.start)
+        outer = around
+        around = _Around(
+            opening=re.sub(r"\[\s*\Z", "", outer.opening),
+            start=re.sub(r"\[\s*\Z", "", outer.start),
+            end=re.sub(r"\A\s*\]", "", outer.end),
+            separator=outer.separator,
+            closing=re.sub(r"\A\s*\]", "", outer.closing),
+        )
+        is_array = around[:2] != outer[:2]
         layout = layout.model_copy(update={"array": is_array})
-        around = _Around(opening, start, end, around.separator, closing)
     return CallsSpec(
         layout=layout,
         open=spelled(around.opening),
@@ -118,15 +121,3 @@ def _spec(found: FoundCall, around: _Around) -> CallsSpec:
         separator=around.separator,
         bare=not (around.opening + around.start).strip(),
     )
-
-
-def _before(text: str, bracket: str) -> str:
-    """*text* without a *bracket* at its end."""
-    stripped = text.rstrip()
-    return stripped[:-1] if stripped.endswith(bracket) else text
-
-
-def _behind(text: str, bracket: str) -> str:
-    """*text* without a *bracket* at its start."""
-    stripped = text.lstrip()
-    return stripped[1:] if stripped.startswith(bracket) else text

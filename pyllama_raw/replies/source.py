@@ -16,17 +16,16 @@ from typing import TypeVar
 
 MARK = "\ud800"  # a lone surrogate: text that is decoded from UTF-8 has none
 
+LIMIT = 256  # characters of a name, key or header: what goes on for longer is none
+
 T = TypeVar("T")
 Flow = Generator[None, None, T]
+Write = Callable[[str], None]
 SPACE = re.compile(r"\s*")
 
 
 class Broken(Exception):
     """Sign that text is not what it seemed, or that the reply ended within it."""
-
-
-def nowhere(text: str) -> None:
-    """Write *text* nowhere."""
 
 
 class Delimiters:
@@ -36,15 +35,14 @@ class Delimiters:
         ordered = sorted(set(texts), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self.beginnings = {text[:n] for text in ordered for n in range(1, len(text))}
-        self._longest = max(map(len, ordered), default=1) - 1
-        self._any = bool(ordered)
+        self._longest = max(map(len, ordered), default=0)
 
     def __bool__(self) -> bool:
-        return self._any
+        return self._longest > 0
 
     def held(self, text: str, pos: int) -> int:
         """The index of a beginning of a delimiter at the end of *text*, or its length."""
-        for at in range(max(pos, len(text) - self._longest), len(text)):
+        for at in range(max(pos, len(text) - self._longest + 1), len(text)):
             if text[at:] in self.beginnings:
                 return at
         return len(text)
@@ -108,9 +106,9 @@ class TextSource:
 
     def space(self) -> Flow[None]:
         """Take white space."""
-        yield from self.run(SPACE, nowhere)
+        yield from self.run(SPACE, lambda _: None)
 
-    def run(self, pattern: re.Pattern[str], write: Callable[[str], None]) -> Flow[None]:
+    def run(self, pattern: re.Pattern[str], write: Write) -> Flow[None]:
         """Take all that *pattern* of single characters matches."""
         while True:
             match = pattern.match(self.text, self.pos)
@@ -136,7 +134,7 @@ class TextSource:
             return found, found.start()
         return None, held
 
-    def until(self, markers: Delimiters, write: Callable[[str], None]) -> Flow[str]:
+    def until(self, markers: Delimiters, write: Write) -> Flow[str]:
         """Write the text before the first of *markers* and take it; nothing at the end."""
         while True:
             found, end = self.search(markers)
@@ -148,11 +146,11 @@ class TextSource:
                 return ""
             yield
 
-    def find(self, markers: Delimiters, limit: int) -> Flow[str]:
-        """The text before the first of *markers*, which stays. Broken: within *limit* is none."""
+    def find(self, markers: Delimiters) -> Flow[str]:
+        """The text before the first of *markers*, which stays. Broken: within LIMIT is none."""
         while True:
             found, end = self.search(markers)
-            if end - self.pos > limit or (self.ended and not found):
+            if end - self.pos > LIMIT or (self.ended and not found):
                 raise Broken
             if found:
                 return self.text[self.pos : end]

@@ -14,16 +14,13 @@ A form says how a name, an id, a key or a type stand in a piece of text: `functi
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from pyllama_raw.replies.special import special_in, strings_of
 
 Spellings = tuple[Annotated[str, Field(min_length=1)], ...]
 
@@ -151,6 +148,13 @@ class MessagesSpec(SpecPart):
     rules: tuple[MessageRule, ...]
     """The first that matches holds. A header without a rule is text."""
 
+    def rule_of(self, header: str) -> tuple[MessageRule, re.Match[str]] | None:
+        """The rule of a message with this *header*, and its match."""
+        for rule in self.rules:
+            if found := re.fullmatch(rule.header, header, re.DOTALL):
+                return rule, found
+        return None
+
 
 class ReplySpec(SpecPart):
     """
@@ -196,14 +200,33 @@ class ReplySpec(SpecPart):
         return [(piece, n % 2 == 1) for n, piece in enumerate(found) if piece]
 
 
+def special_in(text: str, is_special: Callable[[str], bool]) -> Iterator[str]:
+    """The special tokens in *text*; where one is within another, the longest."""
+    at = 0
+    while at < len(text):
+        end = next((n for n in range(len(text), at, -1) if is_special(text[at:n])), at)
+        if end > at:
+            yield text[at:end]
+        at = max(end, at + 1)
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All strings in *value*, a tree of dicts and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings_of(item)
+
+
 @cache
 def bundled() -> dict[str, ReplySpec]:
     """The specifications that come with this package, by the names of their families."""
     folder = files("pyllama_raw.replies") / "specs"
     found = sorted(folder.iterdir(), key=lambda file: file.name)
     return {
-        file.name.removesuffix(".json"): ReplySpec.model_validate(
-            json.loads(file.read_text("utf-8"))
+        file.name.removesuffix(".json"): ReplySpec.model_validate_json(
+            file.read_bytes()
         )
         for file in found
     }

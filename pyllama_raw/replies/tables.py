@@ -18,6 +18,8 @@ from pyllama_raw.replies.spec import (
     TaggedCall,
 )
 
+MAX_KEYS = 64  # of parameters whose ends are kept
+FIELD = re.compile(r"\{(name|id|index|key|type)\}")
 FIELDS = {
     "name": r"""(?P<name>[^\s<>{}()\[\]"'`,;|=]+)""",
     "id": r"""(?P<id>[^\s<>{}()\[\]"'`,;]+)""",
@@ -33,7 +35,6 @@ class Kind(Enum):
     CONTENT = "content"
     PLAIN = "content in which nothing is a call"
     REASONING = "reasoning"
-    HEADER = "the header of a message"
 
 
 class Role(Enum):
@@ -48,94 +49,85 @@ class Role(Enum):
     MESSAGE_END = "ends a message"
 
 
-class Table:
+class Table(Delimiters):
     """Delimiters with their roles. The first role of a delimiter holds."""
 
-    def __init__(self, texts: Mapping[Role, Iterable[str]]) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, Role]]) -> None:
         self.roles: dict[str, Role] = {}
-        for role, texts_of_role in texts.items():
-            for text in texts_of_role:
-                self.roles.setdefault(text, role)
-        self.markers = Delimiters(self.roles)
+        for text, role in pairs:
+            self.roles.setdefault(text, role)
+        super().__init__(self.roles)
 
 
 class Tables:
     """Delimiters of one specification, for each kind of text and for calls."""
 
     def __init__(self, spec: ReplySpec) -> None:
-        self.spec = spec
-        self.special = Delimiters(spec.special)
+        self._spec = spec
         calls = spec.calls or CallsSpec()
         reasoning = spec.reasoning or ReasoningSpec(start=(), end=())
         messages = spec.messages or MessagesSpec(start=(), middle=(), rules=())
-        delimiters = {
+        common = {
             Role.IGNORED: spec.ignored,
             Role.ANSWER: reasoning.end,
             Role.THINK: reasoning.start,
             Role.MESSAGE: messages.start,
             Role.MESSAGE_END: messages.end,
         }
-        common = {role: self.marked(texts) for role, texts in delimiters.items()}
-        thinking = {Role.ANSWER: common[Role.ANSWER], **common}
-        opening = {
-            Role.START: self.marked(calls.start),
-            Role.OPEN: self.marked(calls.open),
+        opening = {Role.START: calls.start, Role.OPEN: calls.open}
+        inside = opening if reasoning.calls else {}
+        self.kinds = {
+            Kind.CONTENT: self._table({**common, **opening}),
+            Kind.PLAIN: self._table(common),
+            Kind.REASONING: self._table(
+                {Role.ANSWER: reasoning.end, **common, **inside}
+            ),
         }
-        self.without_calls = {
-            Kind.CONTENT: Table(common),
-            Kind.PLAIN: Table(common),
-            Kind.REASONING: Table(thinking),
-        }
-        self.kinds = {**self.without_calls, Kind.CONTENT: Table({**common, **opening})}
-        if reasoning.calls:
-            self.kinds[Kind.REASONING] = Table({**thinking, **opening})
-        self.middle = Delimiters(self.marked(messages.middle))
-        self.rules = [
-            (re.compile(rule.header, re.DOTALL), rule.kind) for rule in messages.rules
-        ]
-        self.calls = spec.calls
-        self._calls(calls)
+        self.middle = self._found(messages.middle)
+        self.starts = self._found(calls.start)
+        self.ends = self._found(calls.end)
+        self.closes = self._found(calls.close)
+        self.closing = self._found([*calls.end, *calls.close])
+        if isinstance(calls.layout, Headed):
+            self._headed(calls, calls.layout)
 
-    def _calls(self, calls: CallsSpec) -> None:
-        layout = calls.layout
-        self.tagged = layout if isinstance(layout, TaggedCall) else None
-        self.starts = Delimiters(self.marked(calls.start))
-        self.ends = Delimiters(self.marked(calls.end))
-        self.closes = Delimiters(self.marked(calls.close))
-        self.closing = Delimiters(self.marked([*calls.end, *calls.close]))
-        if not isinstance(layout, Headed):
-            return
+    def _headed(self, calls: CallsSpec, layout: Headed) -> None:
         self.headers = [form(text) for text in layout.header]
-        ends = self.marked(layout.header_end)
-        self.header_end = Delimiters(ends)
-        last = [*ends, *self.marked(calls.end), *self.marked(calls.close)]
+        self.header_end = self._found(layout.header_end)
+        last = [*layout.header_end, *calls.end, *calls.close]
         if isinstance(layout, TaggedCall):
+            last += layout.start
             self.parameter_starts = self.marked(layout.start)
-            self.parameter = Delimiters(
-                [*self.parameter_starts, *self.marked(calls.end)]
-            )
+            self.parameter = self._found([*layout.start, *calls.end])
             self.keys = [form(text) for text in layout.key]
-            self.middle_of_parameter = Delimiters(self.marked(layout.middle))
+            self.middle_of_parameter = self._found(layout.middle)
             self.quotes = Delimiters(begin for begin, _ in layout.quotes)
             self._value_ends = self.marked(layout.end)
-            self._all_value_ends = Delimiters(self._value_ends)
-            last += self.parameter_starts
+            self.value_ends = lru_cache(MAX_KEYS)(self._ends_of)
         if isinstance(layout, LiteralCall):
-            self.literal_quotes = Delimiters(self.marked(layout.quotes))
-        self.header_last = Delimiters(last)
+            self.quotes = self._found(layout.quotes)
+        self.header_last = self._found(last)
 
-    def value_ends(self, key: str) -> Delimiters:
+    def _ends_of(self, key: str) -> Delimiters:
         """The ends of a value of the parameter *key*."""
-        if "{key}" not in "".join(self._value_ends):
-            return self._all_value_ends
         return Delimiters(text.replace("{key}", key) for text in self._value_ends)
 
     def marked(self, texts: Iterable[str]) -> list[str]:
         """*texts* as they are in a source: special tokens are behind their mark."""
         return [
-            "".join(MARK * special + piece for piece, special in self.spec.pieces(text))
+            "".join(
+                MARK * special + piece for piece, special in self._spec.pieces(text)
+            )
             for text in texts
         ]
+
+    def _table(self, roles: Mapping[Role, Iterable[str]]) -> Table:
+        return Table(
+            (text, role) for role, texts in roles.items() for text in self.marked(texts)
+        )
+
+    def _found(self, texts: Iterable[str]) -> Delimiters:
+        return Delimiters(self.marked(texts))
 
 
 @lru_cache(maxsize=64)
@@ -145,10 +137,8 @@ def tables_of(spec: ReplySpec) -> Tables:
 
 def form(text: str) -> re.Pattern[str]:
     """A form as a regular expression: `functions.{name}:{index}`."""
-    parts = re.split(r"\{(name|id|index|key|type)\}", text)
-    return re.compile(
-        "".join(FIELDS[p] if n % 2 else re.escape(p) for n, p in enumerate(parts))
-    )
+    parts = enumerate(FIELD.split(text))
+    return re.compile("".join(FIELDS[p] if n % 2 else re.escape(p) for n, p in parts))
 
 
 def matched(forms: Iterable[re.Pattern[str]], text: str) -> dict[str, str] | None:

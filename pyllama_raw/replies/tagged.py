@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 
 from pyllama_raw.replies.json_text import quoted
-from pyllama_raw.replies.nested import nested_value
-from pyllama_raw.replies.source import MARK, Broken, Delimiters, Flow, TextSource
+from pyllama_raw.replies.source import (
+    MARK,
+    Broken,
+    Delimiters,
+    Flow,
+    TextSource,
+    Write,
+)
+from pyllama_raw.replies.spec import TaggedCall
 from pyllama_raw.replies.tables import Tables, matched
-from pyllama_raw.replies.typed import Schema, property_of, types_of
+from pyllama_raw.replies.typed import Schema, items_of, property_of, types_of, value_of
 
-Write = Callable[[str], None]
-
-KEY_LIMIT = 256  # characters; what goes on for longer is no key
 TYPES_OF_STRING = ("string", "true")
 STRING = frozenset({"string"})
+MAX_DEPTH = 32  # of values whose own entries are between tags
 
 
 def read_tagged(
-    source: TextSource, tables: Tables, schema: Schema, write: Write
+    source: TextSource,
+    tables: Tables,
+    layout: TaggedCall,
+    schema: Schema,
+    write: Write,
 ) -> Flow[None]:
     """
     Read parameters up to the end of their call.
@@ -35,7 +44,7 @@ def read_tagged(
             write("}" if tag or not source.cut(tables.parameter) else "")
             return
         try:
-            text = yield from source.find(tables.middle_of_parameter, KEY_LIMIT)
+            text = yield from source.find(tables.middle_of_parameter)
         except Broken:
             text = ""
         fields = matched(tables.keys, text)
@@ -47,38 +56,81 @@ def read_tagged(
         source.drop()
         write(f'{comma}"{quoted(fields["key"])}": ')
         comma = ", "
-        if not (yield from _value(source, tables, fields, schema, write)):
+        value = _value(source, tables, layout, fields, schema, write=write)
+        if not (yield from value):
             return
 
 
 def _value(
     source: TextSource,
     tables: Tables,
+    layout: TaggedCall,
     fields: dict[str, str],
     schema: Schema,
+    *,
     write: Write,
 ) -> Flow[bool]:
     """Read the value of one parameter; False where the reply ends within it."""
-    layout = tables.tagged
-    assert layout
     of_key = property_of(schema, fields["key"], schema)
     types = types_of(of_key, schema)
     if "type" in fields:
         types = STRING if fields["type"] in TYPES_OF_STRING else frozenset()
     ends = tables.value_ends(fields["key"])
     quote = yield from source.match(tables.quotes)
-    if quote:
-        ends = Delimiters([dict(layout.quotes)[quote]])
+    inner = Delimiters([dict(layout.quotes)[quote]]) if quote else ends
     if types == STRING:
         write('"')
-        end = yield from source.until(ends, lambda text: write(quoted(text)))
+        end = yield from source.until(inner, lambda text: write(quoted(text)))
         write('"' if end else "")
     else:
         found: list[str] = []
-        end = yield from source.until(ends, found.append)
+        end = yield from source.until(inner, found.append)
         text = "".join(found).replace(MARK, "")
-        write(nested_value(text, layout, of_key, schema) if end else text)
+        write(_nested(text, layout, of_key, schema) if end else text)
     if quote:
         yield from source.space()
-        yield from source.match(tables.value_ends(fields["key"]))
+        yield from source.match(ends)
     return bool(end)
+
+
+def _nested(
+    text: str, layout: TaggedCall, schema: Schema, root: Schema, depth: int = 0
+) -> str:
+    """*text* as JSON. What is allowed to be a string has no entries of its own."""
+    types = types_of(schema, root)
+    has_entries = layout.nested and depth < MAX_DEPTH and "string" not in types
+    entries = _entries(text.strip(), layout) if has_entries else ()
+    if not entries:
+        return value_of(text, types)
+    is_array = "array" in types or (
+        "object" not in types and {key for key, _ in entries} == {"item"}
+    )
+    items = items_of(schema, root)
+    found: list[str] = []
+    for key, value in entries:
+        of_key = items if is_array else property_of(schema, key, root)
+        given = "" if is_array else f'"{quoted(key)}": '
+        found.append(given + _nested(value, layout, of_key, root, depth + 1))
+    inside = ", ".join(found)
+    return f"[{inside}]" if is_array else f"{{{inside}}}"
+
+
+def _entries(text: str, layout: TaggedCall) -> list[tuple[str, str]]:
+    """The keys and values of *text*; none if it is anything else."""
+    begin, middle = layout.start[0], layout.middle[0]
+    entries: list[tuple[str, str]] = []
+    while text:
+        key, _, rest = text.removeprefix(begin).partition(middle)
+        opening, closing = begin + key + middle, layout.end[0].replace("{key}", key)
+        if not text.startswith(opening):
+            return []
+        depth = 1
+        for tag in re.finditer(f"({re.escape(opening)})|{re.escape(closing)}", rest):
+            depth += 1 if tag[1] else -1
+            if not depth:
+                break
+        else:
+            return []
+        entries.append((key, rest[: tag.start()]))
+        text = rest[tag.end() :].lstrip()
+    return entries

@@ -138,8 +138,6 @@ def text_pattern(tool: Tool, schema: Mapping[str, Any]) -> str:
     if schema.get("format") in FORMATS:
         return FORMATS[schema["format"]]
     least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-    if not least and most is None:
-        return "(?s:.*)"
     return f"(?s:.{{{least},{'' if most is None else int(most)}}})"
 
 

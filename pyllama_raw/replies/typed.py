@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -27,18 +27,17 @@ def parameters_of(tool: Mapping[str, Any]) -> tuple[str, Schema]:
 
 def property_of(schema: Schema, key: str, root: Schema) -> Schema:
     """The schema of the property *key*; empty if there is none."""
-    for part in variants(schema, root):
-        properties = part.get("properties")
-        if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
-            found: Schema = properties[key]
-            return found
-    return {}
+    found = (part.get("properties") for part in variants(schema, root))
+    return _first(each.get(key) for each in found if isinstance(each, Mapping))
 
 
 def items_of(schema: Schema, root: Schema) -> Schema:
     """The schema of the items of an array; empty if it does not say."""
-    found = (part.get("items") for part in variants(schema, root))
-    return next((items for items in found if isinstance(items, Mapping)), {})
+    return _first(part.get("items") for part in variants(schema, root))
+
+
+def _first(found: Iterable[Any]) -> Schema:
+    return next((each for each in found if isinstance(each, Mapping)), {})
 
 
 def types_of(schema: Schema, root: Schema) -> frozenset[str]:
@@ -48,11 +47,15 @@ def types_of(schema: Schema, root: Schema) -> frozenset[str]:
         given = part.get("type", ())
         found.update([given] if isinstance(given, str) else map(str, given))
         if "type" not in part:
-            values = part.get("enum") or ([part["const"]] if "const" in part else [])
-            found.update(name_of(value) for value in values)
+            found.update(map(name_of, values_of(part)))
             found.update({"object"} if "properties" in part else set())
             found.update({"array"} if "items" in part else set())
     return frozenset(found)
+
+
+def values_of(schema: Schema) -> Sequence[Any]:
+    """The values that *schema* names one by one; none if it names none."""
+    return schema.get("enum") or ([schema["const"]] if "const" in schema else [])
 
 
 def variants(schema: Any, root: Schema, depth: int = 8) -> list[Schema]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
-from pyllama_raw.replies.source import MARK
+from pyllama_raw.replies.parts import CallDelta, Content, Part
+from pyllama_raw.replies.source import MARK, Write
 
 
 class Lead(Enum):
@@ -21,9 +21,7 @@ class Lead(Enum):
 class TextStretch:
     """A stretch of text between delimiters, to which white space beside them may belong."""
 
-    def __init__(
-        self, write: Callable[[str], None], lead: Lead, *, trim_end: bool
-    ) -> None:
+    def __init__(self, write: Write, lead: Lead, *, trim_end: bool) -> None:
         self._write = write
         self._lead = lead
         self._trim_end = trim_end
@@ -69,11 +67,11 @@ class PartWriter:
         """Only calls are left of what was written."""
         self._parts = [part for part in self.taken() if isinstance(part, CallDelta)]
 
-    def content(self, text: str) -> None:
-        self._add(Content, text)
-
-    def reasoning(self, text: str) -> None:
-        self._add(Reasoning, text)
+    def add(self, make: Callable[[str], Part], text: str) -> None:
+        """More of the text of a part, which *make* makes."""
+        if make is not self._make:
+            self._flush(make)
+        self._texts.append(text)
 
     def call(self, name: str, id_: str) -> None:
         index = self._n_calls
@@ -83,11 +81,6 @@ class PartWriter:
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the last call."""
-        self._texts.append(text)
-
-    def _add(self, make: Callable[[str], Part], text: str) -> None:
-        if make is not self._make:
-            self._flush(make)
         self._texts.append(text)
 
     def _flush(self, make: Callable[[str], Part]) -> None:

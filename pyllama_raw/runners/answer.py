@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from pyllama_raw.api.reply import calls_of, text_of
 from pyllama_raw.api.results import Delta, Result, Timings, Usage
 from pyllama_raw.core.request import FinishReason, TokenLogprobs
-from pyllama_raw.replies.parts import CallDelta, Content, Part, Reasoning
+from pyllama_raw.replies.parts import (
+    CallDelta,
+    Content,
+    Part,
+    Reasoning,
+    calls_of,
+    text_of,
+)
 from pyllama_raw.runners.connection import error_of
 from pyllama_raw.runners.errors import ContentFiltered, NetworkError, UnexpectedAnswer
 

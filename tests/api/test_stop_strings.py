@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from functools import partial
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,8 @@ from pyllama_raw.core.request import (
 )
 from pyllama_raw.core.step import StepPlan, StepResult
 from pyllama_raw.core.stop_strings import StopStrings
-from pyllama_raw.replies.parts import Content, Part
+from pyllama_raw.replies.parser import ReplyParser
+from pyllama_raw.replies.spec import ReplySpec
 from tests.core.support import answer, make_scheduler, run_until_idle
 
 N_EXAMPLES = int(os.environ.get("PYLLAMA_RAW_STOP_EXAMPLES", "100"))
@@ -49,16 +51,6 @@ def brute_force(tokens: list[int], pieces: list[bytes], stops: tuple[str, ...]):
         if n_tokens == MAX_TOKENS:
             break
     return data.decode("utf-8", "replace"), n_tokens, LengthLimit.MAX_TOKENS
-
-
-class Echo:
-    """A parser of replies that are all content."""
-
-    def feed(self, text: str, special: bool = False) -> list[Part]:
-        return [Content(text)]
-
-    def finish(self) -> list[Part]:
-        return []
 
 
 @settings(max_examples=N_EXAMPLES, deadline=None)
@@ -92,7 +84,9 @@ def test_engine_and_reader_stop_at_the_same_place(pieces, tokens, stops, form):
         stop=StopStrings(tuple(stop.encode() for stop in stops)),
         stop_token_ids=frozenset({END}),
         names=names,
-        reply=ReplyForm(Echo, names) if form == "reply" else None,
+        reply=ReplyForm(partial(ReplyParser, ReplySpec()), names)
+        if form == "reply"
+        else None,
     )
     scheduler = make_scheduler(n_slots=1)
     scheduler._outputs._pieces = pieces

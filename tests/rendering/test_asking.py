@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyllama_raw.prompts.rendering.asking import reply_spec
-from pyllama_raw.prompts.rendering.processes import Unreadable
+from pyllama_raw.prompts.rendering.processes import TemplateProcesses, Unreadable
 from pyllama_raw.replies.spec import CallsSpec, ObjectCall, ReplySpec, bundled
 
 STRANGE = """
@@ -35,6 +35,15 @@ def test_a_template_that_refuses_has_what_it_names() -> None:
     found = [reply_spec(refuses), reply_spec(refuses + "<think>")]
 
     assert found == [None, bundled()["think"]]
+
+
+def test_a_template_is_rendered_once(monkeypatch) -> None:
+    """What was found, also that there is nothing, is known by the text of the template."""
+    refuses = "{{ raise_exception('asked twice') }}"
+    first = reply_spec(refuses)
+    monkeypatch.setattr(TemplateProcesses, "render", None)
+
+    assert (first, reply_spec(refuses)) == (None, None)
 
 
 def test_an_unreadable_template_is_told() -> None:

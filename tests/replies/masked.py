@@ -10,7 +10,7 @@ from pyllama_raw.engine.guidance import checked_schema
 from pyllama_raw.native.guidance import MaskTokenizer, Matcher
 from pyllama_raw.replies.constraint import lark_for
 from pyllama_raw.replies.parser import ReplyParser
-from pyllama_raw.replies.parts import CallDelta, Content, Part
+from pyllama_raw.replies.parts import Content, Part, calls_of, text_of
 from pyllama_raw.replies.spec import ReplySpec
 from pyllama_raw.replies.tool_schemas import tools_of
 from tests.replies.written import is_special
@@ -100,10 +100,5 @@ class Masked:
                 parts += parser.feed(self._marks[token - 256], special=True)
                 text += self._marks[token - 256]
         parts += parser.finish()
-        calls: dict[int, tuple[str, str]] = {}
-        for part in parts:
-            if isinstance(part, CallDelta):
-                name, arguments = calls.get(part.index, ("", ""))
-                calls[part.index] = name + (part.name or ""), arguments + part.arguments
-        content = "".join(part.text for part in parts if isinstance(part, Content))
-        return Drawn(text, has_ended, content, list(calls.values()))
+        calls = [(call.name, call.arguments) for call in calls_of(parts)]
+        return Drawn(text, has_ended, text_of(parts, Content), calls)

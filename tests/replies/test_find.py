@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from pyllama_raw.replies.find import by_markers, spec_for
+from pyllama_raw.replies.derive import by_markers, spec_for
 from pyllama_raw.replies.spec import CallsSpec, ReasoningSpec, ReplySpec, bundled
 from tests.replies.test_derive import FakeTemplate, objects, refuses
 
@@ -47,18 +45,3 @@ def test_a_family_that_reads_what_is_printed_is_taken() -> None:
     found = spec_for(template, FakeTemplate(objects, thinks=True))
 
     assert found == bundled()["hermes"]
-
-
-def test_a_template_is_rendered_once() -> None:
-    """What was found, also that there is nothing, is known by the text of the template."""
-    n_renderings = 0
-
-    def render(*_: Any, **__: Any) -> None:
-        nonlocal n_renderings
-        n_renderings += 1
-
-    first = spec_for("one that is asked for twice", render)
-    before = n_renderings
-    second = spec_for("one that is asked for twice", render)
-
-    assert (first, second, n_renderings) == (None, None, before)

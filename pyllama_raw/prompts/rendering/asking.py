@@ -46,6 +46,7 @@ def are_printed(template: str | None) -> bool:
         return False
 
 
+@lru_cache(MAX_KNOWN)
 def reply_spec(source: str) -> ReplySpec | None:
     """
     Specification for replies of the model of the template *source*, found once.
@@ -59,7 +60,7 @@ def reply_spec(source: str) -> ReplySpec | None:
         Unreadable: the template cannot be compiled.
         OSError: no process can be started.
     """
-    from pyllama_raw.replies.find import spec_for  # a model loads without pydantic
+    from pyllama_raw.replies.derive import spec_for  # a model loads without pydantic
 
     def render(
         messages: list[Any],
