@@ -28,7 +28,8 @@ from pyllama_raw import (
     Result,
 )
 from pyllama_raw.errors import first_of
-from pyllama_raw.serve.asked import Asked, Codec
+from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.codec import Codec
 from pyllama_raw.serve.events import EventStream
 from pyllama_raw.serve.exchange import Exchange
 from pyllama_raw.serve.failures import Failure, failure_of
@@ -53,9 +54,9 @@ class TextAnswer(Response):
         events = EventStream(send)
         whole: Response | None = None
         is_whole = False
-        exchange = self._exchange = Exchange.of(scope)
-        exchange.model = self._asked.found.name
-        with self._service.opened(self._asked.found.name):
+        self._exchange: Exchange = scope["state"]["exchange"]
+        self._exchange.model = name = self._asked.found.name
+        with self._service.places_of[name].taken():
             async with with_client(receive):
                 try:
                     whole = await self._run(events)
@@ -64,9 +65,9 @@ class TextAnswer(Response):
                     if events.has_begun:
                         await events.write(self._codec.failed(failure))
                     else:
-                        whole = JSON(*failure.parts(scope["path"]))
+                        whole = failure.answer(scope["path"])
                     if failure.status in (429, 503):
-                        exchange.refused = failure.code
+                        self._exchange.refused = failure.code
                 except TimeoutError:  # nobody reads what is sent
                     return
                 is_whole = True
@@ -209,8 +210,8 @@ async def while_client(
 ) -> Response:
     """The result of *work* as JSON; *work* is cancelled when the client leaves."""
     response = Response()  # of a client that has left: nobody reads it
-    Exchange.of(request.scope).model = found.name
-    with closing(work), service.opened(found.name):
+    request.state.exchange.model = found.name
+    with closing(work), service.places_of[found.name].taken():
         async with with_client(request.receive):
             response = JSON(await work)
     return response

@@ -7,11 +7,13 @@ the prompt of the next turn begins as the last one went on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from pyllama_raw.serve.failures import Failure, refused
 from pyllama_raw.serve.openai.messages import ChatMessage
+from pyllama_raw.serve.tools import tool_call
 
 
 class PlacedPart(NamedTuple):
@@ -19,6 +21,11 @@ class PlacedPart(NamedTuple):
 
     part: dict[str, Any]
     place: str
+
+    @classmethod
+    def of_text(cls, text: str, place: str) -> Self:
+        """A text."""
+        return cls({"type": "text", "text": text}, place)
 
 
 @dataclass(eq=False)
@@ -56,13 +63,12 @@ class ChatTurns:
 
     def call(self, call_id: Any, name: Any, arguments: Any, origin: str) -> None:
         """The assistant calls a tool."""
-        function = {"name": name, "arguments": arguments}
-        call = {"id": call_id, "type": "function", "function": function}
+        call = tool_call(call_id, name, arguments)
         self._open(origin).setdefault("tool_calls", []).append(call)
 
-    def mark(self, is_marked: bool) -> None:
-        """If *is_marked*, all messages until now are worth to be kept."""
-        if is_marked and self.messages:
+    def mark(self, blocks: Iterable[Mapping[str, Any]]) -> None:
+        """If one of the *blocks* says so, all messages until now are worth to be kept."""
+        if self.messages and any(block.get("cache_control") for block in blocks):
             self.marks.add(len(self.messages))
 
     def _open(self, origin: str, before: tuple[str, ...] = ()) -> Any:
@@ -76,3 +82,16 @@ class ChatTurns:
             last = self.messages[-1]
             last["content"] = ""
         return last
+
+
+def text_of(block: Mapping[str, Any], name: str, place: str) -> str:
+    """The field *name* of a block at *place*. Raises Failure if it is no text."""
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise refused(f"{place}.{name}", "give text")
+    return value
+
+
+def unknown(kind: object, place: str) -> Failure:
+    """The mistake of a client that sends something of this *kind*."""
+    return refused(place, f"{kind!r} is nothing that is known here", "unsupported")

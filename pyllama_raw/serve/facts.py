@@ -1,4 +1,4 @@
-"""What people and monitors ask of a running service: `/metrics`, `/slots`, `/props`."""
+"""Facts that people, monitors and balancers ask of a running service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.results import SlotStats
+from pyllama_raw.results import HealthState, SlotStats
 from pyllama_raw.serve.answer import with_client
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.native.body import settings
@@ -36,25 +36,24 @@ LLAMACPP = {  # names of its server, with our sample and what it says
 }
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of facts."""
-    router = APIRouter(tags=["facts"])
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints; probes need no key."""
     metrics = _Metrics(service)
 
-    @router.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", tags=["facts"], response_class=PlainTextResponse)
     async def told() -> Response:
         """Counts and times, in the text format of Prometheus, each with its model."""
         headers = {"process-start-time-unix": str(service.started)}
         kind = "text/plain; version=0.0.4"
         return Response(metrics.text(), media_type=kind, headers=headers)
 
-    @router.get("/props")
+    @app.get("/props", tags=["facts"])
     async def props(model: str | None = None) -> Response:
         """The model and what its options came to."""
         found = service.named(model)
         return JSON(_props(found.name, found.engine, service.config.sampling))
 
-    @router.get("/slots")
+    @app.get("/slots", tags=["facts"])
     async def slots(request: Request, model: str | None = None) -> Response:
         """What runs now, by slot, between two steps."""
         told: list[dict[str, Any]] = []
@@ -62,7 +61,22 @@ def routes(service: Service) -> APIRouter:
             told = await _slots(service.named(model).engine)
         return JSON(told)
 
-    return router
+    @app.get("/livez", tags=["probes"])
+    async def livez() -> Response:
+        """200 unless an engine thread hangs or has failed: then restart the process."""
+        stall_s = service.config.stall_s
+        states = {n: e.health(stall_s).state for n, e in service.engines.items()}
+        lives = not {HealthState.STALLED, HealthState.DEAD} & {*states.values()}
+        told = {"status": "ok" if lives else "stalled", "models": states}
+        return JSON(told, 200 if lives else 503)
+
+    @app.get("/readyz", tags=["probes"])
+    @app.get("/health", tags=["probes"])
+    @app.get("/v1/health", include_in_schema=False)
+    async def readyz() -> Response:
+        """200 while new requests are taken."""
+        ready = not service.drains and all(e.alive for e in service.engines.values())
+        return JSON({"status": "ok" if ready else "draining"}, 200 if ready else 503)
 
 
 def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str, Any]:

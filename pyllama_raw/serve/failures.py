@@ -24,6 +24,7 @@ from pyllama_raw.errors import (
     TextTooLong,
     Unsupported,
 )
+from pyllama_raw.serve.json import JSON
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -68,19 +69,19 @@ class Failure(Exception):
             self.headers.setdefault("retry-after", "1")
 
     def body(self) -> dict[str, Any]:
-        """The answer, for a JSON encoder."""
+        """The error, for a JSON encoder."""
         other = "server_error" if self.status >= 500 else TYPES[400]
         kind = TYPES.get(self.status, other)
         told = {"message": self.message, "type": kind, "param": self.param}
         return {"error": told | {"code": self.code} | self.more}
 
-    def parts(self, path: str) -> tuple[dict[str, Any], int, dict[str, str]]:
-        """The body in the words of the dialect at *path*, the status and the headers."""
+    def answer(self, path: str) -> JSON:
+        """The whole of it, in the words of the dialect at *path*."""
         body = self.of_message() if MESSAGES in path else self.body()
-        return body, self.status, self.headers
+        return JSON(body, self.status, self.headers)
 
     def of_message(self) -> dict[str, Any]:
-        """The answer in the words of Anthropic's API, with ours beside them."""
+        """The error in the words of Anthropic's API, with ours beside them."""
         error = self.body()["error"]
         other = "api_error" if self.status >= 500 else error["type"]
         error["type"] = ANTHROPIC.get(self.status, other)
@@ -105,11 +106,6 @@ class ErrorBody(TypedDict):
 DESCRIBED: dict[int | str, dict[str, Any]] = {  # for the OpenAPI description
     "4XX": {"model": ErrorBody, "description": "The request is wrong, or has to wait"},
     "5XX": {"model": ErrorBody, "description": "The service cannot answer now"},
-}
-
-
-STREAMED: dict[int | str, dict[str, Any]] = {  # of endpoints that answer either way
-    200: {"content": {"text/event-stream": {}}}
 }
 
 

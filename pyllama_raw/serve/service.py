@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import time
 from typing import NamedTuple
@@ -12,13 +11,11 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import Unsupported
 from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
-from pyllama_raw.serve.exchange import AccessLog, Exchange
+from pyllama_raw.serve.exchange import AccessLog, Exchange, Traffic
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.keys import Keys
-from pyllama_raw.serve.places import Places
-from pyllama_raw.serve.rates import Rates
+from pyllama_raw.serve.limits import Places, Rates
 from pyllama_raw.serve.reading import Bodies
-from pyllama_raw.serve.traffic import Traffic
 
 
 class Found(NamedTuple):
@@ -26,7 +23,7 @@ class Found(NamedTuple):
 
     name: str
     engine: AsyncEngine
-    adapters: Mapping[str, float]  # of `base:adapter`, each with its scale
+    adapters: Mapping[str, float] = {}  # of `base:adapter`, each with its scale
 
 
 @dataclass(eq=False)
@@ -65,10 +62,7 @@ class Service:
 
     def named(self, name: str | None) -> Found:
         """The model that *name* stands for; None: the first. Raises Failure."""
-        if name is None:
-            first, engine = next(iter(self.engines.items()))
-            return Found(first, engine, {})
-        found = self._named(name)
+        found = self._named(next(iter(self.engines)) if name is None else name)
         if found is None:
             message = f"there is no model {name!r}: there are {', '.join(self.engines)}"
             raise Failure(404, "model_not_found", message, "model")
@@ -76,34 +70,24 @@ class Service:
 
     def _named(self, name: str) -> Found | None:
         if name in self.engines:
-            return Found(name, self.engines[name], {})
+            return Found(name, self.engines[name])
         base, _, adapter = name.rpartition(":")
-        if base in self.engines and adapter in self._adapters(base):
-            return Found(base, self.engines[base], {adapter: 1.0})
-        return None
+        if base not in self.engines:
+            return None
+        engine = self.engines[base]
+        has_it = adapter in {info.name for info in engine.adapters()}
+        return Found(base, engine, {adapter: 1.0}) if has_it else None
 
     def _first(self, need: Operation) -> Found:
         """The first model that can do what is asked; of vectors, one that is made for it."""
         able = [
-            Found(name, engine, {})
+            Found(name, engine)
             for name, engine in self.engines.items()
             if need in engine.capabilities.operations
         ]
         if need is Operation.EMBED:
             able.sort(key=lambda found: not _states_pooling(found.engine))
         return able[0] if able else self.named(None)
-
-    def _adapters(self, name: str) -> set[str]:
-        return {info.name for info in self.engines[name].adapters()}
-
-    def opened(self, name: str) -> AbstractContextManager[None]:
-        """
-        Around an answer of the model *name*, from before its prompt is read until its end.
-
-        Raises:
-            Failure: all places of the model are taken.
-        """
-        return self.places_of[name].taken()
 
     def salt(self, exchange: Exchange, given: str | None) -> str | None:
         """The cache_salt of a request that gives *given*."""
@@ -114,7 +98,8 @@ class Service:
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""
         self.traffic.ended(exchange, route)
-        self.rates.charge("tokens", exchange.client, exchange.n_tokens)
+        n_tokens = exchange.n_prompt + exchange.n_output
+        self.rates.charge("tokens", exchange.client, n_tokens)
         if self._log is not None:
             self._log.write(exchange)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from fastapi import FastAPI
 from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
-from pyllama_raw.serve.body import template_variables
+from pyllama_raw.serve.body import Body, template_variables
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.json import JSON
 from pyllama_raw.serve.service import Service
@@ -23,17 +22,7 @@ from pyllama_raw.serve.service import Service
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 
-class TokenBody(BaseModel):
-    """Fields that all bodies here have."""
-
-    model_config = ConfigDict(
-        extra="ignore", strict=True, use_attribute_docstrings=True
-    )
-
-    model: str | None = None
-
-
-class TokenizeBody(TokenBody):
+class TokenizeBody(Body):
     """A text or a chat that is to become tokens."""
 
     content: str | None = None
@@ -46,13 +35,13 @@ class TokenizeBody(TokenBody):
     """Whether each token comes with its text, or its bytes if these are no text."""
 
 
-class DetokenizeBody(TokenBody):
+class DetokenizeBody(Body):
     """Tokens that are to become text."""
 
     tokens: list[int]
 
 
-class TemplateBody(TokenBody):
+class TemplateBody(Body):
     """A chat that is to become a prompt."""
 
     messages: list[dict[str, Any]]
@@ -69,11 +58,10 @@ class TemplateBody(TokenBody):
         return {name: value for name, value in given.items() if value}
 
 
-def routes(service: Service) -> APIRouter:
-    """Endpoints of the tokenizer and the template."""
-    router = APIRouter(tags=["tokens"])
+def routes(app: FastAPI, service: Service) -> None:
+    """Add the endpoints."""
 
-    @router.post("/tokenize")
+    @app.post("/tokenize", tags=["tokens"])
     async def tokenize(body: TokenizeBody) -> Response:
         """Make tokens of a text, or of a chat."""
         engine = service.named(body.model).engine
@@ -83,29 +71,26 @@ def routes(service: Service) -> APIRouter:
         told = {"tokens": shown, "count": len(tokens), "max_model_len": n_ctx}
         return JSON(told)
 
-    @router.post("/detokenize")
+    @app.post("/detokenize", tags=["tokens"])
     async def detokenize(body: DetokenizeBody) -> Response:
         """Make text of tokens."""
         engine = service.named(body.model).engine
         text = await engine.detokenize(body.tokens, special=True)
         return JSON({"content": text, "prompt": text})
 
-    @router.get("/tokenizer_info")
+    @app.get("/tokenizer_info", tags=["tokens"])
     async def tokenizer_info() -> Response:
         """Tokens that have a role, and the chat template."""
         engine = service.named(None).engine
         return JSON(await _described(engine))
 
-    @router.post("/v1/chat/completions/render")
-    @router.post("/apply-template")
+    @app.post("/v1/chat/completions/render", tags=["tokens"])
+    @app.post("/apply-template", tags=["tokens"])
     async def render(body: TemplateBody) -> Response:
         """The prompt that the chat template makes."""
         found = service.find(body.model, Operation.GENERATE)
-        return JSON(
-            {"prompt": await found.engine.render(body.messages, **body.options())}
-        )
-
-    return router
+        prompt = await found.engine.render(body.messages, **body.options())
+        return JSON({"prompt": prompt})
 
 
 async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:

@@ -7,6 +7,7 @@ the context.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -14,11 +15,12 @@ from pydantic import BaseModel, Field
 
 from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import InvalidSampling
+from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused, renamed
-from pyllama_raw.serve.native.prompts import ReadPrompt, TokenId
+from pyllama_raw.serve.native.prompts import Prompts, TokenId, prompts_of, tokens_of
 from pyllama_raw.serve.service import Found, Service
 
 NAMES = {  # of llama.cpp's server, and those of SamplingParams
@@ -83,10 +85,14 @@ class NativeBody(TextBody):
         n_predict = self.max_tokens if self.n_predict is None else self.n_predict
         return None if n_predict == -1 else n_predict
 
-    async def asked(
-        self, service: Service, found: Found, prompts: list[ReadPrompt]
-    ) -> Asked:
+    @abstractmethod
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
+        """Those of each prompt. Raises Failure and InvalidRequest."""
+
+    async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidRequest."""
+        found = service.find(self.model, Operation.GENERATE)
+        prompts = tuple(await self.tokens(service, found.engine))
         given = self._params(found, service.config) | await self._biases(found)
         try:
             params = SamplingParams(**given)
@@ -100,8 +106,7 @@ class NativeBody(TextBody):
             options["adapters"] = self._scales(found)
         if not self.cache_prompt:
             options["cache_salt"] = f"{options.get('cache_salt') or ''}{uuid4().hex}"
-        tokens = tuple(each.tokens for each in prompts)
-        return Asked(found, tokens, params, options, bool(self.stream))
+        return Asked(found, prompts, params, options, bool(self.stream))
 
     def _params(self, found: Found, config: ServeConfig) -> dict[str, Any]:
         named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
@@ -147,6 +152,17 @@ class NativeBody(TextBody):
                 known = f"there is no adapter {each.id}, there are {len(names)}"
                 raise refused("lora", known)
         return {names[each.id]: each.scale for each in self.lora or ()}
+
+
+class NativeCompletionBody(NativeBody):
+    """Prompts that are to go on."""
+
+    prompt: Prompts
+    """A text, token ids, both mixed, or a list of these."""
+
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:  # noqa: ARG002
+        """Those of each prompt: of a list without token ids, each is one."""
+        return [await tokens_of(engine, each) for each in prompts_of(self.prompt)]
 
 
 def _adapt(given: dict[str, Any]) -> None:

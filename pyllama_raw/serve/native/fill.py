@@ -1,12 +1,14 @@
-"""Prompts of models that fill a gap in a text (fill in the middle)."""
+"""`/infill`: prompts of models that fill a gap in a text (fill in the middle)."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.errors import PromptTooLong
 from pyllama_raw.serve.failures import Failure
+from pyllama_raw.serve.native.body import NativeBody
+from pyllama_raw.serve.service import Service
 
 NEEDED = ("prefix", "suffix", "middle")
 
@@ -20,7 +22,29 @@ class ExtraFile(BaseModel):
     filename: str = "tmp"
 
 
-async def fill_prompt(
+class InfillBody(NativeBody):
+    """A gap in a text that is to be filled."""
+
+    input_prefix: str
+    """The text before the gap."""
+    input_suffix: str
+    """The text behind it."""
+    prompt: str = ""
+    """The text that the gap begins with."""
+    input_extra: list[ExtraFile] = Field(default_factory=list)
+    """Other texts, the most important one last."""
+
+    async def tokens(self, service: Service, engine: AsyncEngine) -> list[list[int]]:
+        """Those that ask for what is in the gap."""
+        n_output = self.n_most
+        if n_output is None:
+            quarter = engine.n_ctx_slot // 4
+            n_output = service.config.sampling.get("max_tokens", quarter)
+        texts = (self.input_prefix + self.prompt, self.input_suffix)
+        return [await _fill_prompt(engine, texts, self.input_extra, n_output)]
+
+
+async def _fill_prompt(
     engine: AsyncEngine,
     texts: tuple[str, str],
     extra: list[ExtraFile],

@@ -1,27 +1,16 @@
-"""`/v1/chat/completions`."""
+"""Bodies of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
-from pydantic_core import to_json
-from starlette.responses import Response
 
-from pyllama_raw import Delta, Result
-from pyllama_raw.results import Operation
-from pyllama_raw.serve.answer import TextAnswer
-from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody, template_variables
-from pyllama_raw.serve.failures import STREAMED, refused
-from pyllama_raw.serve.json import JSON
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of
-from pyllama_raw.serve.openai.logprobs import chat_logprobs
-from pyllama_raw.serve.openai.messages import ChatMessage, take_media
-from pyllama_raw.serve.openai.replies import message_of, told_of
-from pyllama_raw.serve.service import Service
+from pyllama_raw.serve.body import effort_variables, template_variables
+from pyllama_raw.serve.chats import ConversationBody
+from pyllama_raw.serve.conversation import ChatTurns
+from pyllama_raw.serve.failures import refused
+from pyllama_raw.serve.openai.messages import ChatMessage
 from pyllama_raw.serve.tools import tool_options
 
 _OF_MESSAGES = ("prompt", "content", "role", "chat messages", "images", "sounds")
@@ -33,8 +22,10 @@ NAMES = {  # of fields, by what the engine calls them
 }
 
 
-class ChatBody(TextBody):
+class ChatBody(ConversationBody):
     """A chat that is to go on."""
+
+    has_choices: ClassVar[bool] = True
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     """Messages; an answer that has begun may be the last one, and goes on."""
@@ -69,49 +60,49 @@ class ChatBody(TextBody):
     verbose: bool = False
     """Whether a whole answer tells the prompt as the model gets it, in `__verbose`."""
 
-    async def asked(self, service: Service) -> Asked:
-        """As the engine takes it; raises Failure and InvalidSampling."""
-        found = service.find(self.model, Operation.GENERATE)
+    @property
+    def names(self) -> dict[str, str]:
+        """Fields of the body, by what the engine calls them."""
+        newer = {"max_tokens": "max_completion_tokens"}
+        is_newer = self.max_completion_tokens is not None
+        return super().names | NAMES | (newer if is_newer else {})
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether the reply is taken apart."""
+        if self.parse_tool_calls is False:
+            return False
+        return self.reasoning_format != "none" or bool(self.tools)
+
+    def chat(self) -> ChatTurns:
+        """The chat. Raises Failure if something is asked for that is not done."""
         self._check()
-        options = self.options(found, service.config)
-        calling = tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
-        options.update(calling)  # type: ignore[typeddict-item]
-        options["reply"] = self._is_parsed
-        options["template_kwargs"] = template_variables(
-            self._thinking | (self.chat_template_kwargs or {}),
-            self.add_generation_prompt,
-        )
-        more: dict[str, Any] = {} if self._is_parsed else {"special": True}
-        names = self.names | NAMES
+        return ChatTurns(self.messages)
+
+    def calling(self) -> dict[str, Any]:
+        """Options of the calls of tools. Raises Failure."""
+        return tool_options(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template."""
+        effort = effort_variables(self.reasoning_effort)
+        given = effort | (self.chat_template_kwargs or {})
+        return template_variables(given, self.add_generation_prompt)
+
+    def more(self) -> dict[str, Any]:
+        """Fields of SamplingParams that the dialect has other names for."""
+        told: dict[str, Any] = {} if self.is_parsed else {"special": True}
         if self.max_completion_tokens is not None:
-            more["max_tokens"] = self.max_completion_tokens
-            names["max_tokens"] = "max_completion_tokens"
+            told["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
-            more["logprobs"] = self.top_logprobs or 0
-        params = self.params(found, service.config, **more)
-        media = await take_media(self.messages, found.engine, service.config)
-        chat, streams = self.messages, bool(self.stream)
-        return Asked(found, (chat,), params, options, streams, names, media)
+            told["logprobs"] = self.top_logprobs or 0
+        return told
 
     def reasoning_names(self, *, has_alias: bool) -> tuple[str, ...]:
         """Names of fields of the answer that have the reasoning."""
         if self.reasoning_format == "none":
             return ("content",)
         return ("reasoning_content", *(["reasoning"] if has_alias else []))
-
-    @property
-    def _is_parsed(self) -> bool:
-        """Whether the reply is taken apart."""
-        if self.parse_tool_calls is False:
-            return False
-        return self.reasoning_format != "none" or bool(self.tools)
-
-    @property
-    def _thinking(self) -> dict[str, Any]:
-        """Variables of the template by `reasoning_effort`."""
-        effort = self.reasoning_effort
-        told = {} if effort is None else {"reasoning_effort": effort}
-        return told | ({"enable_thinking": False} if effort == "none" else {})
 
     def _check(self) -> None:
         """Raise Failure if something is asked for that is not done."""
@@ -125,81 +116,3 @@ class ChatBody(TextBody):
         if self.add_generation_prompt and has_begun:
             reason = "the assistant has begun an answer, which goes on"
             raise refused("add_generation_prompt", reason, "unsupported")
-
-
-class ChatCodec(Chunks):
-    """Writes the answer to a chat."""
-
-    def __init__(self, asked: Asked, body: ChatBody, *, has_alias: bool) -> None:
-        kind = "chat.completion.chunk" if asked.streams else "chat.completion"
-        super().__init__("chatcmpl", kind, asked, with_usage=body.wants_usage)
-        self._reasoning = body.reasoning_names(has_alias=has_alias)
-        self._lists = asked.params.logprobs is not None
-        self.prompt: str | None = None  # that a whole answer tells
-
-    def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
-        """The role of each output."""
-        choice = b'"delta":{"role":"assistant","content":null},"finish_reason":null'
-        return b"".join(self.frame(index, choice) for index in range(self._n))
-
-    def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
-        """The new parts; log-probabilities are those of all tokens since the last ones."""
-        told: list[dict[str, Any]] = [*told_of(delta, self._reasoning)]
-        logprobs = b""
-        if self._lists and delta.logprobs:
-            logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
-            told = told or [{}]
-        frames = []
-        for each in told:
-            choice = b'"delta":%b,%b"finish_reason":null' % (to_json(each), logprobs)
-            frames.append(self.frame(delta.index, choice))
-            logprobs = b""
-        return b"".join(frames)
-
-    def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
-        """Why an output ended."""
-        choice = b'"delta":{},' + to_json(reason_of(result))[1:-1]
-        return self.frame(result.index, choice)
-
-    def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
-        """The answer at once."""
-        choices = [
-            {
-                "index": result.index,
-                "message": message_of(result, self._reasoning),
-                "logprobs": chat_logprobs(result.logprobs) if self._lists else None,
-                **reason_of(result),
-            }
-            for result in results[0]
-        ]
-        told = self.answer(choices, results)
-        return (
-            told
-            if self.prompt is None
-            else told | {"__verbose": {"prompt": self.prompt}}
-        )
-
-
-def routes(service: Service) -> APIRouter:
-    """Endpoints of chats."""
-    router = APIRouter(tags=["chat"], responses=STREAMED)
-
-    @router.post("/v1/chat/completions")
-    @router.post("/chat/completions", include_in_schema=False)
-    async def chat(body: ChatBody) -> Response:
-        """Go on with a chat."""
-        asked = await body.asked(service)
-        codec = ChatCodec(asked, body, has_alias=service.config.reasoning_alias)
-        if body.verbose:
-            codec.prompt = await asked.shown()
-        return TextAnswer(service, asked, codec)
-
-    @router.post("/v1/chat/completions/input_tokens")
-    @router.post("/chat/completions/input_tokens", include_in_schema=False)
-    async def input_tokens(body: ChatBody) -> Response:
-        """Count the tokens that a chat has as a prompt."""
-        asked = await body.asked(service)
-        told = {"object": "response.input_tokens", "input_tokens": await asked.count()}
-        return JSON(told)
-
-    return router

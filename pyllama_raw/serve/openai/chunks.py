@@ -11,11 +11,8 @@ from pydantic_core import to_json
 
 from pyllama_raw import FinishReason, Result
 from pyllama_raw.serve.asked import Asked
+from pyllama_raw.serve.codec import Codec, timings
 from pyllama_raw.serve.events import DONE, event
-from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.timings import timings
-
-REASONS = {FinishReason.STOP: "stop"}  # all others cut the text: "length"
 
 
 def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
@@ -36,17 +33,15 @@ def usage(results: Sequence[Sequence[Result]]) -> dict[str, Any]:
 
 def reason_of(result: Result) -> dict[str, Any]:
     """Why an output ended, in the words that clients know, and in ours if there are none."""
-    reason = REASONS.get(result.finish_reason, "length")
-    if reason == "stop" and result.tool_calls:
-        reason = "tool_calls"
-    told = {"finish_reason": reason}
-    ours = result.finish_reason
-    if ours not in (FinishReason.STOP, FinishReason.LENGTH):
-        told["x_finish"] = str(ours)
+    if result.finish_reason is FinishReason.STOP:
+        return {"finish_reason": "tool_calls" if result.tool_calls else "stop"}
+    told = {"finish_reason": "length"}  # all others cut the text
+    if result.finish_reason is not FinishReason.LENGTH:
+        told["x_finish"] = str(result.finish_reason)
     return told
 
 
-class Chunks:
+class Chunks(Codec):
     """
     Writes frames of one answer. The prefix, which all have in common, is rendered once.
 
@@ -68,19 +63,16 @@ class Chunks:
         self._before = b"data: %b" % to_json(self.head)[:-1] + b',"choices":[{"index":'
         self._after = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
 
-    def frame(self, index: int, choice: bytes) -> bytes:
+    def frame(self, index: int, choice: dict[str, Any]) -> bytes:
         """An event with one choice, whose other fields are in *choice*."""
-        return b"%b%d,%b%b" % (self._before, index, choice, self._after)
-
-    def failed(self, failure: Failure) -> bytes:
-        """An error after the answer began."""
-        return event(to_json(failure.body()))
+        fields = to_json(choice)[1:-1]
+        return b"%b%d,%b%b" % (self._before, index, fields, self._after)
 
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """The counts of tokens, if they are wanted, and the end."""
         if not self._with_usage:
             return DONE
-        return event(to_json(self.answer([], results))) + DONE
+        return event(self.answer([], results)) + DONE
 
     def answer(
         self, choices: list[dict[str, Any]], results: Sequence[Sequence[Result]]

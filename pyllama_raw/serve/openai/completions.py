@@ -1,26 +1,29 @@
-"""`/v1/completions`: texts and token ids that are to go on."""
+"""Bodies of `/v1/completions`: texts and token ids that are to go on."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from fastapi import APIRouter
 from pydantic import Field, Strict
-from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine, Prompt
 from pyllama_raw.results import Operation
-from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
-from pyllama_raw.serve.failures import STREAMED, refused
-from pyllama_raw.serve.openai.completion_codec import CompletionCodec, Echo
+from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.service import Service
 
 T = TypeVar("T")
 Several = Annotated[list[T], Field(min_length=1, fail_fast=True)]
 TokenIds = Several[Annotated[int, Strict()]]
 GAP = ("prefix", "suffix", "middle")
+
+
+class Echo(NamedTuple):
+    """What an answer says of its prompt; nothing without echo."""
+
+    text: str = ""
+    first: bytes | None = None  # the bytes of its first token
 
 
 class CompletionBody(TextBody):
@@ -50,9 +53,9 @@ class CompletionBody(TextBody):
         if self.best_of not in (None, self.n or 1):
             reason = "outputs are not compared: give n, or the same number"
             raise refused("best_of", reason, "unsupported")
-        more: dict[str, Any] = (
-            {} if self.logprobs is None else {"logprobs": self.logprobs}
-        )
+        more: dict[str, Any] = {}
+        if self.logprobs is not None:
+            more["logprobs"] = self.logprobs
         if self.echo:
             more["prompt_logprobs"] = self.logprobs
             if self.max_tokens == 0:
@@ -94,22 +97,3 @@ class CompletionBody(TextBody):
                 text, add_special=False, parse_special=False
             )
         return tokens
-
-
-def routes(service: Service) -> APIRouter:
-    """Endpoints of completions."""
-    router = APIRouter(tags=["completions"], responses=STREAMED)
-
-    @router.post("/v1/completions")
-    async def completions(body: CompletionBody) -> Response:
-        """Go on with texts."""
-        asked, echoes = await body.asked(service)
-        codec = CompletionCodec(
-            asked,
-            echoes,
-            shows_output=body.max_tokens != 0,
-            with_usage=body.wants_usage,
-        )
-        return TextAnswer(service, asked, codec)
-
-    return router

@@ -12,7 +12,7 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from pyllama_raw.serve.service import Service
@@ -20,9 +20,8 @@ from pyllama_raw.serve.service import Service
 HTML = Path(__file__).with_name("index.html").read_text("utf-8")
 
 
-def routes(service: Service) -> APIRouter:  # noqa: ARG001 - the page asks the API
-    """The endpoint of the page; it needs no key."""
-    router = APIRouter(include_in_schema=False)
+def routes(app: FastAPI, service: Service) -> None:  # noqa: ARG001 - the page asks the API
+    """Add the endpoint of the page; it needs no key."""
     headers = {
         "content-security-policy": _policy(HTML),
         "x-content-type-options": "nosniff",
@@ -30,12 +29,10 @@ def routes(service: Service) -> APIRouter:  # noqa: ARG001 - the page asks the A
         "cache-control": "no-cache",
     }
 
-    @router.api_route("/", methods=["GET", "HEAD"])
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         """A chat, and what the engine does."""
         return HTMLResponse(HTML, headers=headers)
-
-    return router
 
 
 def _policy(html: str) -> str:
