@@ -61,6 +61,6 @@ class EventStream:
                 with fail_after(limit_s):
                     await self.write(b": ping\n\n")
 
-    async def end(self) -> None:
-        """Tell the server that all is written."""
+    async def end(self, *_: object) -> None:
+        """Tell the server that all is written, as an application."""
         await self._send({"type": "http.response.body", "body": b""})

@@ -16,9 +16,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from pyllama_raw import AsyncEngine, SamplingParams, __version__
 from pyllama_raw.api.metrics import EngineMetrics
-from pyllama_raw.results import HealthState, SlotStats
+from pyllama_raw.results import HealthState
 from pyllama_raw.serve.answer import with_client
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.native.body import settings
 from pyllama_raw.serve.service import Service
 
@@ -98,21 +98,20 @@ def _props(name: str, engine: AsyncEngine, defaults: dict[str, Any]) -> dict[str
 
 
 async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
-    running = {slot.slot: slot for slot in await engine.slots()}
-    return [_slot(i, engine, running.get(i)) for i in range(engine.info.n_slots)]
-
-
-def _slot(i: int, engine: AsyncEngine, has: SlotStats | None) -> dict[str, Any]:
-    told = {"id": i, "n_ctx": engine.n_ctx_slot, "is_processing": has is not None}
-    if has is None:
-        return told
-    return told | {
-        "id_task": has.request_id,
-        "n_prompt": has.n_prompt,
-        "n_cached": has.n_cached,
-        "n_computed": has.n_computed,
-        "n_decoded": has.n_output,
-    }
+    told: list[dict[str, Any]] = [
+        {"id": slot, "n_ctx": engine.n_ctx_slot, "is_processing": False}
+        for slot in range(engine.info.n_slots)
+    ]
+    for has in await engine.slots():
+        told[has.slot] |= {
+            "is_processing": True,
+            "id_task": has.request_id,
+            "n_prompt": has.n_prompt,
+            "n_cached": has.n_cached,
+            "n_computed": has.n_computed,
+            "n_decoded": has.n_output,
+        }
+    return told
 
 
 class _Metrics(Collector):
@@ -134,7 +133,8 @@ class _Metrics(Collector):
         found: dict[str, Metric] = {}
         for model, metrics in self._of.items():
             for family in metrics.collect():
-                known = found.setdefault(family.name, _empty(family))
+                new = Metric(family.name, family.documentation, family.type)
+                known = found.setdefault(family.name, new)
                 for sample in family.samples:
                     labels = {**sample.labels, "model_name": model}
                     known.samples.append(sample._replace(labels=labels))
@@ -155,7 +155,3 @@ def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
         is_now = name.startswith("requests_")
         kind = GaugeMetricFamily if is_now else CounterMetricFamily
         yield kind(f"llamacpp:{name}", text, totals[source])
-
-
-def _empty(family: Metric) -> Metric:
-    return Metric(family.name, family.documentation, family.type)

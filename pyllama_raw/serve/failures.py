@@ -1,5 +1,5 @@
 """
-Errors as clients read them: a status, and an object with message, type, param and code.
+Answers as JSON, and errors as clients read them: a status, and an object with message, type, param and code.
 
 Rules:
 1. A client's mistake is 4xx and names the field in `param`.
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
+from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from pyllama_raw import PyllamaError
@@ -24,7 +26,6 @@ from pyllama_raw.errors import (
     TextTooLong,
     Unsupported,
 )
-from pyllama_raw.serve.json import JSON
 
 TYPES = {  # of errors, by status
     400: "invalid_request_error",
@@ -43,6 +44,16 @@ MESSAGES = "/v1/messages"  # is a dialect with other types
 ANTHROPIC = {400: TYPES[400], 503: "overloaded_error", 504: "timeout_error"}
 
 NAMES = {"texts": "input"}  # of fields of bodies, by what the engine calls them
+
+
+class JSON(Response):
+    """A value that pydantic can write; lone surrogates are escaped."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return to_json(content)
 
 
 class Failure(Exception):

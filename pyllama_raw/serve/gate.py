@@ -19,8 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama_raw.serve.exchange import LEFT, Exchange
-from pyllama_raw.serve.failures import Failure
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON, Failure
 from pyllama_raw.serve.reading import is_small, let_go, replayed
 from pyllama_raw.serve.service import Service
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.body import Body
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.service import Service
 
 
@@ -33,7 +33,12 @@ def routes(app: FastAPI, service: Service) -> None:
     @app.get("/models", include_in_schema=False)
     async def models() -> Response:
         """All models, and each adapter of one as a model `base:adapter`."""
-        return JSON({"object": "list", "data": _models(service)})
+        told = [
+            _model(service, name, engine, suffix)
+            for name, engine in service.engines.items()
+            for suffix in ("", *(f":{each.name}" for each in engine.adapters()))
+        ]
+        return JSON({"object": "list", "data": told})
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def model(name: str) -> Response:
@@ -58,14 +63,6 @@ def routes(app: FastAPI, service: Service) -> None:
         """Let no further request have the adapter."""
         await service.named(model).engine.unload_adapter(name)
         return JSON(_adapters(service))
-
-
-def _models(service: Service) -> list[dict[str, Any]]:
-    return [
-        _model(service, name, engine, suffix)
-        for name, engine in service.engines.items()
-        for suffix in ("", *(f":{adapter.name}" for adapter in engine.adapters()))
-    ]
 
 
 def _model(

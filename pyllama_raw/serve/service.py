@@ -17,6 +17,8 @@ from pyllama_raw.serve.keys import Keys
 from pyllama_raw.serve.limits import Places, Rates
 from pyllama_raw.serve.reading import Bodies
 
+UNPOOLED = (None, Pooling.NONE, Pooling.RANK)  # of models that are made for no vectors
+
 
 class Found(NamedTuple):
     """The model that a request names."""
@@ -86,7 +88,7 @@ class Service:
             if need in engine.capabilities.operations
         ]
         if need is Operation.EMBED:
-            able.sort(key=lambda found: not _states_pooling(found.engine))
+            able.sort(key=lambda f: f.engine.capabilities.model.pooling in UNPOOLED)
         return able[0] if able else self.named(None)
 
     def salt(self, exchange: Exchange, given: str | None) -> str | None:
@@ -102,7 +104,3 @@ class Service:
         self.rates.charge("tokens", exchange.client, n_tokens)
         if self._log is not None:
             self._log.write(exchange)
-
-
-def _states_pooling(engine: AsyncEngine) -> bool:
-    return engine.capabilities.model.pooling not in (None, Pooling.NONE, Pooling.RANK)

@@ -9,16 +9,14 @@ from starlette.responses import Response
 
 from pyllama_raw.serve.answer import TextAnswer
 from pyllama_raw.serve.chats import ConversationBody
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON
 from pyllama_raw.serve.messages.body import MessagesBody
 from pyllama_raw.serve.messages.codec import MessagesCodec
 from pyllama_raw.serve.native.body import NativeBody, NativeCompletionBody
 from pyllama_raw.serve.native.codec import NativeCodec
 from pyllama_raw.serve.native.fill import InfillBody
-from pyllama_raw.serve.openai.chat import ChatBody
-from pyllama_raw.serve.openai.chat_codec import ChatCodec
-from pyllama_raw.serve.openai.completion_codec import CompletionCodec
-from pyllama_raw.serve.openai.completions import CompletionBody
+from pyllama_raw.serve.openai.chat import ChatBody, ChatCodec
+from pyllama_raw.serve.openai.completions import CompletionBody, CompletionCodec
 from pyllama_raw.serve.responses.body import ResponsesBody
 from pyllama_raw.serve.responses.codec import ResponsesCodec
 from pyllama_raw.serve.service import Service

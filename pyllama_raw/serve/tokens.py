@@ -15,8 +15,7 @@ from starlette.responses import Response
 from pyllama_raw import AsyncEngine
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.body import Body, template_variables
-from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.json import JSON
+from pyllama_raw.serve.failures import JSON, refused
 from pyllama_raw.serve.service import Service
 
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}

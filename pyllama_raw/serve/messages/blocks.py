@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.conversation import ChatTurns, PlacedPart, text_of, unknown
+from pyllama_raw.serve.chats import ChatTurns, PlacedPart, text_of, unknown
 from pyllama_raw.serve.failures import refused
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*")

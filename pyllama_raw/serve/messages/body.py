@@ -8,8 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from pyllama_raw.serve.body import HARMLESS, effort_variables, template_variables
-from pyllama_raw.serve.chats import ConversationBody
-from pyllama_raw.serve.conversation import ChatTurns
+from pyllama_raw.serve.chats import ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.messages.blocks import BlockList, MessageTurn, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options

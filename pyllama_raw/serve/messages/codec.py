@@ -12,7 +12,7 @@ from pyllama_raw import FinishReason, Result
 from pyllama_raw.replies.parts import Content, Reasoning
 from pyllama_raw.results import StopString
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.blocks import Block, BlockCodec, blocks_of
+from pyllama_raw.serve.codec import Block, BlockCodec, blocks_of
 from pyllama_raw.serve.events import named_event
 from pyllama_raw.serve.failures import Failure
 

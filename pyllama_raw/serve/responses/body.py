@@ -12,8 +12,7 @@ from pyllama_raw.serve.body import (
     effort_variables,
     template_variables,
 )
-from pyllama_raw.serve.chats import ConversationBody
-from pyllama_raw.serve.conversation import ChatTurns
+from pyllama_raw.serve.chats import ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
 from pyllama_raw.serve.responses.items import ItemList, conversation_of
 from pyllama_raw.serve.tools import function_tool, tool_options

@@ -10,8 +10,7 @@ from uuid import uuid4
 from pyllama_raw import FinishReason, Result
 from pyllama_raw.replies.parts import CallDelta, Content, Reasoning
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.blocks import Block, BlockCodec, blocks_of
-from pyllama_raw.serve.codec import timings
+from pyllama_raw.serve.codec import Block, BlockCodec, blocks_of, timings
 from pyllama_raw.serve.events import named_event
 from pyllama_raw.serve.failures import Failure
 from pyllama_raw.serve.responses.body import ResponsesBody

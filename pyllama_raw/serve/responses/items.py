@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from pyllama_raw.serve.conversation import ChatTurns, PlacedPart, text_of, unknown
+from pyllama_raw.serve.chats import ChatTurns, PlacedPart, text_of, unknown
 from pyllama_raw.serve.failures import refused
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text"}
