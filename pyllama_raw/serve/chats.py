@@ -132,11 +132,6 @@ class ConversationBody(TextBody):
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""
 
-    @property
-    def is_parsed(self) -> bool:
-        """Whether the reply is taken apart."""
-        return True
-
     async def asked(self, service: Service) -> Asked:
         """As the engine takes it; raises Failure and InvalidSampling."""
         found, config = service.find(self.model, Operation.GENERATE), service.config
@@ -144,9 +139,10 @@ class ConversationBody(TextBody):
             raise refused("n", "an answer has one output", "unsupported")
         chat = self.chat()
         options = self.options(found, config) | self.calling()
-        options["reply"] = self.is_parsed
         options["template_kwargs"] = self.variables()
-        params = self.params(found, config, **self.more())
+        more = self.more()
+        options["reply"] = "special" not in more  # else the text stays as it is written
+        params = self.params(found, config, **more)
         media = await take_media(chat.messages, found.engine, config, chat.places)
         asked = Asked(
             found=found,

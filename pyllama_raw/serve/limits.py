@@ -11,8 +11,6 @@ from pyllama_raw import AsyncEngine
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure
 
-RETRY_S = (1, 60)
-
 
 class Places:
     """
@@ -29,10 +27,7 @@ class Places:
         self._max = sum(info.n_slots for info in infos) + n_waiting
 
     def check(self) -> None:
-        """
-        Raises:
-            Failure: all are taken.
-        """
+        """Raise Failure if all are taken."""
         if self.n_open >= self._max:
             headers = {"retry-after": str(self.retry_s())}
             message = f"all {self._max} places of the queue are taken: try again, or elsewhere"
@@ -50,9 +45,8 @@ class Places:
 
     def retry_s(self) -> int:
         """Seconds until one of the engines has a slot for who comes now, 1 to 60."""
-        least, most = RETRY_S
         soonest = min(engine.queue_s or 0.0 for engine in self._engines)
-        return max(least, min(ceil(soonest), most))
+        return max(1, min(ceil(soonest), 60))
 
 
 class Bucket:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from time import time
 from typing import NamedTuple
 
 from pyllama_raw import AsyncEngine
-from pyllama_raw.errors import Unsupported
 from pyllama_raw.results import Operation, Pooling
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.exchange import AccessLog, Exchange, Traffic
@@ -28,38 +26,31 @@ class Found(NamedTuple):
     adapters: Mapping[str, float] = {}  # of `base:adapter`, each with its scale
 
 
-@dataclass(eq=False)
 class Service:
     """What all answers share. Thread: that of the event loop."""
 
-    engines: Mapping[str, AsyncEngine]
-    config: ServeConfig
-    drains: bool = False  # no new requests are taken
-    started: int = field(default_factory=lambda: int(time()))  # Unix time
-    traffic: Traffic = field(default_factory=Traffic)
-
-    def __post_init__(self) -> None:
+    def __init__(self, engines: Mapping[str, AsyncEngine], config: ServeConfig) -> None:
         """Raises ConfigError: a file of the options cannot be used."""
-        config = self.config
+        self.engines, self.config = engines, config
+        self.drains = False  # no new requests are taken
+        self.started = int(time())  # Unix time
         self.keys, self.rates = Keys(config), Rates(config)
-        self.bodies = Bodies(config)
+        self.bodies, self.traffic = Bodies(config), Traffic()
         self._log = None if config.access_log is None else AccessLog(config.access_log)
-        self.places_of = {n: Places([engine]) for n, engine in self.engines.items()}
-        self.places = Places(self.engines.values())
+        self.places_of = {name: Places([engine]) for name, engine in engines.items()}
+        self.places = Places(engines.values())
 
     def find(self, name: str | None, need: Operation) -> Found:
         """
         The model that *name* stands for; None: the first that can do what is asked.
 
         Raises:
-            Failure: there is no such model, or it cannot do this.
+            Failure: there is no such model.
+            Unsupported: it cannot do this.
         """
         has_none = name is None or (self.config.any_model and not self._named(name))
         found = self._first(need) if has_none else self.named(name)
-        try:
-            found.engine.capabilities.check(need)
-        except Unsupported as error:
-            raise Failure(400, error.code, str(error), "model") from error
+        found.engine.capabilities.check(need)
         return found
 
     def named(self, name: str | None) -> Found:

@@ -49,13 +49,6 @@ class TemplateBody(Body):
     add_generation_prompt: bool | None = None
     """Whether the template asks for an answer, which it does unless one has begun."""
 
-    def options(self) -> dict[str, Any]:
-        """Options of the template."""
-        asks = self.add_generation_prompt
-        variables = template_variables(self.chat_template_kwargs, asks)
-        given = {"tools": self.tools, "template_kwargs": variables}
-        return {name: value for name, value in given.items() if value}
-
 
 def routes(app: FastAPI, service: Service) -> None:
     """Add the endpoints."""
@@ -65,10 +58,13 @@ def routes(app: FastAPI, service: Service) -> None:
         """Make tokens of a text, or of a chat."""
         engine = service.named(body.model).engine
         tokens = await _tokens(engine, body)
-        shown = await _pieces(engine, tokens) if body.with_pieces else tokens
-        n_ctx = engine.n_ctx_slot
-        told = {"tokens": shown, "count": len(tokens), "max_model_len": n_ctx}
-        return JSON(told)
+        told: dict[str, Any] = {"tokens": tokens, "count": len(tokens)}
+        if body.with_pieces:
+            pairs = zip(tokens, await engine.pieces(tokens), strict=True)
+            told["tokens"] = [
+                {"id": id_, "piece": _shown(piece)} for id_, piece in pairs
+            ]
+        return JSON(told | {"max_model_len": engine.n_ctx_slot})
 
     @app.post("/detokenize", tags=["tokens"])
     async def detokenize(body: DetokenizeBody) -> Response:
@@ -88,7 +84,11 @@ def routes(app: FastAPI, service: Service) -> None:
     async def render(body: TemplateBody) -> Response:
         """The prompt that the chat template makes."""
         found = service.find(body.model, Operation.GENERATE)
-        prompt = await found.engine.render(body.messages, **body.options())
+        variables, asks = body.chat_template_kwargs, body.add_generation_prompt
+        options: Any = {"template_kwargs": template_variables(variables, asks)}
+        if body.tools:
+            options["tools"] = body.tools
+        prompt = await found.engine.render(body.messages, **options)
         return JSON({"prompt": prompt})
 
 
@@ -102,12 +102,6 @@ async def _tokens(engine: AsyncEngine, body: TokenizeBody) -> list[int]:
     told = body.add_special, body.add_special_tokens, body.content is None
     adds = next(each for each in told if each is not None)
     return await engine.tokenize(text, add_special=adds)
-
-
-async def _pieces(engine: AsyncEngine, tokens: list[int]) -> list[dict[str, Any]]:
-    pieces = await engine.pieces(tokens)
-    pairs = zip(tokens, map(_shown, pieces), strict=True)
-    return [{"id": token, "piece": piece} for token, piece in pairs]
 
 
 def _shown(piece: bytes) -> str | list[int]:

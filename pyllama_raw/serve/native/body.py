@@ -17,7 +17,7 @@ from pyllama_raw import AsyncEngine, SamplingParams
 from pyllama_raw.errors import InvalidSampling
 from pyllama_raw.results import Operation
 from pyllama_raw.serve.asked import Asked
-from pyllama_raw.serve.body import TextBody
+from pyllama_raw.serve.body import SAMPLED, TextBody
 from pyllama_raw.serve.config import ServeConfig
 from pyllama_raw.serve.failures import Failure, refused, renamed
 from pyllama_raw.serve.native.prompts import Prompts, TokenId, prompts_of, tokens_of
@@ -29,10 +29,8 @@ NAMES = {  # of llama.cpp's server, and those of SamplingParams
     "samplers": "stages",
 }  # fmt: skip
 STAGES = {"typ_p": "typical"}  # others have one name
-SAME = {
-    "max_tokens", "n", "seed", "temperature", "top_p", "presence_penalty",
-    "frequency_penalty", "grammar", "json_schema", "top_n_sigma", "adaptive_target",
-}  # fmt: skip
+SAME = {"grammar", "json_schema", "top_n_sigma", "adaptive_target"}
+OURS = {ours: theirs for theirs, ours in NAMES.items()}
 OFF = {"logprobs": (0,), "grammar": ("",)}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
@@ -97,8 +95,7 @@ class NativeBody(TextBody):
         try:
             params = SamplingParams(**given)
         except InvalidSampling as error:
-            theirs = {ours: theirs for theirs, ours in NAMES.items()}
-            name = renamed(error.name, theirs)
+            name = renamed(error.name, OURS)
             message = str(error).replace(f"SamplingParams.{error.name}", name)
             raise Failure(400, error.code, message, name) from error
         options = self.options(found, service.config)
@@ -109,9 +106,10 @@ class NativeBody(TextBody):
         return Asked(found, prompts, params, options, bool(self.stream))
 
     def _params(self, found: Found, config: ServeConfig) -> dict[str, Any]:
-        named = self.model_dump(include={*NAMES} | SAME, exclude_none=True)
+        included = {*NAMES} | SAME | SAMPLED
+        named = self.model_dump(include=included, exclude_none=True)
         given = {"max_tokens": found.engine.n_ctx_slot} | config.sampling
-        given |= {n: v for n, v in self._unnamed().items() if v is not None}
+        given |= self._unnamed()
         given |= {NAMES.get(name, name): value for name, value in named.items()}
         if self.n_predict == -1:
             given["max_tokens"] = found.engine.n_ctx_slot
@@ -184,7 +182,7 @@ def settings(params: SamplingParams, engine: AsyncEngine) -> dict[str, Any]:
     """*params* in the words of llama.cpp's server."""
     eos = engine.info.vocab.eos
     told = params.model_dump()
-    told |= {theirs: told.pop(ours) for theirs, ours in NAMES.items()}
+    told |= {theirs: told.pop(ours) for ours, theirs in OURS.items()}
     theirs = {ours: theirs for theirs, ours in STAGES.items()}
     never = [*params.suppress_tokens]
     never += [eos.token_id] if params.ignore_eos and eos is not None else []

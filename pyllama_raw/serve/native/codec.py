@@ -69,18 +69,21 @@ class NativeCodec(Codec):
         if not self._has_output:
             text, tokens = "", ()
         stop, n_prompt = result.finish_detail, result.usage.prompt_tokens
-        n_ctx = self._asked.found.engine.n_ctx_slot
+        asked, engine = self._asked, self._asked.found.engine
+        n_ctx = engine.n_ctx_slot
+        shown = settings(asked.params, engine) | {"stream": asked.streams}
+        shown["lora"] = dict(asked.options.get("adapters") or {})
         told: dict[str, Any] = {
-            "index": prompt * self._asked.params.n + result.index,
+            "index": prompt * asked.params.n + result.index,
             "content": text,
             "tokens": tokens if self._body.return_tokens else [],
             "id_slot": NO_SLOT,
             "stop": True,
-            "model": self._asked.found.name,
+            "model": asked.found.name,
             "tokens_predicted": len(tokens),
             "tokens_evaluated": n_prompt,
             "tokens_cached": result.usage.cached_tokens,
-            "generation_settings": self._settings(),
+            "generation_settings": shown,
             "prompt": self._texts[prompt],
             "has_new_line": "\n" in text,
             "truncated": stop is LengthLimit.SLOT or n_prompt + len(tokens) > n_ctx,
@@ -89,12 +92,6 @@ class NativeCodec(Codec):
             "timings": timings(result, len(tokens)),
         }
         return told | self._probabilities(result.logprobs)
-
-    def _settings(self) -> dict[str, Any]:
-        asked = self._asked
-        lora = dict(asked.options.get("adapters") or {})
-        told = settings(asked.params, asked.found.engine)
-        return told | {"stream": asked.streams, "lora": lora}
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         if not entries or not self._has_output:

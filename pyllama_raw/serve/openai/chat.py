@@ -13,8 +13,7 @@ from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import effort_variables, template_variables
 from pyllama_raw.serve.chats import ChatTurns, ConversationBody
 from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of
-from pyllama_raw.serve.openai.logprobs import chat_logprobs
+from pyllama_raw.serve.openai.chunks import Chunks, chat_logprobs, reason_of
 from pyllama_raw.serve.openai.messages import ChatMessage
 from pyllama_raw.serve.tools import tool_call, tool_options
 
@@ -72,16 +71,18 @@ class ChatBody(ConversationBody):
         is_newer = self.max_completion_tokens is not None
         return super().names | NAMES | (newer if is_newer else {})
 
-    @property
-    def is_parsed(self) -> bool:
-        """Whether the reply is taken apart."""
-        if self.parse_tool_calls is False:
-            return False
-        return self.reasoning_format != "none" or bool(self.tools)
-
     def chat(self) -> ChatTurns:
         """The chat. Raises Failure if something is asked for that is not done."""
-        self._check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "it needs logprobs: true")
+        last = self.messages[-1]
+        has_begun = last["role"] == "assistant" and bool(last.get("content"))
+        if self.continue_final_message not in (None, has_begun):
+            reason = "the last message goes on if it is the assistant's"
+            raise refused("continue_final_message", reason, "unsupported")
+        if self.add_generation_prompt and has_begun:
+            reason = "the assistant has begun an answer, which goes on"
+            raise refused("add_generation_prompt", reason, "unsupported")
         return ChatTurns(self.messages)
 
     def calling(self) -> dict[str, Any]:
@@ -96,31 +97,15 @@ class ChatBody(ConversationBody):
 
     def more(self) -> dict[str, Any]:
         """Fields of SamplingParams that the dialect has other names for."""
-        told: dict[str, Any] = {} if self.is_parsed else {"special": True}
+        told: dict[str, Any] = {}
+        is_as_written = self.reasoning_format == "none" and not self.tools
+        if is_as_written or self.parse_tool_calls is False:
+            told["special"] = True
         if self.max_completion_tokens is not None:
             told["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             told["logprobs"] = self.top_logprobs or 0
         return told
-
-    def reasoning_names(self, *, has_alias: bool) -> tuple[str, ...]:
-        """Names of fields of the answer that have the reasoning."""
-        if self.reasoning_format == "none":
-            return ("content",)
-        return ("reasoning_content", *(["reasoning"] if has_alias else []))
-
-    def _check(self) -> None:
-        """Raise Failure if something is asked for that is not done."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise refused("top_logprobs", "it needs logprobs: true")
-        last = self.messages[-1]
-        has_begun = last["role"] == "assistant" and bool(last.get("content"))
-        if self.continue_final_message not in (None, has_begun):
-            reason = "the last message goes on if it is the assistant's"
-            raise refused("continue_final_message", reason, "unsupported")
-        if self.add_generation_prompt and has_begun:
-            reason = "the assistant has begun an answer, which goes on"
-            raise refused("add_generation_prompt", reason, "unsupported")
 
 
 class ChatCodec(Chunks):
@@ -131,7 +116,9 @@ class ChatCodec(Chunks):
     ) -> None:
         kind = "chat.completion.chunk" if asked.streams else "chat.completion"
         super().__init__("chatcmpl", kind, asked, with_usage=body.wants_usage)
-        self._reasoning = body.reasoning_names(has_alias=has_alias)
+        names = ("reasoning_content", "reasoning")[: 1 + has_alias]
+        is_apart = body.reasoning_format != "none"
+        self._reasoning = names if is_apart else ("content",)
         self._lists = asked.params.logprobs is not None
         self._verbose = {} if prompt is None else {"__verbose": {"prompt": prompt}}
 

@@ -18,8 +18,7 @@ from pyllama_raw.results import Operation, TokenLogprobs
 from pyllama_raw.serve.asked import Asked
 from pyllama_raw.serve.body import TextBody
 from pyllama_raw.serve.failures import refused
-from pyllama_raw.serve.openai.chunks import Chunks, reason_of
-from pyllama_raw.serve.openai.logprobs import LegacyLogprobs
+from pyllama_raw.serve.openai.chunks import Chunks, LegacyLogprobs, reason_of
 from pyllama_raw.serve.service import Service
 
 T = TypeVar("T")
@@ -70,18 +69,16 @@ class CompletionBody(TextBody):
             if self.max_tokens == 0:
                 more["max_tokens"] = 1  # the engine makes one at least
         params = self.params(found, service.config, **more)
-        told = [await self._told(found.engine, prompt) for prompt in self._prompts()]
+        given = self.prompt
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        several: Any = [given] if is_one else given
+        told = [await self._told(found.engine, prompt) for prompt in several]
         prompts, echoes = (
             tuple(prompt for prompt, _ in told),
             [echo for _, echo in told],
         )
         options, streams = self.options(found, service.config), bool(self.stream)
         return Asked(found, prompts, params, options, streams, self.names), echoes
-
-    def _prompts(self) -> list[Any]:
-        given = self.prompt
-        one = isinstance(given, str) or isinstance(given[0], int)
-        return [given] if one else list(given)
 
     async def _told(self, engine: AsyncEngine, prompt: Any) -> tuple[Prompt, Echo]:
         """*prompt* for the engine, and what is told of it."""
