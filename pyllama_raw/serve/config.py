@@ -80,8 +80,7 @@ class ServeConfig(Frozen):
     @property
     def sampling(self) -> dict[str, Any]:
         """The defaults that are set."""
-        given = self.defaults
-        return {name: getattr(given, name) for name in given.model_fields_set}
+        return {n: getattr(self.defaults, n) for n in self.defaults.model_fields_set}
 
     def time_limits(
         self, deadline_s: float | None, max_wait_s: float | None

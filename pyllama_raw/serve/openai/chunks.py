@@ -136,10 +136,7 @@ class LegacyLogprobs:
                 that begins prompts, takes no room.
         """
         first, self._first = self._first, ()
-        pieces, nothing = (
-            [*first, *(entry.piece for entry in entries)],
-            [None] * len(first),
-        )
+        pieces, nothing = [*first, *(e.piece for e in entries)], [None] * len(first)
         return {
             "tokens": [_name(piece) for piece in pieces],
             "token_logprobs": nothing + [max(e.logprob, LEAST) for e in entries],

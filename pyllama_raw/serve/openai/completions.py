@@ -55,7 +55,7 @@ class CompletionBody(TextBody):
         if self.max_tokens is None and self.n_predict != -1:
             self.max_tokens = self.n_predict
 
-    async def asked(self, service: Service) -> tuple[Asked, list[Echo]]:
+    async def asked(self, service: Service) -> tuple[Asked, Sequence[Echo]]:
         """As the engine takes it; raises Failure and PyllamaError."""
         found = service.find(self.model, Operation.GENERATE)
         if self.best_of not in (None, self.n or 1):
@@ -73,10 +73,7 @@ class CompletionBody(TextBody):
         is_one = isinstance(given, str) or isinstance(given[0], int)
         several: Any = [given] if is_one else given
         told = [await self._told(found.engine, prompt) for prompt in several]
-        prompts, echoes = (
-            tuple(prompt for prompt, _ in told),
-            [echo for _, echo in told],
-        )
+        prompts, echoes = zip(*told, strict=True)
         options, streams = self.options(found, service.config), bool(self.stream)
         return Asked(found, prompts, params, options, streams, self.names), echoes
 
@@ -98,10 +95,10 @@ class CompletionBody(TextBody):
             raise refused("suffix", reason, "unsupported")
         tokens = [vocab.bos.token_id] if vocab.adds_bos and vocab.bos else []
         for name, text in zip(GAP, (prompt, suffix, ""), strict=True):
-            tokens.append(vocab.fill[name].token_id)
-            tokens += await engine.tokenize(
+            of_text = await engine.tokenize(
                 text, add_special=False, parse_special=False
             )
+            tokens += [vocab.fill[name].token_id, *of_text]
         return tokens
 
 
