@@ -178,9 +178,8 @@ async def _points_of(chat: ChatTurns, asked: Asked) -> tuple[int, ...]:
         try:
             tokens = await engine.tokenize(prefix, **options)
             pairs = zip(whole, tokens, strict=False)
-            points.add(
-                sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            )
+            same = takewhile(lambda pair: pair[0] == pair[1], pairs)
+            points.add(sum(1 for _ in same))
         except PyllamaError:  # the template takes no such chat
             continue
     return tuple(sorted(points - {0}))

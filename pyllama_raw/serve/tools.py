@@ -53,8 +53,8 @@ def function_tool(
     tool: Mapping[str, Any], parameters: object, **fields: Any
 ) -> dict[str, Any]:
     """A *tool* of a dialect as chat templates know it."""
-    function = fields | {"name": tool.get("name")}
-    function["parameters"] = parameters or {"type": "object"}
+    takes = parameters or {"type": "object"}
+    function = {"name": tool.get("name"), "parameters": takes, **fields}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
