@@ -97,8 +97,9 @@ class TextAnswer(Response):
 
     def _generations(self) -> list[Generation]:
         asked, options = self._asked, self._asked.options.copy()
-        salt = self._service.salt(self._exchange, options.get("cache_salt"))
-        options["cache_salt"] = salt
+        key = self._exchange.key
+        if key is not None and self._service.config.salt_by_key:
+            options["cache_salt"] = key.salt(options.get("cache_salt"))
         generate = asked.found.engine.generate
         return [generate(prompt, asked.params, **options) for prompt in asked.prompts]
 

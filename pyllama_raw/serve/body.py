@@ -38,7 +38,10 @@ IDLE = {  # fields that routers of vLLM and SGLang add, with what happens here a
     "stream_reasoning": True,
 }
 ANY_SEED = 2**32 - 1
-OPTIONS = {"priority", "cache_salt", "client", "adapters", "policy_data"}
+OPTIONS = {
+    "priority", "deadline_s", "max_wait_s", "cache_salt", "client", "adapters",
+    "policy_data",
+}  # fmt: skip
 SAMPLED = {
     "n", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty",
     "frequency_penalty",
@@ -100,8 +103,8 @@ class ServedBody(Body):
 
     def served(self, config: ServeConfig) -> dict[str, Any]:
         """Options of serving the request."""
-        options = self.model_dump(include=OPTIONS, exclude_none=True)
-        return options | config.time_limits(self.deadline_s, self.max_wait_s)
+        given = self.model_dump(include=OPTIONS, exclude_none=True)
+        return config.time_limits | given
 
 
 class TextBody(ServedBody):

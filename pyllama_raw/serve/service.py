@@ -82,12 +82,6 @@ class Service:
             able.sort(key=lambda f: f.engine.capabilities.model.pooling in UNPOOLED)
         return able[0] if able else self.named(None)
 
-    def salt(self, exchange: Exchange, given: str | None) -> str | None:
-        """The cache_salt of a request that gives *given*."""
-        if exchange.key is None or not self.config.salt_by_key:
-            return given
-        return exchange.key.salt(given)
-
     def ended(self, exchange: Exchange, route: str) -> None:
         """Count a request and its tokens, and write it down."""
         self.traffic.ended(exchange, route)
