@@ -31,7 +31,7 @@ NAMES = {  # of llama.cpp's server, and those of SamplingParams
 STAGES = {"typ_p": "typical"}  # others have one name
 SAME = {"grammar", "json_schema", "top_n_sigma", "adaptive_target"}
 OURS = {ours: theirs for theirs, ours in NAMES.items()}
-OFF = {"logprobs": (0,), "grammar": ("",)}
+OFF = {"logprobs": 0, "grammar": ""}
 
 Last = Annotated[int, Field(ge=-1)]  # tokens; -1: all
 Bias = float | Literal[False]  # False: never
@@ -145,11 +145,11 @@ class NativeBody(TextBody):
     def _scales(self, found: Found) -> dict[str, float]:
         """By name; raises Failure if there is no such adapter."""
         names = [info.name for info in found.engine.adapters()]
-        for each in self.lora or ():
-            if each.id >= len(names):
-                known = f"there is no adapter {each.id}, there are {len(names)}"
-                raise refused("lora", known)
-        return {names[each.id]: each.scale for each in self.lora or ()}
+        try:
+            return {names[each.id]: each.scale for each in self.lora or ()}
+        except IndexError as error:
+            reason = f"each id is that of an adapter, and there are {len(names)}"
+            raise refused("lora", reason) from error
 
 
 class NativeCompletionBody(NativeBody):
@@ -166,7 +166,7 @@ class NativeCompletionBody(NativeBody):
 def _adapt(given: dict[str, Any]) -> None:
     """Values that mean something else in SamplingParams."""
     for name, off in OFF.items():
-        if given.get(name) in off:
+        if given.get(name) == off:
             del given[name]
     for name in ("top_n_sigma", "adaptive_target"):
         if given.get(name, 0) < 0:
