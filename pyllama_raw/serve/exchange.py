@@ -12,7 +12,6 @@ from typing import Any
 from weakref import finalize
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from pydantic_core import to_json
 
 from pyllama_raw.errors import ConfigError
@@ -82,7 +81,7 @@ class AccessLog:
             self._file.write(to_json(exchange.line()) + b"\n")
 
 
-class Traffic(Collector):
+class Traffic:
     """
     Counts of requests by the template of their route, as those of keys or ids have no end.
 

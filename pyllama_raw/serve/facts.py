@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -45,7 +45,7 @@ def routes(app: FastAPI, service: Service) -> None:
         """Counts and times, in the text format of Prometheus, each with its model."""
         headers = {"process-start-time-unix": str(service.started)}
         kind = "text/plain; version=0.0.4"
-        return Response(metrics.text(), media_type=kind, headers=headers)
+        return Response(generate_latest(metrics), media_type=kind, headers=headers)
 
     @app.get("/props", tags=["facts"])
     async def props(model: str | None = None) -> Response:
@@ -115,21 +115,14 @@ async def _slots(engine: AsyncEngine) -> list[dict[str, Any]]:
 
 
 class _Metrics(Collector):
-    """The metrics of all engines, each sample with the name of its model."""
+    """The metrics of all engines, each sample with the name of its model, and of the gate."""
 
     def __init__(self, service: Service) -> None:
         self._of = {n: EngineMetrics(e) for n, e in service.engines.items()}
-        self._names = service.config.metrics_names
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        self._registry.register(service.traffic)
-
-    def text(self) -> bytes:
-        """In the text format of Prometheus."""
-        return generate_latest(self._registry)
+        self._names, self._traffic = service.config.metrics_names, service.traffic
 
     def collect(self) -> Iterator[Metric]:
-        """Families of all engines."""
+        """All families."""
         found: dict[str, Metric] = {}
         for model, metrics in self._of.items():
             for family in metrics.collect():
@@ -143,6 +136,7 @@ class _Metrics(Collector):
                 yield family
         if "llamacpp" in self._names:
             yield from _of_llamacpp(found.values())
+        yield from self._traffic.collect()
 
 
 def _of_llamacpp(families: Iterable[Metric]) -> Iterator[Metric]:
