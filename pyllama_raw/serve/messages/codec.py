@@ -25,14 +25,14 @@ class MessagesCodec(BlockCodec):
     def __init__(self, asked: Asked) -> None:
         super().__init__()
         ids = {"id": f"msg_{uuid4().hex}", "model": asked.found.name}
-        self._message = {"type": "message", "role": "assistant", **ids}
+        self._message: dict[str, Any] = {"type": "message", "role": "assistant", **ids}
 
     def begin(self, n_prompt: int) -> bytes:
         """The message without its content."""
         counts = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         usage = {"input_tokens": n_prompt, "output_tokens": 0} | counts
         end = {"stop_reason": None, "stop_sequence": None}
-        message = {**self._message, "content": [], **end, "usage": usage}
+        message = self._message | {"content": [], **end, "usage": usage}
         return named_event("message_start", message=message) + named_event("ping")
 
     def ended(self, prompt: int, result: Result) -> bytes:
