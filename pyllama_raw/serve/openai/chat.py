@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from pyllama_raw import Delta, Result
 from pyllama_raw.replies.parts import CallDelta, Content
@@ -124,20 +125,27 @@ class ChatCodec(Chunks):
 
     def begin(self, n_prompt: int) -> bytes:  # noqa: ARG002
         """The role of each output."""
-        choice = _choice({"role": "assistant", "content": None})
+        choice = b'"delta":{"role":"assistant","content":null},"finish_reason":null'
         return b"".join(self.frame(index, choice) for index in range(self._n))
 
     def delta(self, prompt: int, delta: Delta) -> bytes:  # noqa: ARG002 - there is one
         """The new parts; log-probabilities are those of all tokens since the last ones."""
-        choices = [_choice(told) for told in _told_of(delta, self._reasoning)]
+        told: list[dict[str, Any]] = [*_told_of(delta, self._reasoning)]
+        logprobs = b""
         if self._lists and delta.logprobs:
-            choices = choices or [_choice({})]
-            choices[0]["logprobs"] = chat_logprobs(delta.logprobs)
-        return b"".join(self.frame(delta.index, choice) for choice in choices)
+            logprobs = b'"logprobs":%b,' % to_json(chat_logprobs(delta.logprobs))
+            told = told or [{}]
+        frames = []
+        for each in told:
+            choice = b'"delta":%b,%b"finish_reason":null' % (to_json(each), logprobs)
+            frames.append(self.frame(delta.index, choice))
+            logprobs = b""
+        return b"".join(frames)
 
     def ended(self, prompt: int, result: Result) -> bytes:  # noqa: ARG002
         """Why an output ended."""
-        return self.frame(result.index, {"delta": {}, **reason_of(result)})
+        choice = b'"delta":{},' + to_json(reason_of(result))[1:-1]
+        return self.frame(result.index, choice)
 
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The answer at once."""
@@ -151,10 +159,6 @@ class ChatCodec(Chunks):
             for result in results[0]
         ]
         return self.answer(choices, results) | self._verbose
-
-
-def _choice(delta: dict[str, Any]) -> dict[str, Any]:
-    return {"delta": delta, "finish_reason": None}
 
 
 def _told_of(delta: Delta, names: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -71,10 +71,9 @@ class Chunks(Codec):
         self._before = b"data: %b" % to_json(self.head)[:-1] + b',"choices":[{"index":'
         self._after = b'}],"usage":null}\n\n' if with_usage else b"}]}\n\n"
 
-    def frame(self, index: int, choice: dict[str, Any]) -> bytes:
+    def frame(self, index: int, choice: bytes) -> bytes:
         """An event with one choice, whose other fields are in *choice*."""
-        fields = to_json(choice)[1:-1]
-        return b"%b%d,%b%b" % (self._before, index, fields, self._after)
+        return b"%b%d,%b%b" % (self._before, index, choice, self._after)
 
     def done(self, results: Sequence[Sequence[Result]]) -> bytes:
         """The counts of tokens, if they are wanted, and the end."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, Strict
+from pydantic_core import to_json
 
 from pyllama_raw import AsyncEngine, Delta, FinishReason, Prompt, Result
 from pyllama_raw.results import Operation, TokenLogprobs
@@ -129,16 +130,16 @@ class CompletionCodec(Chunks):
             return b""
         index = prompt * self._n + delta.index
         logprobs = self._listed[index].take(delta.logprobs) if self._lists else None
-        text = self._say(index) + delta.text
-        choice = {"text": text, "logprobs": logprobs, "finish_reason": None}
-        return self.frame(index, choice)
+        told = b'"text":%b,"logprobs":%b,"finish_reason":null'
+        text = to_json(self._say(index) + delta.text)
+        return self.frame(index, told % (text, to_json(logprobs)))
 
     def ended(self, prompt: int, result: Result) -> bytes:
         """Why an output ended; all of it, if it waited."""
         told = self._choice(prompt, result)
         if not self._waits:
             told |= {"text": self._say(told["index"]), "logprobs": None}
-        return self.frame(told.pop("index"), told)
+        return self.frame(told.pop("index"), to_json(told)[1:-1])
 
     def whole(self, results: Sequence[Sequence[Result]]) -> dict[str, Any]:
         """The answer at once."""
